@@ -1,0 +1,55 @@
+# Every target creates .venv and installs what it needs; stamp files make a second run quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DEMO_DIR ?= demo
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint bench docs clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.created: constraints.txt
+	@echo "• creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "• installing torch (a minute or two the first time)"
+	@$(PIP) torch
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.created pyproject.toml
+	@echo "• installing pathlens with its plots"
+	@$(PIP) -e ".[plot]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@echo "• installing the test tools"
+	@$(PIP) -e ".[plot,images,fast,dev]"
+	@touch $@
+
+demo: $(VENV)/.demo  ## train three networks on the circle and write a page about them
+	@$(BIN)/pathlens demo --out $(DEMO_DIR)
+
+test: $(VENV)/.dev  ## lint, type-check and run the tests
+	@$(MAKE) --no-print-directory lint
+	@echo "• running the tests on two processes"
+	@$(BIN)/python -m pytest -n 2 -q
+
+test-slow: $(VENV)/.dev  ## the tests that take minutes
+	@$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/.dev  ## ruff and mypy
+	@echo "• ruff"
+	@$(BIN)/ruff check src tests benchmarks
+	@echo "• mypy"
+	@$(BIN)/mypy
+
+bench: $(VENV)/.dev  ## measure speed; prints ratios, asserts nothing
+	@$(BIN)/python -m benchmarks.run
+
+docs: $(VENV)/.dev  ## check that every example in the docs runs
+	@$(BIN)/python -m pytest -q --doctest-glob='*.md' docs README.md
+
+clean:  ## remove the environment, caches and demo output
+	@rm -rf $(VENV) $(DEMO_DIR) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info

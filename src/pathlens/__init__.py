@@ -1,0 +1,47 @@
+"""Pathlens opens up gated neural networks: active paths, half-spaces, and the kernels built from them.
+
+>>> import pathlens as pl
+>>> net = pl.models.dlgn(2, hidden=(16,) * 5, outputs=1, piecewise_constant=True)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# name -> module that defines it; loaded when first used, so that `import pathlens` costs little more than torch
+_LAZY = {
+    "gated_twin": "pathlens.models",
+    "record": "pathlens.recording",
+    "snapshot": "pathlens.recording",
+    "Record": "pathlens.records",
+    "Snapshot": "pathlens.records",
+    "Trajectory": "pathlens.recording",
+    "train": "pathlens.training",
+}
+_MODULES = ("artifacts", "data", "errors", "experiments", "kernels", "linops", "models", "recording", "records",
+            "report", "training")
+
+if TYPE_CHECKING:
+    from pathlens import artifacts, data, errors, kernels, linops, models, recording, records, training
+    from pathlens.models import gated_twin
+    from pathlens.recording import Trajectory, record, snapshot
+    from pathlens.records import Record, Snapshot
+    from pathlens.training import train
+
+__all__ = ["Record", "Snapshot", "Trajectory", "__version__", "data", "errors", "gated_twin", "kernels", "models",
+           "record", "snapshot", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"pathlens.{name}")
+    raise AttributeError(f"module 'pathlens' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, *_MODULES})

@@ -1,0 +1,144 @@
+"""Every exception and warning of the package, and the one helper that words suggestions.
+
+A message says what failed and where, what was expected, what came, and one remedy. Nothing is imported from the
+package here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PathlensError(Exception):
+    """Base of every error that Pathlens raises on purpose."""
+
+
+class PathlensWarning(UserWarning):
+    """Base of every warning that Pathlens issues."""
+
+
+# --- input -----------------------------------------------------------------------------------------------------
+
+
+class ShapeError(PathlensError, ValueError):
+    """An array or tensor has a shape that does not fit."""
+
+
+class DTypeError(PathlensError, TypeError):
+    """A dtype or device differs from what the operation needs."""
+
+
+class NotFiniteError(PathlensError, ValueError):
+    """NaN or infinity where finite numbers are needed."""
+
+
+class LabelError(PathlensError, ValueError):
+    """Class labels out of range, of the wrong type, or missing."""
+
+
+class EmptyDataError(PathlensError, ValueError):
+    """No rows where at least one is needed."""
+
+
+class UnknownNameError(PathlensError, KeyError):
+    """A name (kind, data set, optimiser, experiment) that is not on the list."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of its argument
+        return str(self.args[0])
+
+
+class OptionError(PathlensError, ValueError):
+    """An option has a value that is not allowed, or two options contradict each other."""
+
+
+class MissingExtraError(PathlensError, ImportError):
+    """An optional dependency is not installed."""
+
+
+# --- models ----------------------------------------------------------------------------------------------------
+
+
+class ConversionError(PathlensError, ValueError):
+    """A module cannot be turned into a gated network; the message names the node and the remedy."""
+
+
+class NoGateError(ConversionError):
+    """A template has no ReLU, so there is nothing to gate."""
+
+
+class SignalWarning(PathlensWarning):
+    """The output of a network barely depends on its input at initialisation: it may not start to learn."""
+
+
+# --- records ---------------------------------------------------------------------------------------------------
+
+
+class RecordError(PathlensError, ValueError):
+    """A record cannot be taken or used: batch-norm in train mode, a missing site, mismatched rows."""
+
+
+class BudgetError(PathlensError, MemoryError):
+    """A memory budget is too small for even one row or tile."""
+
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+
+class FileFormatError(PathlensError, ValueError):
+    """A file is truncated, corrupt, or not what its name says; it is left untouched."""
+
+
+class CheckpointError(FileFormatError):
+    """A checkpoint is truncated, corrupt, or belongs to another training run."""
+
+
+class ArtifactError(FileFormatError):
+    """An artifact has an unknown schema version, or is incomplete."""
+
+
+class DataMissingError(PathlensError, FileNotFoundError):
+    """A data set is not on this machine; the message says how to get it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DataCorruptError(FileFormatError):
+    """A data file does not have the checksum of the published one."""
+
+
+class ResumeWarning(PathlensWarning):
+    """Training resumes under another thread count, torch version or device: the bits may differ."""
+
+
+# --- training --------------------------------------------------------------------------------------------------
+
+
+class TrainingError(PathlensError, RuntimeError):
+    """Training cannot start or go on."""
+
+
+class DivergedError(TrainingError):
+    """The loss became NaN or infinite."""
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameError:
+    """The error for a name that is not on a list, with the closest match.
+
+    >>> print(unknown_name("kind", "dlng", ["dlgn", "relu"]))
+    Unknown kind 'dlng'. Did you mean 'dlgn'? Known: dlgn, relu.
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return UnknownNameError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(names)}.")
+
+
+def need_extra(extra: str, package: str, purpose: str) -> MissingExtraError:
+    """The error for an optional package that is absent.
+
+    >>> print(need_extra("plot", "matplotlib", "drawing figures"))
+    drawing figures needs matplotlib, which is not installed. Run: pip install 'pathlens[plot]'
+    """
+    return MissingExtraError(f"{purpose} needs {package}, which is not installed. Run: pip install 'pathlens[{extra}]'")
