@@ -21,8 +21,19 @@ _LAZY = {
     "Trajectory": "pathlens.recording",
     "train": "pathlens.training",
 }
-_MODULES = ("artifacts", "data", "errors", "experiments", "kernels", "linops", "models", "recording", "records",
-            "report", "training")
+_MODULES = (
+    "artifacts",
+    "data",
+    "errors",
+    "experiments",
+    "kernels",
+    "linops",
+    "models",
+    "recording",
+    "records",
+    "report",
+    "training",
+)
 
 if TYPE_CHECKING:
     from pathlens import artifacts, data, errors, kernels, linops, models, recording, records, training
@@ -31,8 +42,20 @@ if TYPE_CHECKING:
     from pathlens.records import Record, Snapshot
     from pathlens.training import train
 
-__all__ = ["Record", "Snapshot", "Trajectory", "__version__", "data", "errors", "gated_twin", "kernels", "models",
-           "record", "snapshot", "train"]
+__all__ = [
+    "Record",
+    "Snapshot",
+    "Trajectory",
+    "__version__",
+    "data",
+    "errors",
+    "gated_twin",
+    "kernels",
+    "models",
+    "record",
+    "snapshot",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

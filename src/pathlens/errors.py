@@ -82,6 +82,21 @@ class BudgetError(PathlensError, MemoryError):
     """A memory budget is too small for even one row or tile."""
 
 
+# --- kernel operators --------------------------------------------------------------------------------------------
+
+
+class ScaleError(PathlensError, OverflowError):
+    """A kernel's numbers do not fit its dtype, or cannot be scaled as asked."""
+
+
+class SolverError(PathlensError, ArithmeticError):
+    """A linear system or eigenproblem has no answer as asked: not symmetric, not definite, not converged."""
+
+
+class RowIndexError(PathlensError, IndexError):
+    """A row or column index lies outside a kernel, or is of a kind that cannot index."""
+
+
 # --- files -----------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,335 @@
+"""Named constructors: every model of the papers, fully connected, in one line each.
+
+All go through the same core as `gated_twin`; for other architectures give a template from `templates` to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from pathlens.models.gates import Gate, make_gate
+from pathlens.models.initialisation import Init
+from pathlens.models.network import GatedNetwork
+from pathlens.models.sources import FunctionSource, GateSource, QuadraticSource, ShallowSource, TableSource
+from pathlens.models.templates import check_sizes, mlp
+from pathlens.models.tracing import trace
+from pathlens.models.twin import KINDS, build
+
+
+def _fully_connected(
+    kind: str,
+    inputs: int,
+    hidden: Sequence[int],
+    outputs: int,
+    bias: bool,
+    init: str | Init,
+    seed: int | None,
+    *,
+    label: str | None = None,
+    source: str | GateSource | None = None,
+    gate: str | Gate | None = None,
+    beta: float | None = None,
+    epsilon: float | None = None,
+    piecewise_constant: bool = False,
+    trained: str | None = None,
+    gates_from: str | Mapping[str, Tensor] | nn.Module | None = None,
+) -> GatedNetwork:
+    row = KINDS[kind]
+    net = build(
+        trace(mlp(inputs, hidden, outputs, bias)), label or kind, source=source or row.source,
+        gate=make_gate(gate or row.gate, row.beta if beta is None else beta, row.epsilon if epsilon is None else epsilon),
+        piecewise_constant=piecewise_constant, trained=trained or row.trained,
+        gates_from=row.gates_from if gates_from is None else gates_from,
+        init=Init(init) if isinstance(init, str) else init, seed=seed,
+    )  # fmt: skip
+    if seed is None and net.init.scheme != "default":
+        net._draw()
+    return net
+
+
+def relu(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """ReLU network N(Θ, ∞; Θ): each unit is gated by its own pre-activation.
+
+    >>> relu(2, hidden=(8, 8), seed=0).describe()["gate"]
+    'hard'
+    """
+    return _fully_connected("relu", inputs, hidden, outputs, bias, init, seed)
+
+
+def soft_relu(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    beta: float = 4.0,
+    epsilon: float = 0.1,
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """Soft-ReLU network N(Θ, β; Θ): units q·(1 + ε)·σ(βq) (DGN, section 3)."""
+    return _fully_connected("soft_relu", inputs, hidden, outputs, bias, init, seed, beta=beta, epsilon=epsilon)
+
+
+def dln(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """Deep linear network: all gates are open."""
+    return _fully_connected("dln", inputs, hidden, outputs, bias, init, seed)
+
+
+def galu(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    dependent: bool = False,
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """GaLU with frozen gates, FRNPF: gates from a random ReLU network that is not trained.
+
+    Parameters
+    ----------
+    dependent : bool
+        The gate network starts as a copy of the values (FRNPF-DI) instead of independent of them (FRNPF-II).
+    """
+    return _fully_connected(
+        "galu", inputs, hidden, outputs, bias, init, seed, gates_from="dependent" if dependent else "independent"
+    )
+
+
+def flnpf(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    checkpoint: Mapping[str, Tensor] | nn.Module,
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """Fixed learned gates, FLNPF: hard gates of a trained ReLU network (any epoch), values trained from scratch.
+
+    Parameters
+    ----------
+    checkpoint : state dict or module
+        Of a ReLU network of the same sizes: ours, a template's, or a gated network (whose gate source is taken).
+    """
+    return _fully_connected("flnpf", inputs, hidden, outputs, bias, init, seed, gates_from=checkpoint)
+
+
+def soft_galu(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    beta: float = 4.0,
+    epsilon: float = 0.1,
+    gate_activation: str = "relu",
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """Soft-GaLU, DNPFL: gates from a separate network, both trained.
+
+    Parameters
+    ----------
+    gate_activation : {"relu", "soft"}
+        Hidden units of the gate network: ReLU in the NPF paper, q·G(q) in the DGN paper.
+    """
+    return _fully_connected(
+        "soft_galu", inputs, hidden, outputs, bias, init, seed, source=gate_activation, beta=beta, epsilon=epsilon
+    )
+
+
+def gates_only(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    beta: float = 4.0,
+    epsilon: float = 0.0,
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """Random values that stay, gates that learn (DGN Experiment 6; soft gates, since hard ones have no gradient)."""
+    return _fully_connected("gates_only", inputs, hidden, outputs, bias, init, seed, beta=beta, epsilon=epsilon)
+
+
+def frg(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    examples: int,
+    probability: float = 0.5,
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """DGN with fixed random gates: a table of Bernoulli(μ) bits per example; call it as ``net(x, rows=indices)``."""
+    check_sizes(inputs, hidden, outputs)
+    return _fully_connected(
+        "given",
+        inputs,
+        hidden,
+        outputs,
+        bias,
+        init,
+        seed,
+        label="frg",
+        source=TableSource(examples, hidden, probability),
+    )
+
+
+def dlgn(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    gate: str | Gate = "soft",
+    beta: float = 4.0,
+    piecewise_constant: bool = False,
+    frozen: bool = False,
+    gates_from: Mapping[str, Tensor] | nn.Module | None = None,
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """Deep linearly gated network: q_l = W_l q_{l−1}, so that every gate is a half-space of the input space.
+
+    Parameters
+    ----------
+    gate : {"soft", "hard", "straight_through"} or Gate
+        What multiplies the values; train with "soft" or "straight_through" (hard gates have no gradient).
+    piecewise_constant : bool
+        DLGN-PWC: the value network reads ones, so that the network is constant on each cell.
+    frozen : bool
+        Train the values alone.
+    gates_from : state dict or module, optional
+        Gate weights from any epoch of another DLGN of the same sizes.
+
+    >>> dlgn(2, hidden=(16,) * 5, piecewise_constant=True, seed=0)
+    GatedNetwork(dlgn: gates from separate linear network, soft β=4; value input ones; trains both; 5 sites; 2144 parameters)
+    """
+    return _fully_connected(
+        "dlgn",
+        inputs,
+        hidden,
+        outputs,
+        bias,
+        init,
+        seed,
+        gate=gate,
+        beta=beta,
+        piecewise_constant=piecewise_constant,
+        trained="values" if frozen else "both",
+        gates_from=gates_from,
+    )
+
+
+def dlgn_shallow(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    gate: str | Gate = "soft",
+    beta: float = 4.0,
+    piecewise_constant: bool = False,
+    frozen: bool = False,
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """DLGN-SF (shallow features): the gates of every layer are half-spaces that read x directly."""
+    check_sizes(inputs, hidden, outputs)
+    return _fully_connected(
+        "given",
+        inputs,
+        hidden,
+        outputs,
+        bias,
+        init,
+        seed,
+        label="dlgn_shallow",
+        source=ShallowSource(inputs, hidden, bias),
+        gate=gate,
+        beta=beta,
+        piecewise_constant=piecewise_constant,
+        trained="values" if frozen else "both",
+    )
+
+
+def quadratic(
+    inputs: int,
+    hidden: Sequence[int] = (16,) * 5,
+    outputs: int = 1,
+    *,
+    rank: int = 1,
+    gate: str | Gate = "soft",
+    beta: float = 4.0,
+    piecewise_constant: bool = False,
+    frozen: bool = False,
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """Quadratic gates: each gate reads Σ_r s_r (v_r·x)² + u·x, with `rank` squares per unit."""
+    check_sizes(inputs, hidden, outputs)
+    return _fully_connected(
+        "given",
+        inputs,
+        hidden,
+        outputs,
+        bias,
+        init,
+        seed,
+        label="quadratic",
+        source=QuadraticSource(inputs, hidden, bias, rank),
+        gate=gate,
+        beta=beta,
+        piecewise_constant=piecewise_constant,
+        trained="values" if frozen else "both",
+    )
+
+
+def gdln(
+    inputs: int,
+    hidden: Sequence[int],
+    outputs: int = 1,
+    *,
+    gates: Callable[[Tensor], Tensor | Sequence[Tensor]],
+    bias: bool = False,
+    init: str | Init = "default",
+    seed: int | None = None,
+) -> GatedNetwork:
+    """Gated deep linear network: gates are any function of x that the user gives; a gate is on where it is positive.
+
+    >>> import torch
+    >>> net = gdln(2, hidden=(2,), gates=lambda x: torch.stack([x[:, 0], -x[:, 0]], dim=1), seed=0)
+    >>> net.gates(torch.tensor([[1.0, 0.0]]))
+    {'relu1@0': tensor([[1., 0.]])}
+    """
+    check_sizes(inputs, hidden, outputs)
+    return _fully_connected(
+        "given", inputs, hidden, outputs, bias, init, seed, label="gdln", source=FunctionSource(gates, hidden)
+    )

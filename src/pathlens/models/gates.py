@@ -1,0 +1,157 @@
+"""Gate functions: how a pre-activation q becomes a gate value.
+
+A hard gate is q > 0 everywhere in Pathlens. Soft gates train by gradient; straight-through gates are hard going
+forward and soft going backward. Only torch is imported here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import OptionError, unknown_name
+
+
+class Gate(nn.Module, ABC):
+    """A map from pre-activations q to gate values, elementwise.
+
+    Subclasses say what `forward` gives; `gated` is q·G(q), the unit that reads its own gate.
+    """
+
+    hard: bool  #: gate values are exactly 0 or 1
+
+    @abstractmethod
+    def forward(self, q: Tensor) -> Tensor: ...
+
+    def gated(self, q: Tensor, slope: float = 0.0) -> Tensor:
+        """q·(α + (1−α)·G(q)), the self-gated unit; α is the slope of a leaky unit."""
+        return q * leak(self(q), slope)
+
+    @property
+    def label(self) -> str:
+        """What figures print beside a result that was computed with this gate."""
+        return "hard"
+
+
+class Hard(Gate):
+    """G(q) = 1 if q > 0 else 0; no gradient.
+
+    >>> Hard()(torch.tensor([-1.0, 0.0, 2.0]))
+    tensor([0., 0., 1.])
+    """
+
+    hard = True
+
+    def forward(self, q: Tensor) -> Tensor:
+        return (q > 0).to(q.dtype)
+
+    def gated(self, q: Tensor, slope: float = 0.0) -> Tensor:
+        return torch.relu(q) if slope == 0.0 else nn.functional.leaky_relu(q, slope)
+
+
+class _WithBeta(Gate):
+    """β as a buffer, so that a schedule can move it and a stack of networks can hold one each."""
+
+    beta: Tensor
+
+    def __init__(self, beta: float) -> None:
+        super().__init__()
+        if not float(beta) > 0:
+            raise OptionError(f"{type(self).__name__} gate: beta must be positive, got {beta}.")
+        self.register_buffer("beta", torch.tensor(float(beta)))
+
+
+class Soft(_WithBeta):
+    """G(q) = (1 + ε)·σ(βq), in (0, 1 + ε).
+
+    >>> Soft(beta=4.0)(torch.tensor([0.0, 1.0]))
+    tensor([0.5000, 0.9820])
+    """
+
+    hard = False
+    epsilon: Tensor
+
+    def __init__(self, beta: float = 4.0, epsilon: float = 0.0) -> None:
+        super().__init__(beta)
+        if not float(epsilon) >= 0:
+            raise OptionError(f"Soft gate: epsilon must not be negative, got {epsilon}.")
+        self.register_buffer("epsilon", torch.tensor(float(epsilon)))
+        self._scaled = float(epsilon) > 0
+
+    def forward(self, q: Tensor) -> Tensor:
+        g = torch.sigmoid(self.beta * q)
+        return (1 + self.epsilon) * g if self._scaled else g
+
+    @property
+    def label(self) -> str:
+        beta = self.beta.flatten()[0].item()
+        return f"soft β={beta:g}" + (f", ε={self.epsilon.flatten()[0].item():g}" if self._scaled else "")
+
+    def extra_repr(self) -> str:
+        return f"beta={self.beta.tolist()}, epsilon={self.epsilon.tolist()}"
+
+
+class StraightThrough(_WithBeta):
+    """Forward 1(q > 0), backward the derivative of σ(βq).
+
+    >>> q = torch.tensor([-1.0, 2.0], requires_grad=True)
+    >>> g = StraightThrough(beta=4.0)(q); g.sum().backward(); g.detach(), q.grad > 0
+    (tensor([0., 1.]), tensor([True, True]))
+    """
+
+    hard = True
+
+    def __init__(self, beta: float = 4.0) -> None:
+        super().__init__(beta)
+
+    def forward(self, q: Tensor) -> Tensor:
+        soft = torch.sigmoid(self.beta * q)
+        return (q > 0).to(q.dtype) + (soft - soft.detach())
+
+    @property
+    def label(self) -> str:
+        return f"hard (straight-through β={self.beta.flatten()[0].item():g})"
+
+    def extra_repr(self) -> str:
+        return f"beta={self.beta.tolist()}"
+
+
+class Open(Gate):
+    """G(q) = 1: every path is active, as in a deep linear network."""
+
+    hard = True
+
+    def forward(self, q: Tensor) -> Tensor:
+        return torch.ones_like(q)
+
+    def gated(self, q: Tensor, slope: float = 0.0) -> Tensor:
+        return q
+
+    @property
+    def label(self) -> str:
+        return "all open"
+
+
+_BY_NAME: dict[str, type[Gate]] = {"hard": Hard, "soft": Soft, "straight_through": StraightThrough, "open": Open}
+
+
+def make_gate(gate: str | Gate, beta: float = 4.0, epsilon: float = 0.0) -> Gate:
+    """A gate from its name ("hard", "soft", "straight_through", "open"), or the gate itself."""
+    if isinstance(gate, Gate):
+        return gate
+    if gate not in _BY_NAME:
+        raise unknown_name("gate function", gate, _BY_NAME)
+    options: dict[str, Any] = {}
+    if gate in ("soft", "straight_through"):
+        options["beta"] = beta
+    if gate == "soft":
+        options["epsilon"] = epsilon
+    return _BY_NAME[gate](**options)
+
+
+def leak(g: Tensor, slope: float) -> Tensor:
+    """Turn a gate in {0, 1} into one in {α, 1}: LeakyReLU's gate."""
+    return g if slope == 0.0 else slope + (1 - slope) * g

@@ -1,0 +1,264 @@
+"""The one core behind every model: a value network whose units are switched by a gate source.
+
+A `GatedNetwork` is a point in gate source × gate function × value input × what is trained. It is built by
+`gated_twin` and the named constructors; here is what it computes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from pathlens.errors import CheckpointError, OptionError, ShapeError, unknown_name
+from pathlens.models.gates import Gate, Hard, Open, leak, make_gate
+from pathlens.models.initialisation import Init
+from pathlens.models.sources import GateSource, GraphSource
+from pathlens.models.tracing import Site, apply_site
+
+_TRAINED = ("values", "gates", "both")
+
+
+def _linear_unit(q: Tensor, slope: float) -> Tensor:
+    return q
+
+
+class _Listener:
+    """Stands at a site, lets the unit work, and keeps its pre-activation."""
+
+    def __init__(self, unit: Any) -> None:
+        self.unit = unit
+        self.heard: list[Tensor] = []
+
+    def __call__(self, q: Tensor, slope: float) -> Tensor:
+        self.heard.append(q)
+        return self.unit(q, slope)
+
+
+class GatedNetwork(nn.Module):
+    """A value network whose hidden units are multiplied by gates.
+
+    h_l = g_l ⊙ (U_l h_{l−1}),  g_l = G(q_l),  f = U_L h_{L−1}, with q from the gate source (or from the unit itself).
+
+    Attributes
+    ----------
+    values : torch.fx.GraphModule
+        The value network; its parameters have the template's names.
+    source : GateSource or None
+        Where gates come from; None if each unit reads its own pre-activation (ReLU) or all gates are open (DLN).
+    gate : Gate
+        The gate function.
+    sites : tuple of Site
+        Every ReLU of the template, in order of execution.
+    value_input : {"x", "ones"}
+        "ones" makes the network piecewise constant on the cells of its gates.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        values: fx.GraphModule,
+        source: GateSource | None,
+        gate: Gate,
+        sites: tuple[Site, ...],
+        value_input: str = "x",
+        enters_late: bool = False,
+        trained: str = "both",
+        gates_from: str = "independent",
+        init: Init | None = None,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        if trained not in _TRAINED:
+            raise unknown_name("choice of what is trained", trained, _TRAINED)
+        if value_input not in ("x", "ones"):
+            raise unknown_name("value input", value_input, ("x", "ones"))
+        if trained == "gates" and (source is None or (gate.hard and not hasattr(gate, "beta"))):
+            raise OptionError(
+                "Only the gates are to be trained, but hard gates have no gradient. "
+                "Use a separate gate network with gate='soft' or 'straight_through'."
+            )
+        self.kind = kind
+        self.values = values
+        self.source = source
+        self.gate = gate
+        self.sites = sites
+        self.value_input = value_input
+        self.trained = trained
+        self.gates_from = gates_from
+        self.init = init or Init()
+        self.batch_norm = batch_norm
+        self._enters_late = enters_late
+        self._set_trained()
+
+    # --- what is trained ---------------------------------------------------------------------------------------
+
+    def _set_trained(self) -> None:
+        for p in self.values.parameters():
+            p.requires_grad_(self.trained != "gates")
+        if self.source is not None:
+            for p in self.source.parameters():
+                p.requires_grad_(self.trained != "values")
+
+    def train(self, mode: bool = True) -> GatedNetwork:
+        """Train or eval mode; frozen gates stay in eval mode, so that their batch statistics do not move either."""
+        super().train(mode)
+        if self.source is not None and self.trained == "values":
+            self.source.eval()
+        return self
+
+    # --- computing ---------------------------------------------------------------------------------------------
+
+    def _unit(self) -> Any:
+        """The activation of the gate source's own hidden units."""
+        assert isinstance(self.source, GraphSource)
+        return {"linear": _linear_unit, "relu": _HARD.gated, "soft": self.gate.gated}[self.source.activation_name]
+
+    def _scores(self, x: Tensor, rows: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Pre-activations of the gates, and the tensor whose shape the constant value input takes."""
+        assert self.source is not None
+        if isinstance(self.source, GraphSource):
+            out = self.source.run(x, self._unit())
+            return (out[:-1], out[-1]) if self._enters_late else (out, None)
+        return self.source(x, rows), None
+
+    def forward(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Output f(x), shape (n, c). `rows` are example numbers, needed only where gates come from a table."""
+        if self.source is None:
+            inputs = torch.ones_like(x) if self.value_input == "ones" else x
+            return self.values(inputs, *(self.gate.gated,) * len(self.sites))
+        scores, entry = self._scores(x, rows)
+        gates = [leak(self.gate(q), site.slope) for q, site in zip(scores, self.sites)]
+        if self.value_input == "ones":
+            x = torch.ones_like(x if entry is None else entry)
+        return self.values(x, *gates)
+
+    def preactivations(self, x: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
+        """What each gate reads, by site; the gate is on where it is positive."""
+        if self.source is None:
+            listener = _Listener(self.gate.gated)
+            self.values(torch.ones_like(x) if self.value_input == "ones" else x, *(listener,) * len(self.sites))
+            scores = tuple(listener.heard)
+        else:
+            scores, _ = self._scores(x, rows)
+        return {site.name: q for site, q in zip(self.sites, scores)}
+
+    def gates(self, x: Tensor, rows: Tensor | None = None, hard: bool | None = None) -> dict[str, Tensor]:
+        """Gate values by site.
+
+        Parameters
+        ----------
+        hard : bool, optional
+            True gives q > 0 whatever the network's gate function is (all ones stay all ones); default is the
+            network's own gate function.
+        """
+        function = Hard() if hard and not isinstance(self.gate, Open) else self.gate
+        scores = self.preactivations(x, rows)
+        return {site.name: leak(function(scores[site.name]), site.slope) for site in self.sites}
+
+    # --- changing ----------------------------------------------------------------------------------------------
+
+    def with_gate(self, gate: str | Gate, beta: float = 4.0, epsilon: float = 0.0) -> GatedNetwork:
+        """A copy with another gate function and the same weights: `net.with_gate("hard")`."""
+        clone = copy.deepcopy(self)
+        clone.gate = make_gate(gate, beta, epsilon).to(next(self.parameters()).device)
+        return clone
+
+    def reinitialise(self, seed: int) -> GatedNetwork:
+        """Draw the weights anew from `seed`, in place; gates that were given (FLNPF) stay as they are."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._draw()
+        return self
+
+    def _draw(self) -> None:
+        self.init.apply(self.values, self._gate_square(self.gate), ungated=ungated_layers(self.values))
+        if self.source is None or self.gates_from == "given":
+            return
+        if self.gates_from == "dependent":
+            load_matching(self.source, self.values.state_dict(), "the value network")
+        elif isinstance(self.source, GraphSource):
+            inner = {"linear": 1.0, "relu": 0.5, "soft": self._gate_square(self.gate)}[self.source.activation_name]
+            self.init.apply(self.source, inner, ungated=ungated_layers(self.source.network, "network."))
+        else:
+            self.init.apply(self.source)
+
+    @staticmethod
+    def _gate_square(gate: Gate) -> float:
+        """E[g²] where pre-activations are symmetric around zero and small."""
+        if isinstance(gate, Open):
+            return 1.0
+        return 0.5 if gate.hard else float(gate(torch.zeros(1, device=gate.beta.device)).square())  # type: ignore[arg-type]
+
+    # --- telling -----------------------------------------------------------------------------------------------
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        return tuple(site.name for site in self.sites)
+
+    @property
+    def linear_gates(self) -> bool:
+        """Every gate is a half-space of the input space."""
+        return self.source is not None and self.source.linear
+
+    def describe(self) -> dict[str, Any]:
+        """The network's point in the space of models, as plain values."""
+        source = "itself" if self.source is None else type(self.source).__name__
+        if isinstance(self.source, GraphSource):
+            source = f"separate {self.source.activation_name} network"
+        return {
+            "kind": self.kind,
+            "source": source,
+            "gate": self.gate.label,
+            "value_input": self.value_input,
+            "trained": self.trained,
+            "gates_from": self.gates_from,
+            "init": self.init.scheme,
+            "sites": list(self.site_names),
+            "parameters": sum(p.numel() for p in self.parameters()),
+        }
+
+    def __repr__(self) -> str:
+        d = self.describe()
+        return (
+            f"GatedNetwork({d['kind']}: gates from {d['source']}, {d['gate']}; value input {d['value_input']}; "
+            f"trains {d['trained']}; {len(self.sites)} sites; {d['parameters']} parameters)"
+        )
+
+
+_HARD = Hard()
+
+
+def ungated_layers(module: fx.GraphModule, prefix: str = "") -> frozenset[str]:
+    """Names of the layers that read the input itself, before any gate."""
+    after_site: set[fx.Node] = set()
+    early = set()
+    for node in module.graph.nodes:
+        if any(n in after_site for n in node.all_input_nodes) or node.target is apply_site:
+            after_site.add(node)
+        elif node.op == "call_module":
+            early.add(prefix + str(node.target))
+    return frozenset(early)
+
+
+def load_matching(source: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
+    """Load a gate source's weights from a state that may hold more (the layers after the last gate)."""
+    inner = source.network if isinstance(source, GraphSource) else source
+    own = inner.state_dict()
+    missing = [k for k in own if k not in state]
+    if missing:
+        raise CheckpointError(
+            f"Gate weights from {what}: {len(missing)} of {len(own)} tensors are missing, first "
+            f"'{missing[0]}'. The checkpoint must come from the same template."
+        )
+    wrong = [k for k in own if own[k].shape != state[k].shape]
+    if wrong:
+        k = wrong[0]
+        raise ShapeError(
+            f"Gate weights from {what}: '{k}' has shape {tuple(state[k].shape)}, expected "
+            f"{tuple(own[k].shape)}. The checkpoint must come from the same template."
+        )
+    inner.load_state_dict({k: state[k].detach().clone() for k in own})

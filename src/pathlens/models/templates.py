@@ -1,0 +1,319 @@
+"""Templates: plain ReLU networks that `gated_twin` turns into gated ones.
+
+Every architecture of the four papers, for 32×32 images or flat inputs. A template is an ordinary `nn.Module`; nothing
+here knows of gates.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pathlens.errors import OptionError, ShapeError
+
+
+def check_sizes(inputs: int, hidden: Sequence[int], outputs: int) -> None:
+    """Refuse widths that are not positive integers, and networks without a hidden layer."""
+    sizes = [inputs, *hidden, outputs]
+    if any(not isinstance(s, int) or isinstance(s, bool) or s < 1 for s in sizes):
+        raise ShapeError(
+            f"Network sizes must be positive integers, got inputs={inputs!r}, hidden={tuple(hidden)!r}, "
+            f"outputs={outputs!r}."
+        )
+    if len(hidden) == 0:
+        raise ShapeError("A gated network needs at least one hidden layer, got hidden=(). Try hidden=(16,).")
+
+
+def mlp(inputs: int, hidden: Sequence[int], outputs: int = 1, bias: bool = False) -> nn.Sequential:
+    """Fully connected ReLU network; layers are named ``linear1, relu1, …, output``.
+
+    >>> [name for name, _ in mlp(2, (16, 16)).named_children()]
+    ['linear1', 'relu1', 'linear2', 'relu2', 'output']
+    """
+    check_sizes(inputs, hidden, outputs)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    width = inputs
+    for i, w in enumerate(hidden, start=1):
+        layers[f"linear{i}"] = nn.Linear(width, w, bias=bias)
+        layers[f"relu{i}"] = nn.ReLU()
+        width = w
+    layers["output"] = nn.Linear(width, outputs, bias=bias)
+    return nn.Sequential(layers)
+
+
+def _conv_stack(channels: Sequence[int], kernel: int, bias: bool) -> OrderedDict[str, nn.Module]:
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (a, b) in enumerate(zip(channels, channels[1:]), start=1):
+        layers[f"conv{i}"] = nn.Conv2d(a, b, kernel, padding="same", bias=bias)
+        layers[f"relu{i}"] = nn.ReLU()
+    return layers
+
+
+def _dense_stack(
+    layers: OrderedDict[str, nn.Module], width: int, hidden: Sequence[int], outputs: int, bias: bool
+) -> None:
+    first = sum(1 for name in layers if name.startswith("relu")) + 1
+    for i, w in enumerate(hidden, start=first):
+        layers[f"linear{i}"] = nn.Linear(width, w, bias=bias)
+        layers[f"relu{i}"] = nn.ReLU()
+        width = w
+    layers["output"] = nn.Linear(width, outputs, bias=bias)
+
+
+def vconv(
+    outputs: int = 10,
+    channels: Sequence[int] = (3, 64, 64, 128, 128),
+    dense: Sequence[int] = (256, 256),
+    size: int = 32,
+    bias: bool = True,
+) -> nn.Sequential:
+    """VCONV of the NPF paper: four 3×3 convolutions, flatten, two dense layers (paper and code: FACTS of the docs)."""
+    layers = _conv_stack(channels, 3, bias)
+    layers["flatten"] = nn.Flatten()
+    _dense_stack(layers, channels[-1] * size * size, dense, outputs, bias)
+    return nn.Sequential(layers)
+
+
+def gconv(
+    outputs: int = 10,
+    channels: Sequence[int] = (3, 64, 64, 128, 128),
+    dense: Sequence[int] = (256, 256),
+    bias: bool = True,
+) -> nn.Sequential:
+    """GCONV of the NPF paper: VCONV with global average pooling in place of the flattening.
+
+    >>> gconv(channels=(3, 8, 8), dense=(16,))(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+    layers = _conv_stack(channels, 3, bias)
+    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    _dense_stack(layers, channels[-1], dense, outputs, bias)
+    return nn.Sequential(layers)
+
+
+def conv5(
+    outputs: int = 10, filters: int = 26, layers: int = 5, dense: int | None = 64, channels: int = 3, bias: bool = True
+) -> nn.Sequential:
+    """The half-space paper's CIFAR network: five 3×3 convolutions, global average pooling, one dense layer, a head.
+
+    The paper's '1 dense layer with 64 neurons' needs a 10-way head; ``dense=None`` drops the dense layer. Kernel size
+    and the ReLU after the dense layer are not stated there.
+    """
+    stack = _conv_stack((channels,) + (filters,) * layers, 3, bias)
+    stack["pool"] = nn.AdaptiveAvgPool2d(1)
+    stack["flatten"] = nn.Flatten()
+    _dense_stack(stack, filters, () if dense is None else (dense,), outputs, bias)
+    return nn.Sequential(stack)
+
+
+class _Block(nn.Module):
+    """Two 3×3 convolutions with batch-norm, a shortcut, and a ReLU after the addition."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: str) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module
+        if stride == 1 and inputs == outputs:
+            self.shortcut = nn.Identity()
+        elif shortcut == "projection":
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        else:
+            self.shortcut = _PadShortcut(outputs - inputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.relu(self.bn1(self.conv1(x)))
+        h = self.bn2(self.conv2(h))
+        return self.relu(h + self.shortcut(x))
+
+
+class _PadShortcut(nn.Module):
+    """Every `stride`-th pixel, new channels filled with zeros: the parameter-free shortcut of CIFAR ResNets."""
+
+    def __init__(self, extra: int, stride: int) -> None:
+        super().__init__()
+        self.extra, self.stride = extra, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(
+            x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2)
+        )
+
+
+class ResNet(nn.Module):
+    """Residual network for 32×32 images: a 3×3 stem, stages of basic blocks, average pooling, one linear layer.
+
+    Parameters
+    ----------
+    blocks, widths : sequences of int, one entry per stage
+        The first stage keeps the resolution, each later one halves it.
+    shortcut : {"projection", "pad"}
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        outputs: int = 10,
+        shortcut: str = "projection",
+        channels: int = 3,
+    ) -> None:
+        super().__init__()
+        if shortcut not in ("projection", "pad"):
+            raise OptionError(f"ResNet: shortcut must be 'projection' or 'pad', got {shortcut!r}.")
+        self.conv1 = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.relu = nn.ReLU()
+        width = widths[0]
+        stages: list[nn.Module] = []
+        for s, (count, w) in enumerate(zip(blocks, widths)):
+            stage = []
+            for b in range(count):
+                stage.append(_Block(width, w, 2 if s > 0 and b == 0 else 1, shortcut))
+                width = w
+            stages.append(nn.Sequential(*stage))
+        self.stages = nn.Sequential(*stages)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.output = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stages(self.relu(self.bn1(self.conv1(x))))
+        return self.output(torch.flatten(self.pool(h), 1))
+
+
+def resnet34(outputs: int = 10) -> ResNet:
+    """ResNet-34 with a 3×3 stem and no max-pooling: 33 gate sites."""
+    return ResNet((3, 4, 6, 3), (64, 128, 256, 512), outputs)
+
+
+def resnet110(outputs: int = 10) -> ResNet:
+    """ResNet-110 of the CIFAR family (3 × 18 blocks of widths 16, 32, 64, zero-padded shortcuts): 109 gate sites."""
+    return ResNet((18, 18, 18), (16, 32, 64), outputs, shortcut="pad")
+
+
+class _CircularConv1d(nn.Module):
+    """h(p) = Σ_k W_k x(p + k), indices modulo the length: DGN section 4."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, bias: bool) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.conv = nn.Conv1d(inputs, outputs, kernel, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (0, self.kernel - 1), mode="circular"))
+
+
+class CircularConvNet(nn.Module):
+    """Circular 1-D convolutions with ReLUs, then pooling or flattening, then dense layers.
+
+    Parameters
+    ----------
+    length : int
+        Number of positions of the input, which has shape (n, channels[0], length).
+    channels : sequence of int
+        Channels of the input and of each convolution.
+    kernel : int
+    pool : {"average", "flatten"}
+        Global average pooling (invariant to rotation), or none.
+    dense : sequence of int
+        Hidden dense layers after it.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        channels: Sequence[int] = (1, 1, 1),
+        kernel: int = 2,
+        pool: str = "average",
+        dense: Sequence[int] = (),
+        outputs: int = 1,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if pool not in ("average", "flatten"):
+            raise OptionError(f"CircularConvNet: pool must be 'average' or 'flatten', got {pool!r}.")
+        if not 1 <= kernel <= length:
+            raise ShapeError(f"CircularConvNet: kernel {kernel} does not fit length {length}.")
+        stack: OrderedDict[str, nn.Module] = OrderedDict()
+        for i, (a, b) in enumerate(zip(channels, channels[1:]), start=1):
+            stack[f"conv{i}"] = _CircularConv1d(a, b, kernel, bias)
+            stack[f"relu{i}"] = nn.ReLU()
+        if pool == "average":
+            stack["pool"] = nn.AdaptiveAvgPool1d(1)
+        stack["flatten"] = nn.Flatten()
+        _dense_stack(stack, channels[-1] * (1 if pool == "average" else length), dense, outputs, bias)
+        self.stack = nn.Sequential(stack)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stack(x)
+
+
+class LocalisationNet(nn.Module):
+    """One hidden layer: ŷ = mean_k σ(w_k·x + b_k), or a trainable second layer (equation 1 of the GDLN note).
+
+    Parameters
+    ----------
+    inputs, units : int
+    activation : {"erf", "sigmoid", "relu"}
+        erf(h/√2), 1/(1 + e^−h) or max(h, 0).
+    second_layer : {"mean", "trainable"}
+    bias : bool
+        Trainable biases of the hidden layer (and of a trainable second layer).
+    init_scale : float
+        Weight variance is init_scale·2/(inputs + units), as in the public code.
+
+    >>> LocalisationNet(40, 10, "relu")(torch.zeros(5, 40)).shape
+    torch.Size([5, 1])
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        units: int,
+        activation: str = "relu",
+        second_layer: str = "mean",
+        bias: bool = False,
+        init_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_sizes(inputs, (units,), 1)
+        if activation not in ("erf", "sigmoid", "relu"):
+            raise OptionError(f"LocalisationNet: activation must be 'erf', 'sigmoid' or 'relu', got {activation!r}.")
+        if second_layer not in ("mean", "trainable"):
+            raise OptionError(f"LocalisationNet: second_layer must be 'mean' or 'trainable', got {second_layer!r}.")
+        if not init_scale > 0:
+            raise OptionError(f"LocalisationNet: init_scale must be positive, got {init_scale}.")
+        self.activation, self.init_scale = activation, init_scale
+        self.hidden = nn.Linear(inputs, units, bias=bias)
+        self.readout = nn.Linear(units, 1, bias=bias) if second_layer == "trainable" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw w ~ N(0, init_scale·2/(inputs + units)), biases 0, and a trainable readout around the mean."""
+        units, inputs = self.hidden.weight.shape
+        with torch.no_grad():
+            self.hidden.weight.normal_(0.0, (self.init_scale * 2 / (inputs + units)) ** 0.5)
+            if self.hidden.bias is not None:
+                self.hidden.bias.zero_()
+            if self.readout is not None:
+                self.readout.weight.fill_(1 / units)
+                if self.readout.bias is not None:
+                    self.readout.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.hidden(x)
+        if self.activation == "relu":
+            a = torch.relu(h)
+        elif self.activation == "sigmoid":
+            a = torch.sigmoid(h)
+        else:
+            a = torch.erf(h / 2**0.5)
+        return a.mean(dim=1, keepdim=True) if self.readout is None else self.readout(a)
