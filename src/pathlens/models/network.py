@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from pathlens.errors import CheckpointError, OptionError, ShapeError, unknown_name
 from pathlens.models.gates import Gate, Hard, Open, leak, make_gate
 from pathlens.models.initialisation import Init
-from pathlens.models.sources import GateSource, GraphSource
+from pathlens.models.sources import GateSource, GraphSource, TableSource
 from pathlens.models.tracing import Site, apply_site
 
 _TRAINED = ("values", "gates", "both")
@@ -198,6 +198,11 @@ class GatedNetwork(nn.Module):
     @property
     def site_names(self) -> tuple[str, ...]:
         return tuple(site.name for site in self.sites)
+
+    @property
+    def needs_rows(self) -> bool:
+        """Gates come from a table, so `forward` wants to know which examples a batch holds."""
+        return isinstance(self.source, TableSource)
 
     @property
     def linear_gates(self) -> bool:
