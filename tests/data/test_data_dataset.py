@@ -1,0 +1,129 @@
+"""The DataSet container: what it refuses, and what it keeps together."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pathlens.data import DataSet, load, names
+from pathlens.errors import (
+    DTypeError,
+    EmptyDataError,
+    LabelError,
+    NotFiniteError,
+    OptionError,
+    ShapeError,
+    UnknownNameError,
+)
+
+X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6.0)
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+BAD = X.clone()
+BAD[3, 1] = float("nan")
+INFINITE = Y.clone()
+INFINITE[0] = float("-inf")
+
+
+@pytest.mark.parametrize(
+    ("error", "part", "arguments"),
+    [
+        (ShapeError, "6 rows, y has 5", {"x": X, "y": Y[:5]}),
+        (ShapeError, "expected \\(n, d\\)", {"x": Y, "y": Y}),
+        (ShapeError, "\\(n,\\) or \\(n, c\\)", {"x": X, "y": Y[:, None, None]}),
+        (EmptyDataError, "at least one row", {"x": X[:0], "y": Y[:0]}),
+        (EmptyDataError, "at least one row", {"x": X[:, :0], "y": Y}),
+        (NotFiniteError, "x of shape \\(6, 2\\) holds 1 NaN", {"x": BAD, "y": Y}),
+        (NotFiniteError, "y of shape", {"x": X, "y": INFINITE}),
+        (DTypeError, "floating dtype", {"x": X.long(), "y": Y}),
+        (DTypeError, "task='classification'", {"x": X, "y": LABELS}),
+        (DTypeError, "is a list", {"x": [[1.0]], "y": Y}),
+        (LabelError, "labels 0 to 2, expected 0 to 1", {"x": X, "y": LABELS, "task": "classification", "classes": 2}),
+        (LabelError, "labels -1 to", {"x": X, "y": LABELS - 1, "task": "classification", "classes": 3}),
+        (LabelError, "integer labels", {"x": X, "y": Y, "task": "classification", "classes": 6}),
+        (ShapeError, "argmax", {"x": X, "y": LABELS[:, None], "task": "classification", "classes": 3}),
+        (OptionError, "positive integer", {"x": X, "y": LABELS, "task": "classification"}),
+        (OptionError, "for regression", {"x": X, "y": Y, "classes": 2}),
+        (OptionError, "'ranking'", {"x": X, "y": Y, "task": "ranking"}),
+        (ShapeError, "come together", {"x": X, "y": Y, "x_test": X}),
+        (ShapeError, "as in the training rows", {"x": X, "y": Y, "x_test": torch.ones(3, 5), "y_test": torch.ones(3)}),
+        (ShapeError, "y_test has 5", {"x": X, "y": Y, "x_test": X, "y_test": Y[:5]}),
+        (ShapeError, "marks\\['top'\\]", {"x": X, "y": Y, "marks": {"top": torch.ones(5)}}),
+        (ShapeError, "without test rows", {"x": X, "y": Y, "marks_test": {"top": torch.ones(5)}}),
+    ],
+)
+def test_refuses(error, part, arguments):
+    with pytest.raises(error, match=part) as caught:
+        DataSet(**arguments, name="mine")
+    assert "mine" in str(caught.value)
+
+
+def test_is_immutable_and_travels():
+    data = DataSet(X, Y, X, Y, info={"a": 1}, marks={"k": LABELS})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        data.x = X  # type: ignore[misc]
+    for copied in (copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
+        assert torch.equal(copied.x, X) and copied.info == {"a": 1} and torch.equal(copied.marks["k"], LABELS)
+
+
+def test_regression_targets_are_columns():
+    assert DataSet(X, Y).y.shape == (6, 1)
+    assert DataSet(X, torch.ones(6, 3)).c == 3
+    assert DataSet(X.reshape(6, 1, 2), Y).d == 2
+
+
+def test_numpy_arrays_are_copied():
+    x = np.ones((3, 2))
+    data = DataSet(x, np.zeros(3))
+    x[:] = 7
+    assert data.x.max() == 1 and data.x.dtype == torch.float64
+
+
+def test_to_moves_floats_only():
+    data = DataSet(X, LABELS, X, LABELS, task="classification", classes=3, marks={"theta": X[:, 0].double()})
+    moved = data.to(dtype=torch.float16, device="cpu")
+    assert moved.x.dtype == moved.x_test.dtype == torch.float16
+    assert moved.y.dtype == torch.int64 and moved.marks["theta"].dtype == torch.float64
+    with pytest.raises(DTypeError, match="floating"):
+        data.to(dtype=torch.int64)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.data())
+def test_subsample_keeps_proportions_and_rows(sizes, draw):
+    y = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    x = torch.arange(len(y), dtype=torch.float64)[:, None]
+    data = DataSet(x, y, x, y, task="classification", classes=len(sizes), marks={"row": x[:, 0]})
+    n = draw.draw(st.integers(1, len(y)))
+    part = data.subsample(n, seed=3, n_test=n)
+    assert len(part) == n == len(part.x_test)
+    counts = part.y.bincount(minlength=len(sizes))
+    assert all(abs(int(count) - n * size / len(y)) < 1 for count, size in zip(counts, sizes))
+    rows = part.marks["row"].long()
+    assert torch.equal(part.x[:, 0], part.marks["row"]) and torch.equal(y[rows], part.y)
+    assert torch.equal(rows, rows.unique()), "rows keep their order and occur once"
+    assert torch.equal(data.subsample(n, seed=3).x, part.x)
+
+
+def test_subsample_depends_on_seed_and_refuses():
+    data = DataSet(torch.arange(100.0)[:, None], torch.zeros(100))
+    assert not torch.equal(data.subsample(10, seed=0).x, data.subsample(10, seed=1).x)
+    for wrong in ({}, {"n": 3, "per_class": 2}, {"per_class": 2}, {"n": 0}, {"n": 101}, {"n": 5, "n_test": 2}):
+        with pytest.raises(OptionError):
+            data.subsample(**wrong)
+    labels = DataSet(X, LABELS, task="classification", classes=3)
+    with pytest.raises(OptionError, match="3 rows per class wanted, expected 1 to 2"):
+        labels.subsample(per_class=3)
+
+
+def test_registry():
+    assert set(names()) >= {"circle", "nlgp", "mnist", "cifar100", "modified_fashion_mnist", "digits"}
+    with pytest.raises(UnknownNameError, match="Did you mean 'cifar10'"):
+        load("cifar-1o")
+    assert len(load("random-targets", n=7)) == 7

@@ -1,0 +1,348 @@
+"""Finding, checking, importing and caching, on tiny sets in every published form."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+
+import numpy as np
+import pytest
+from tiny_sets import planar, tar_gz
+
+from pathlens.data import checksums, cifar10, cifar100, fashion_mnist, mnist, store
+from pathlens.errors import DataCorruptError, DataMissingError, PathlensWarning, UnknownNameError
+
+
+def flip_byte(path, at=-20):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def snapshot(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def assert_loads(tiny):
+    for split in ("train", "test"):
+        loaded = store.load_split(tiny.name, split)
+        for key, array in loaded.arrays.items():
+            assert np.array_equal(array, tiny.arrays[f"{split}_{key}"])
+    return loaded
+
+
+@pytest.fixture
+def data_root(tmp_path, monkeypatch):
+    root = tmp_path / "mine"
+    root.mkdir()
+    monkeypatch.setenv("PATHLENS_DATA", str(root))
+    return root
+
+
+CIFAR10_FORMS = [("packed", False), ("python", False), ("python", True), ("binary", False), ("binary", True)]
+CIFAR100_FORMS = [("python", False), ("python", True), ("binary", False), ("binary", True)]
+
+
+# --- loading ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["idx.gz", "idx"])
+def test_idx_sets_load(data_root, tiny_mnist, tiny_fashion, form):
+    tiny_mnist.write(data_root, form)
+    tiny_fashion.write(data_root, form)
+    assert_loads(tiny_mnist)
+    assert assert_loads(tiny_fashion).verified
+    assert mnist().x.shape == (60, 1, 28, 28)
+    assert not np.array_equal(mnist().y, fashion_mnist().y)
+
+
+@pytest.mark.parametrize(("form", "archive"), CIFAR10_FORMS)
+def test_cifar10_loads_in_every_form(data_root, tiny_cifar10, form, archive):
+    tiny_cifar10.write(data_root, form, archive=archive)
+    assert assert_loads(tiny_cifar10).verified
+    data = cifar10()
+    expected = tiny_cifar10.arrays["train_images"][3, 5, 7] / np.float32(255)
+    assert np.allclose(data.x[3, :, 5, 7], expected, rtol=1e-6, atol=0), "channels first"
+
+
+@pytest.mark.parametrize(("form", "archive"), CIFAR100_FORMS)
+def test_cifar100_loads_in_every_form(data_root, tiny_cifar100, form, archive):
+    tiny_cifar100.write(data_root, form, archive=archive)
+    loaded = assert_loads(tiny_cifar100)
+    assert loaded.verified is not (form == "binary" and not archive), "unpacked binary batches have no checksum"
+    assert store.check("cifar100").state == ("ok" if loaded.verified else "unverified")
+    assert cifar100(split="test").classes == 100
+    coarse = cifar100(coarse=True)
+    assert coarse.classes == 20 and np.array_equal(coarse.y, tiny_cifar100.arrays["train_coarse"])
+    assert "label_names" not in coarse.info
+
+
+def test_torchvision_layout_is_found(data_root, tiny_mnist, tiny_cifar10):
+    written = tiny_mnist.write(data_root, "idx")
+    (data_root / "MNIST").mkdir()
+    written.rename(data_root / "MNIST" / "raw")
+    batches = tiny_cifar10.write(data_root, "python")
+    batches.rename(data_root / "cifar-10-batches-py")
+    assert_loads(tiny_mnist)
+    assert_loads(tiny_cifar10)
+
+
+def test_only_the_needed_split_is_read(data_root, tiny_mnist, tiny_cifar10):
+    folder = tiny_mnist.write(data_root, "idx.gz")
+    (folder / "train-images-idx3-ubyte.gz").unlink()
+    assert len(mnist(split="test")) == 20 and mnist(split="test").x_test is None
+    with pytest.raises(DataMissingError, match=r"has 1 of 2 files; missing: train-images-idx3-ubyte\.gz"):
+        mnist(split="train")
+    parts = tiny_cifar10.write(data_root, "packed")
+    (parts / "train_04.webps").unlink()
+    assert len(cifar10(split="test")) == 10
+
+
+def test_missing_says_everything(data_root, empty_cache):
+    with pytest.raises(DataMissingError) as caught:
+        cifar10()
+    text = str(caught.value)
+    for part in (str(data_root), str(empty_cache / "data"), "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz",
+                 "train_00.webps", "data_batch_1", "pathlens data import"):
+        assert part in text
+    with pytest.raises(UnknownNameError, match="fashion_mnist"):
+        store.check("fashion")
+
+
+def test_recompressed_files_pass(data_root, tiny_mnist, tiny_cifar10):
+    """Array checksums are the definitive ones: another gzip level or a repacked archive is the same data."""
+    folder = tiny_mnist.write(data_root, "idx.gz")
+    path = folder / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), 1))
+    archive = tar_gz({f"./cifar-10-batches-py/{k}": v for k, v in reversed(tiny_cifar10.files["python"].items())})
+    (data_root / "cifar-10-python.tar.gz").write_bytes(archive)
+    assert_loads(tiny_mnist)
+    assert_loads(tiny_cifar10)
+    assert [s.state for s in store.status(["mnist", "cifar10"])] == ["ok", "ok"]
+
+
+def test_cifar100_repacked_python_passes_by_its_members(data_root, tiny_cifar100):
+    files = {f"cifar-100-python/{k}": v for k, v in tiny_cifar100.files["python"].items()}
+    (data_root / "cifar-100-python.tar.gz").write_bytes(tar_gz({"readme": b"hi", **files}))
+    assert assert_loads(tiny_cifar100).verified
+
+
+# --- corruption -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [(lambda p: p.write_bytes(p.read_bytes()[:-30]), "gzip stream is broken"),
+     (lambda p: flip_byte(p, 12), "sha256"), (lambda p: p.write_bytes(b""), "magic"),
+     (lambda p: p.write_bytes(gzip.compress(gzip.decompress(p.read_bytes())[:-1])), "promises")],
+)
+def test_damaged_idx_is_named(data_root, tiny_mnist, damage, part):
+    folder = tiny_mnist.write(data_root, "idx.gz")
+    path = folder / "train-images-idx3-ubyte.gz"
+    damage(path)
+    before = snapshot(data_root)
+    with pytest.raises(DataCorruptError, match=part) as caught:
+        mnist()
+    text = str(caught.value)
+    assert str(path) in text and tiny_mnist.form("idx.gz").digests[path.name].value in text
+    assert snapshot(data_root) == before
+    assert store.status(["mnist"])[0].state == store.check("mnist").state == "corrupt"
+    assert len(mnist(split="test")) == 20, "the other split is intact"
+
+
+def test_swapped_sets_are_noticed(data_root, tiny_mnist, tiny_fashion):
+    """Fashion-MNIST files in MNIST's folder: every file is valid, and the wrong one."""
+    tiny_fashion.write(data_root, "idx").rename(data_root / "mnist")
+    with pytest.raises(DataCorruptError, match="decoded train images have sha256"):
+        mnist()
+
+
+@pytest.mark.parametrize("file", ["train_03.webps", "labels.npz"])
+def test_damaged_packed_part_is_named(data_root, tiny_cifar10, file):
+    folder = tiny_cifar10.write(data_root, "packed")
+    flip_byte(folder / file)
+    with pytest.raises(DataCorruptError, match=file) as caught:
+        cifar10(split="train")
+    assert tiny_cifar10.form("packed").digests[file].value in str(caught.value)
+    assert store.status(["cifar10"])[0].state == store.check("cifar10").state == "corrupt"
+
+
+@pytest.mark.parametrize("tiny_name", ["tiny_cifar10", "tiny_cifar100"])
+@pytest.mark.parametrize("form", ["python", "binary"])
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_damaged_archives_are_named(request, data_root, tiny_name, form, damage):
+    tiny = request.getfixturevalue(tiny_name)
+    path = tiny.write(data_root, form, archive=True)
+    path.write_bytes(path.read_bytes()[:3000]) if damage == "cut" else flip_byte(path, 5000)
+    with pytest.raises(DataCorruptError, match=path.name):
+        store.load_split(tiny.name, "train")
+    assert store.status([tiny.name])[0].state == "corrupt"
+
+
+def test_malicious_batch_is_refused(data_root, tiny_cifar10, tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "pwned"),)
+
+    folder = tiny_cifar10.write(data_root, "python")
+    (folder / "data_batch_2").write_bytes(pickle.dumps({"data": Attack(), "labels": []}))
+    with pytest.raises(DataCorruptError, match=r"data_batch_2.*refused"):
+        cifar10()
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_archive_without_the_member(data_root, tiny_cifar10):
+    (data_root / "cifar-10-binary.tar.gz").write_bytes(tar_gz({"../cifar-10-batches-bin/data_batch_1.bin": b"x"}))
+    with pytest.raises(DataCorruptError, match=r"no cifar-10-batches-bin/data_batch_1\.bin"):
+        cifar10()
+
+
+def test_unbalanced_cifar100_is_refused(data_root, tiny_cifar100):
+    folder = tiny_cifar100.write(data_root, "binary")
+    images, n = tiny_cifar100.arrays["train_images"], 200
+    (folder / "train.bin").write_bytes(np.hstack((np.zeros((n, 2), np.uint8), planar(images))).tobytes())
+    with pytest.raises(DataCorruptError, match="occur 0 to 200 times, expected 2 each"):
+        cifar100()
+
+
+# --- the cache --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiny_name", ["tiny_cifar10", "tiny_cifar100"])
+def test_cache_is_used_checked_and_rebuilt(request, data_root, empty_cache, tiny_name):
+    tiny = request.getfixturevalue(tiny_name)
+    path = tiny.write(data_root, "python", archive=True)
+    store.load_split(tiny.name, "train")
+    cached = empty_cache / "decoded" / f"{tiny.name}-train-images.npy"
+    good = cached.read_bytes()
+    assert store.load_split(tiny.name, "train").source == "decoded cache"
+    for damage in (lambda: flip_byte(cached), lambda: cached.write_bytes(good[:100]), lambda: cached.write_bytes(b"")):
+        damage()
+        loaded = store.load_split(tiny.name, "train")
+        assert loaded.source == "python (archive)", "a damaged cache is not trusted"
+        assert np.array_equal(loaded.arrays["images"], tiny.arrays["train_images"])
+        assert cached.read_bytes() == good, "and is rebuilt"
+    store.load_split(tiny.name, "test")
+    path.unlink()
+    assert_loads(tiny)
+    assert store.status([tiny.name])[0].form == "decoded"
+    flip_byte(cached)
+    assert store.status([tiny.name])[0].state == "absent"
+    assert not list(empty_cache.rglob("*.part")), "no temporary file is left"
+
+
+def test_unverified_arrays_are_not_cached(data_root, empty_cache, tiny_cifar100):
+    tiny_cifar100.write(data_root, "binary")
+    store.load_split("cifar100", "train")
+    assert not (empty_cache / "decoded").exists()
+
+
+def test_unwritable_cache_warns(data_root, empty_cache, tiny_cifar10):
+    tiny_cifar10.write(data_root, "binary")
+    empty_cache.parent.mkdir()
+    empty_cache.write_text("a file where the folder should be")
+    with pytest.warns(PathlensWarning, match="XDG_CACHE_HOME"):
+        loaded = store.load_split("cifar10", "test")
+    assert np.array_equal(loaded.arrays["images"], tiny_cifar10.arrays["test_images"])
+
+
+# --- status and import ------------------------------------------------------------------------------------------
+
+
+def test_status_of_nothing():
+    states = store.status()
+    assert [s.name for s in states] == ["mnist", "fashion_mnist", "cifar10", "cifar100"]
+    assert {s.state for s in states} == {"absent"} and all("wanted" in s.detail for s in states)
+
+
+def test_status_without_checksums_points_to_check(data_root, tiny_mnist):
+    tiny_mnist.write(data_root, "idx")
+    quick = store.status(["mnist"])[0]
+    assert quick.state == "unverified" and "pathlens data check mnist" in quick.detail
+    assert store.check("mnist").state == "ok"
+
+
+@pytest.mark.parametrize(("form", "archive"), CIFAR10_FORMS)
+def test_import_round_trip_cifar10(tmp_path, empty_cache, tiny_cifar10, form, archive):
+    origin = tmp_path / "downloads"
+    place = tiny_cifar10.write(origin, form, archive=archive)
+    for given in (origin, place):  # the folder above, and the folder or archive itself
+        (done,) = store.import_from(given)
+        assert done.name == "cifar10" and done.verified and done.folder.is_relative_to(empty_cache / "data")
+        assert sum(p.stat().st_size for p in done.folder.iterdir() if p.is_file()) == done.bytes
+    assert_loads(tiny_cifar10)
+    assert store.check("cifar10").state == "ok"
+    assert not list(empty_cache.rglob("*.part"))
+
+
+@pytest.mark.parametrize(("form", "archive"), CIFAR100_FORMS)
+def test_import_round_trip_cifar100(tmp_path, tiny_cifar100, form, archive):
+    place = tiny_cifar100.write(tmp_path / "downloads", form, archive=archive)
+    (done,) = store.import_from(str(place), names=["cifar100"])
+    assert done.verified is not (form == "binary" and not archive)
+    assert_loads(tiny_cifar100)
+
+
+@pytest.mark.parametrize("form", ["idx", "idx.gz"])
+def test_import_tells_mnist_from_fashion(tmp_path, tiny_mnist, tiny_fashion, form):
+    """Both have the same file names; a folder that does not say which is told by checksum."""
+    for tiny, folder in ((tiny_fashion, tmp_path / "a"), (tiny_mnist, tmp_path / "b")):
+        folder.mkdir()
+        for name, data in tiny.files[form].items():
+            (folder / name).write_bytes(data)
+        (done,) = store.import_from(folder)
+        assert done.name == tiny.name
+        assert_loads(tiny)
+    with pytest.raises(DataCorruptError, match="names of Fashion-MNIST"):
+        store.import_from(tmp_path / "b", names=["fashion-mnist"])
+
+
+def test_import_of_a_renamed_archive(tmp_path, tiny_cifar10):
+    path = tmp_path / "cifar-10-python (1).tar.gz"
+    path.write_bytes(tiny_cifar10.archives["python"])
+    (done,) = store.import_from(path)
+    assert done.files == ("cifar-10-python.tar.gz",)
+    assert_loads(tiny_cifar10)
+
+
+def test_import_checks_before_it_copies(tmp_path, empty_cache, tiny_mnist, tiny_cifar10):
+    origin = tmp_path / "downloads"
+    tiny_mnist.write(origin, "idx.gz")
+    folder = tiny_cifar10.write(origin, "packed")
+    flip_byte(folder / "test_01.webps")
+    with pytest.raises(DataCorruptError, match=r"test_01\.webps"):
+        store.import_from(origin)
+    assert not empty_cache.exists(), "not even the intact set is copied"
+    assert [done.name for done in store.import_from(origin, names=["mnist"])] == ["mnist"]
+
+
+def test_import_refuses_what_it_does_not_know(tmp_path, empty_cache):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "some.tar.gz").write_bytes(b"text")
+    for path in ("empty", "some.tar.gz", "nowhere"):
+        with pytest.raises(DataMissingError):
+            store.import_from(tmp_path / path)
+    with pytest.raises(UnknownNameError):
+        store.import_from(tmp_path / "empty", names=["imagenet"])
+    assert not empty_cache.exists()
+
+
+def test_import_replaces_a_damaged_copy(tmp_path, tiny_mnist):
+    origin = tmp_path / "downloads"
+    tiny_mnist.write(origin, "idx.gz")
+    (done,) = store.import_from(origin)
+    flip_byte(done.folder / "train-images-idx3-ubyte.gz")
+    assert store.check("mnist").state == "corrupt"
+    store.import_from(origin)
+    assert store.check("mnist").state == "ok"
+
+
+def test_published_checksums_are_well_formed():
+    for facts in checksums.SETS.values():
+        for form in facts.forms:
+            digests = [*form.digests.values(), *([form.archive_digest] if form.archive_digest else [])]
+            assert all(len(d.value) == {"md5": 32, "sha256": 64}[d.algorithm] for d in digests)
+            assert set(form.digests) <= set(form.files())
+        assert all(len(value) == 64 for value in facts.arrays.values())
+        assert len(set(facts.label_names)) == facts.classes
