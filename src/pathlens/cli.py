@@ -1,0 +1,391 @@
+"""The command line: demo, list, run, report, doctor, data.
+
+Each command only parses, calls the package and prints; what it prints comes from artifacts and plain records. Every
+import of the package or of torch happens inside a command, so that ``pathlens --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pathlens.errors import ArtifactError, MissingExtraError, OptionError, PathlensError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pathlens.artifacts import Artifact
+    from pathlens.data.store import SetStatus
+    from pathlens.experiments.registry import Experiment, Progress
+
+__all__ = ["app", "main"]
+
+DEMO = ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6")
+_COLOURS = {"reproduced": "green", "not reproduced": "dark_orange", "cannot tell": "bright_black",
+            "ok": "green", "absent": "bright_black", "corrupt": "red", "unverified": "yellow"}
+
+
+class Scale(enum.StrEnum):
+    """The two sizes that every experiment has."""
+
+    quick = "quick"
+    paper = "paper"
+
+
+class _Group(TyperGroup):
+    """Prints an error that Pathlens raised on purpose as one red paragraph, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PathlensError as error:
+            if os.environ.get("PATHLENS_DEBUG") == "1":
+                raise
+            from rich.console import Console
+            from rich.text import Text
+
+            # the terminal wraps long lines itself, and a log keeps them whole
+            Console(stderr=True).print(Text(str(error), style="red"), soft_wrap=True)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(name="pathlens", cls=_Group, no_args_is_help=True, add_completion=False,
+                  pretty_exceptions_enable=False, rich_markup_mode="rich",
+                  help="Opens up gated neural networks: active paths, half-spaces, and the kernels built from them.")
+data_app = typer.Typer(no_args_is_help=True, help="Find, check and import the published data sets.")
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Entry point of the ``pathlens`` command."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from pathlens import __version__
+
+        print(f"pathlens {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+
+
+# --- running ---------------------------------------------------------------------------------------------------
+
+Out = Annotated[Path, typer.Option("--out", help="Folder for artifacts/ and index.html.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds: 0, 1, …")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto.")]
+
+
+@app.command()
+def demo(
+    out: Out = Path("demo"),
+    seeds: Seeds = 5,
+    device: Device = "cpu",
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
+) -> None:
+    """Train three networks on the circle and write a page about them (about a minute)."""
+    from pathlens.experiments.registry import find
+    from pathlens.report import headline, write_page
+
+    _need_matplotlib()  # say so before the training, not after
+    console = _console()
+    done = _perform([find(name) for name in DEMO], "quick", seeds, device, out, console)
+    page = write_page(done, out)
+    console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+    for artifact in done:
+        console.print(headline(artifact), soft_wrap=True, highlight=False, markup=False)
+    if open_page:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+
+
+@app.command()
+def run(
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Experiments, or patterns such as 'hs.*'.")],
+    scale: Annotated[Scale, typer.Option(help="quick: about a minute; paper: the paper's sizes.")] = Scale.quick,
+    seeds: Seeds = 5,
+    device: Device = "auto",
+    out: Out = Path("runs"),
+) -> None:
+    """Run experiments; those that look at the same training share it."""
+    from pathlens.artifacts import load_folder
+    from pathlens.experiments.registry import select
+    from pathlens.report import headline, write_page
+
+    console = _console()
+    for artifact in _perform(select(names), scale.value, seeds, device, out, console):
+        console.print(headline(artifact), style=_COLOURS[artifact.verdict], soft_wrap=True, highlight=False,
+                      markup=False)
+    try:
+        page = write_page(load_folder(out / "artifacts"), out)
+    except MissingExtraError as error:  # the artifacts are safe; the page can be made elsewhere
+        console.print(f"No page: {error}", style="yellow", highlight=False, markup=False)
+    else:
+        console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with artifacts, or with artifacts/ in it.")],
+) -> None:
+    """Rebuild the page of a folder from its artifacts; nothing is run."""
+    from pathlens.artifacts import load_folder
+    from pathlens.report import write_page
+
+    page = write_page(load_folder(_artifact_folder(folder)), folder)
+    _console().print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+
+
+def _perform(chosen: list[Experiment], scale: str, seeds: int, device: str, out: Path, console: Console) \
+        -> list[Artifact]:
+    """Run experiments one after the other, and save each artifact as soon as it is there."""
+    from pathlens.experiments.registry import Run, perform
+
+    done = []
+    place = _device(device)
+    with _bars(console) as progress:
+        shared = Run(scale, tuple(range(seeds)), place, out, progress)
+        for entry in chosen:
+            artifact = perform(entry, shared)
+            artifact.save(out / "artifacts")
+            done.append(artifact)
+    return done
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Progress]:
+    """A bar for each thing that reports progress; they vanish at the end."""
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
+                  TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report_progress(what: str, done: float, total: float) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield report_progress
+
+
+def _device(text: str) -> str:
+    """The device to use, checked before anything is trained on it."""
+    if text == "cpu":
+        return text  # without waiting for torch
+    import torch
+
+    if text == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(text).type
+        torch.empty(0, device=text)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise OptionError(f"--device {text!r} cannot be used: {reason}. Use cpu, cuda or auto.") from error
+    if kind == "meta":
+        raise OptionError("--device 'meta' holds no numbers. Use cpu, cuda or auto.")
+    return text
+
+
+def _need_matplotlib() -> None:
+    from pathlens.report.palette import drawing
+
+    with drawing():
+        pass
+
+
+# --- listing ---------------------------------------------------------------------------------------------------
+
+
+@app.command("list")
+def list_experiments(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Option("--in", help="Folders to look for results in; runs, demo and results if none is given."),
+    ] = None,
+) -> None:
+    """Show every experiment: what it needs, how long it takes, and how it came out here."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from pathlens.experiments.registry import find, names
+
+    status = _results(folders or [Path("runs"), Path("demo"), Path("results")])
+    table = Table("name", "paper", "what", "data", "minutes", "status", box=None, header_style="bold",
+                  padding=(0, 2, 0, 0))
+    for name in names():
+        entry = find(name)
+        minutes = f"{entry.minutes['quick']:g} / {entry.minutes['paper']:g}"
+        table.add_row(name, entry.paper, Text(entry.what), ", ".join(entry.data) or "–", minutes,
+                      status.get(name, "[bright_black]not run[/]"))
+    console = _console()
+    console.print(table)
+    console.print("minutes: quick / paper scale. Run one with: pathlens run NAME", style="bright_black",
+                  highlight=False)
+
+
+def _artifact_folder(folder: Path) -> Path:
+    inner = folder / "artifacts"
+    return inner if inner.is_dir() else folder
+
+
+def _results(folders: list[Path]) -> dict[str, str]:
+    """Name → coloured status at each scale; the first folder that has an artifact decides."""
+    from rich.markup import escape
+
+    from pathlens.artifacts import load
+
+    seen: dict[tuple[str, str], str] = {}
+    for folder in folders:
+        place = _artifact_folder(folder)
+        for file in sorted(place.glob("*.*.*.json")) if place.is_dir() else ():
+            name, _, scale = file.name.removesuffix(".json").rpartition(".")
+            try:
+                artifact = load(file)
+            except ArtifactError:  # one broken file must not hide the rest
+                seen.setdefault((name, scale), f"[red]{escape(scale)}: unreadable[/]")
+                continue
+            mark = " REDUCED" if artifact.reduced else ""
+            verdict = artifact.verdict
+            seen.setdefault((name, scale), f"[{_COLOURS[verdict]}]{escape(scale)}: {verdict}{mark}[/]")
+    status: dict[str, str] = {}
+    for (name, _), text in sorted(seen.items()):
+        status[name] = f"{status[name]}\n{text}" if name in status else text
+    return status
+
+
+# --- the machine -----------------------------------------------------------------------------------------------
+
+_OPTIONAL = (
+    ("matplotlib", "plot", "figures and pages"),
+    ("pillow", "images", "packed image sets"),
+    ("numba", "fast", "bit-counting kernels"),
+    ("triton", "", "fused kernels on CUDA"),
+    ("dask", "", "clusters"),
+    ("zarr", "", "kernels larger than memory"),
+)
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine offers: versions, devices, memory, optional packages, data sets."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+    from rich.table import Table
+    from rich.text import Text
+
+    from pathlens.artifacts import environment
+    from pathlens.data import store
+    from pathlens.linops.budget import free_bytes, human_bytes
+
+    console = _console()
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    found = environment()
+    for key in ("pathlens", "python", "platform", "torch", "numpy", "scipy"):
+        table.add_row(key, str(found[key] or "from source"))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    table.add_row("cpu", f"{usable} cores usable, {torch.get_num_threads()} threads in torch")
+    table.add_row("memory", f"{human_bytes(free_bytes())} free for this process")
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(index)
+            table.add_row(f"cuda:{index}", f"{about.name}, {human_bytes(about.total_memory)}, compute capability "
+                                           f"{about.major}.{about.minor}")
+    else:
+        table.add_row("cuda", "none")
+    for package, extra, purpose in _OPTIONAL:
+        try:
+            table.add_row(package, f"{version(package)} ({purpose})")
+        except PackageNotFoundError:
+            remedy = f"pip install 'pathlens[{extra}]'" if extra else f"pip install {package}"
+            # Text, because rich would take [extra] for a style
+            table.add_row(package, Text(f"not installed ({purpose}): {remedy}", style="bright_black"))
+    console.print(table)
+    console.print()
+    _print_sets(console, store.status())
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """Show which published sets are on this machine, and where they are looked for."""
+    from pathlens.data import store
+
+    console = _console()
+    _print_sets(console, store.status())
+    console.print("Searched: " + ", ".join(map(str, store.data_folders())), style="bright_black", soft_wrap=True,
+                  highlight=False, markup=False)
+
+
+@data_app.command("check")
+def data_check(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Sets to check; all if none.")] = None,
+) -> None:
+    """Decode sets completely and compare every checksum; exit code 1 if one is corrupt, or named and absent."""
+    from pathlens.data import store
+
+    console = _console()
+    with console.status("decoding"):
+        found = [store.check(name) for name in names or store.set_names()]
+    _print_sets(console, found)
+    if any(item.state == "corrupt" or (names and item.state == "absent") for item in found):
+        raise typer.Exit(1)
+
+
+@data_app.command("import")
+def data_import(
+    path: Annotated[Path, typer.Argument(metavar="FOLDER_OR_ARCHIVE", help="Where the published files are.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Only these sets.")] = None,
+) -> None:
+    """Copy published sets into Pathlens's own data folder, after checking them."""
+    from pathlens.data import store
+    from pathlens.linops.budget import human_bytes
+
+    console = _console()
+    with console.status("checking and copying"):
+        imported = store.import_from(path, names or None)
+    for item in imported:
+        checked = "checksums agree" if item.verified else "no published checksum to compare with"
+        console.print(f"{item.name}: {len(item.files)} files, {human_bytes(item.bytes)}, {checked}, in {item.folder}",
+                      soft_wrap=True, highlight=False, markup=False)
+
+
+def _print_sets(console: Console, sets: list[SetStatus]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("data set", "state", "form", "where", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for item in sets:
+        where = Text(str(item.place or "–"), overflow="fold")
+        if item.state == "corrupt" and item.detail:
+            where.append(f"\n{item.detail}", style="red")
+        table.add_row(item.title, Text(item.state, style=_COLOURS[item.state]), item.form or "–", where)
+    console.print(table)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # a fixed width where nobody watches: piped output must not be folded at 80 columns
+    return Console(width=None if sys.stdout.isatty() else 160)

@@ -1,0 +1,12 @@
+"""Pages and pictures drawn from artifacts: :func:`write_page` and :func:`opening_picture`.
+
+Nothing here runs an experiment or needs torch; matplotlib is loaded when something is drawn. May import artifacts and
+errors only.
+"""
+
+from __future__ import annotations
+
+from pathlens.report.page import headline, write_page
+from pathlens.report.picture import opening_picture
+
+__all__ = ["headline", "opening_picture", "write_page"]

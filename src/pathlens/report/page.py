@@ -1,0 +1,315 @@
+"""One self-contained HTML page from a list of artifacts: figures, claims with their verdicts, ledgers, environment.
+
+Drawing lives in figures. The page loads nothing from anywhere: style, vector graphics and images are inside it. May
+import artifacts and errors only.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pathlens.artifacts import Artifact, Claim
+from pathlens.errors import ArtifactError
+from pathlens.report.figures import draw, number, read_spread
+from pathlens.report.palette import LABELS
+
+__all__ = ["headline", "write_page"]
+
+_SIGNS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
+_CIRCLE_TITLE = "What a gated network learns first"
+_CIRCLE_LEAD = (
+    "Small networks learn a curve on a circle that is slow on the top half and fast on the bottom half. The figures "
+    "show which paths of each network are active where, how that changes while it trains, and what happens when its "
+    "gates may not learn."
+)
+_LEAD = (
+    "Each section is one experiment: what was measured, next to what the paper claims. Verdicts are computed from the "
+    "numbers, and what would have refuted a claim is printed beside it."
+)
+_MARK = ('<svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="10" cy="10" r="9" fill="none" stroke="var(--rule)" '
+         'stroke-width="1.5"/><path d="M1.9 13.9A9 9 0 0 1 18.1 6.1Z" fill="var(--top)"/></svg>')
+
+
+def write_page(artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, title: str = "", lead: str = "") -> Path:
+    """Write the page and return its path.
+
+    Parameters
+    ----------
+    artifacts : iterable of Artifact
+        In the order of the sections; at least one.
+    out : path
+        A file that ends in ``.html``, or a folder, which gets ``index.html``.
+    title, lead : str
+        Heading and opening sentences; there are good ones for the circle experiments and plain ones for the rest.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_page([Artifact("dgn.fig9", "Eight paths", "deep gated networks", "quick")], folder).name
+    'index.html'
+    """
+    shown = list(artifacts)
+    if not shown:
+        raise ArtifactError("There is no artifact to put on the page. Run `pathlens run NAME --out …` first.")
+    circle = any(artifact.name in ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6") for artifact in shown)
+    heading = title or (_CIRCLE_TITLE if circle else "Pathlens results")
+    opening = lead or (_CIRCLE_LEAD if circle else _LEAD)
+    style = files("pathlens.report").joinpath("page.css").read_text(encoding="utf-8")
+    text = "\n".join([
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(heading)} · Pathlens</title>",
+        f"<style>\n{style}</style></head><body>",
+        f'<header><p class="mark">{_MARK}Pathlens</p><h1>{escape(heading)}</h1><p class="lead">{escape(opening)}</p>',
+        _contents(shown),
+        "</header><main>",
+        *(_section(artifact) for artifact in shown),
+        "</main>",
+        _footer(shown),
+        "</body></html>\n",
+    ])
+    path = Path(out)
+    if path.suffix.lower() not in (".html", ".htm"):
+        path = path / "index.html"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)  # a reader never sees half a page
+    except OSError as error:
+        raise ArtifactError(f"The page {path} cannot be written: {error.strerror or error}. Choose another folder.") \
+            from error
+    return path
+
+
+def headline(artifact: Artifact) -> str:
+    """One line about an artifact: its verdict and the numbers of its first claim.
+
+    Examples
+    --------
+    >>> claim = Claim("more paths on top", threshold=2, comparison=">", null=1, measured=(31.0, 11.0, 74.0))
+    >>> headline(Artifact("hs.fig3", "Paths", "half-space", "quick", claims=(claim,)))
+    'Figure 3, reproduced: more paths on top: 31 (11–74), needed above 2'
+    """
+    start = f"{_short(artifact.name)}, {artifact.verdict}: "
+    if not artifact.claims:
+        return start + artifact.title
+    claim = artifact.claims[0]
+    numbers = read_spread([value for value in claim.measured if value is not None])
+    unit = f" {claim.unit}" if claim.unit else ""
+    more = len(artifact.claims) - 1
+    row = f"{claim.row}: " if claim.row else ""
+    return (f"{start}{row}{claim.text}: {numbers}{unit}, needed {_SIGNS[claim.comparison]} {number(claim.threshold)}"
+            + (f"; {more} more claim{'s' * (more > 1)} on the page" if more else ""))
+
+
+# --- parts of the page -----------------------------------------------------------------------------------------
+
+
+def _anchor(artifact: Artifact) -> str:
+    return f"{artifact.name}-{artifact.scale}".replace(".", "-")
+
+
+def _contents(artifacts: Sequence[Artifact]) -> str:
+    lines = [
+        f'<a href="#{_anchor(artifact)}"><b>{escape(_short(artifact.name))}</b>'
+        f'<span class="title">{escape(artifact.title)}</span>'
+        f"{_verdict_chip(artifact.verdict)}</a>"
+        for artifact in artifacts
+    ]
+    return f'<nav aria-label="Contents">{"".join(lines)}</nav>'
+
+
+def _short(name: str) -> str:
+    """'Figure 2' for 'hs.fig2', 'Table 1' for 'hs.tab1', the name's own last word otherwise."""
+    last = name.rpartition(".")[2]
+    for start, word in (("fig", "Figure"), ("tab", "Table")):
+        if last.startswith(start) and last[3:].isdigit():
+            return f"{word} {last[3:]}"
+    return last
+
+
+def _verdict_chip(verdict: str) -> str:
+    return f'<span class="chip verdict {verdict.replace(" ", "-")}">{verdict}</span>'
+
+
+def _section(artifact: Artifact) -> str:
+    drawn = draw(artifact)
+    parts = [
+        f'<section id="{_anchor(artifact)}">',
+        f'<p class="source">{escape(_short(artifact.name))} of the {escape(artifact.paper)} paper · '
+        f"<code>{escape(artifact.name)}</code></p>",
+        f"<h2>{escape(artifact.title)}</h2>",
+        _chips(artifact),
+    ]
+    if drawn is not None:
+        if drawn.models:
+            keys = (f'<span><i class="key" style="background:var(--{LABELS[model][1]})"></i>{escape(LABELS[model][0])}'
+                    "</span>" for model in drawn.models)
+            parts.append(f'<div class="legend">{"".join(keys)}</div>')
+        parts += [f'<div class="row">{"".join(row)}</div>' for row in drawn.rows]
+        parts.append(f'<p class="caption">{escape(drawn.caption)}</p>')
+    if artifact.claims:
+        parts.append(f'<ul class="claims">{"".join(_claim(artifact, claim) for claim in artifact.claims)}</ul>')
+    parts += [_paper_numbers(artifact), _ledger(artifact), _settings(artifact), "</section>"]
+    return "\n".join(part for part in parts if part)
+
+
+def _chips(artifact: Artifact) -> str:
+    labels = []
+    for part, gates in artifact.gates.items():
+        kind, _, rest = gates.partition(" ")
+        labels.append(f"{part}: {kind} gates{f' {rest}' if rest else ''}")
+    labels.append(f"{artifact.scale} scale")
+    if artifact.seeds:
+        labels.append(f"{len(artifact.seeds)} seed{'s' * (len(artifact.seeds) > 1)}")
+    if artifact.reduced:
+        labels.append("REDUCED: not the paper’s sizes")
+    return f'<ul class="chips">{"".join(f"<li class=chip>{escape(label)}</li>" for label in labels)}</ul>'
+
+
+def _claim(artifact: Artifact, claim: Claim) -> str:
+    spread, unit = claim.spread, f" {claim.unit}" if claim.unit else ""
+    if spread.count == 0:
+        measured = "not measured"
+    else:
+        reached = spread.median is not None and math.isfinite(spread.median)
+        where = f"median <b>{number(spread.median)}</b>{escape(unit) if reached else ''}"
+        if spread.low != spread.high:
+            where += f", range {number(spread.low)} to {number(spread.high)}"
+        met = sum(value is True for value in claim.met)
+        measured = f"{where}; {met} of {len(claim.measured)} meet it"
+        if spread.missing:
+            measured += f", {spread.missing} missing"
+    null = f"if it were false: {number(claim.null)}" + (f" ({escape(claim.null_text)})" if claim.null_text else "")
+    facts = [measured, f"needed: {_SIGNS[claim.comparison]} {number(claim.threshold)}", null]
+    if claim.paper:
+        facts.append(f"paper: {escape(claim.paper)}")
+    row = f"{escape(claim.row)}: " if claim.row else ""
+    return (f"<li>{_verdict_chip(artifact.verdict_of(claim))}<div><p>{row}{escape(claim.text)}</p>"
+            f'<p class="numbers">{" · ".join(facts)}</p></div>{_strip(claim)}</li>')
+
+
+def _strip(claim: Claim) -> str:
+    """The measured values as dots on a line, with the threshold, the side that meets it, and the null."""
+    values = [value for value in claim.measured if value is not None]
+    finite = [value for value in values if math.isfinite(value)]
+    if not values:
+        return ""
+    marks = [*finite, claim.threshold, claim.null]
+    positive = min(marks) > 0 and max(marks) / min(marks) > 20  # a logarithmic line where linear would squash
+    place = math.log10 if positive else float
+    low, high = min(map(place, marks)), max(map(place, marks))
+    pad = 0.08 * (high - low) or 1.0
+    never = any(value == math.inf for value in values)
+    low, high = low - pad, high + pad
+
+    def x(value: float) -> float:
+        if math.isinf(value):
+            return 244.0 if value > 0 else 2.0
+        return 4 + (228 if never else 240) * (place(value) - low) / (high - low)
+
+    edge = x(claim.threshold)
+    start, end = (edge, 250.0) if claim.comparison.startswith(">") else (0.0, edge)
+    dots = "".join(f'<circle cx="{x(value):.1f}" cy="28" r="4" fill="var(--ink)" fill-opacity=".55"/>'
+                   for value in values)
+    needed, null = (f"{min(max(x(value), 22), 228):.1f}" for value in (claim.threshold, claim.null))
+    return (
+        '<svg class="strip" viewBox="0 0 250 58" aria-hidden="true">'
+        f'<rect x="{start:.1f}" y="18" width="{max(end - start, 0):.1f}" height="20" rx="3" fill="var(--yes-back)"/>'
+        '<path d="M0 28H250" stroke="var(--rule)"/>'
+        f'<path d="M{edge:.1f} 16V40" stroke="var(--yes)" stroke-width="1.5"/>'
+        f'<path d="M{x(claim.null):.1f} 16V40" stroke="var(--no)" stroke-width="1.5" stroke-dasharray="3 2"/>{dots}'
+        f'<text x="{null}" y="11" text-anchor="middle">if false</text>'
+        f'<text x="{needed}" y="53" text-anchor="middle">needed</text></svg>'
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    lines = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            lines += _flat(value, f"{name} · ")
+        elif isinstance(value, list):
+            lines.append((name, ", ".join(_cell(item) for item in value)))
+        else:
+            lines.append((name, _cell(value)))
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or isinstance(value, (int, float)):
+        return number(value, 4)
+    return str(value)
+
+
+def _paper_numbers(artifact: Artifact) -> str:
+    if not artifact.paper_numbers:
+        return ""
+    return ("<details><summary>The paper’s numbers</summary>"
+            + _table(("quantity", "paper"), _flat(artifact.paper_numbers)) + "</details>")
+
+
+def _ledger(artifact: Artifact) -> str:
+    if not artifact.deviations and not artifact.reductions:
+        return ""
+    rows = [(d.paper, d.authors_code or "–", d.ours, d.why) for d in artifact.deviations]
+    text = _table(("the paper says", "the authors’ code does", "we do", "why"), rows) if rows else ""
+    if artifact.reductions:
+        sizes = ((key, _cell_or_list(ours), _cell_or_list(paper)) for key, (ours, paper) in artifact.reductions.items())
+        text += _table(("size", "here", "paper"), sizes)
+    count = len(artifact.deviations) + len(artifact.reductions)
+    return f"<details><summary>Where this run departs from the paper ({count})</summary>{text}</details>"
+
+
+def _cell_or_list(value: Any) -> str:
+    return _flat({"": value})[0][1] if value != {} else "–"
+
+
+def _settings(artifact: Artifact) -> str:
+    rows = _flat(artifact.config)
+    if artifact.seeds:
+        rows.append(("seeds", ", ".join(map(str, artifact.seeds))))
+    if not rows and not artifact.metrics:
+        return ""
+    text = _table(("setting", "value"), rows) if rows else ""
+    if artifact.metrics:
+        text += _table(("measured", "value"), _flat(artifact.metrics))
+    return f"<details><summary>Settings and measured numbers</summary>{text}</details>"
+
+
+def _footer(artifacts: Sequence[Artifact]) -> str:
+    seen: dict[str, None] = {}
+    for artifact in artifacts:
+        items = [f"{key} {value}" for key, value in artifact.environment.items() if value not in (None, "")]
+        if items:
+            seen[", ".join(items)] = None
+    times = sorted(artifact.created for artifact in artifacts if artifact.created)
+    lines = [f"<p>Measured on: {escape(text)}.</p>" for text in seen]
+    if times:
+        lines.append(f"<p>Finished {escape(times[-1].replace('T', ' ').replace('+00:00', ' UTC'))}.</p>")
+    took = ", ".join(f"{artifact.name} {number(round(artifact.duration_seconds, 1))} s" for artifact in artifacts
+                     if artifact.duration_seconds)
+    if took:
+        lines.append(f"<p>Duration, each with the training it needs: {escape(took)}.</p>")
+    lines.append("<p>A claim is reproduced when at least 80 % of all seeds meet its threshold, not reproduced when at "
+                 "least 80 % miss it; otherwise it cannot be told. Missing seeds count for neither side.</p>")
+    return f"<footer>{''.join(lines)}</footer>"

@@ -1,0 +1,205 @@
+"""The command line: each command with small fake experiments, its exit codes, and how errors look."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pathlens import __version__, cli, experiments
+from pathlens.artifacts import Artifact, Claim, load
+from pathlens.errors import DataMissingError, OptionError
+from pathlens.experiments import registry
+from pathlens.experiments.registry import Experiment, Run
+
+runner = CliRunner()
+CLAIM = Claim("more on top", threshold=2, comparison=">", null=1)
+TRAININGS: list[int] = []
+REAL_DEMO = cli.DEMO  # the tests below replace it
+
+
+def fake(run: Run, name: str) -> Artifact:
+    """A tiny experiment that shares a 'training' with its sibling."""
+    values = run.once("training", lambda: TRAININGS.append(1) or [3.0 + seed for seed in run.seeds])
+    run.progress("training", 1, 2)
+    run.progress("training", 2, 2)
+    return Artifact(name, "A fake [thing]", "none", run.scale, seeds=run.seeds, claims=[CLAIM.measure(values)],
+                    arrays={"v": np.array(values)}, config={"device": run.device})
+
+
+def broken(run: Run) -> Artifact:
+    raise OptionError("fake.broken: it broke on purpose [really]. Do not run it.")
+
+
+@pytest.fixture(autouse=True)
+def only_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    monkeypatch.setattr(experiments, "MODULES", {})
+    monkeypatch.setattr(cli, "DEMO", ("fake.one", "fake.two"))
+    monkeypatch.delenv("PATHLENS_DEBUG", raising=False)
+    monkeypatch.setenv("PATHLENS_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    TRAININGS.clear()
+    for name in ("fake.one", "fake.two"):
+        registry.register(Experiment(name, "none", "Fake", f"what {name} [does]", (CLAIM,),
+                                     lambda run, name=name: fake(run, name), data=("mnist",)))  # type: ignore[misc]
+    registry.register(Experiment("fake.broken", "none", "Broken", "fails", (CLAIM,), broken))
+
+
+def invoke(*words: str, code: int = 0) -> str:
+    result = runner.invoke(cli.app, list(words))
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    probe = ("import sys\nfrom typer.testing import CliRunner\nfrom pathlens.cli import app\n"
+             "r = CliRunner().invoke(app, ['--help'])\nassert r.exit_code == 0 and 'doctor' in r.output\n"
+             "bad = {'torch', 'numpy', 'matplotlib', 'sklearn'} & set(sys.modules)\nassert not bad, bad")
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", probe], check=True)
+    assert time.perf_counter() - start < 5  # a tenth of that here; torch alone takes longer on a slow machine
+
+
+def test_version() -> None:
+    assert invoke("--version").strip() == f"pathlens {__version__}"
+
+
+def test_run_trains_once_and_writes_artifacts_and_a_page(tmp_path: Path) -> None:
+    output = invoke("run", "fake.one", "fake.two", "--seeds", "3", "--device", "cpu", "--out", "o")
+    assert len(TRAININGS) == 1
+    for name in ("fake.one", "fake.two"):
+        artifact = load(tmp_path / "o" / "artifacts" / f"{name}.quick.json")
+        assert artifact.seeds == (0, 1, 2) and artifact.verdict == "reproduced" and artifact.config["device"] == "cpu"
+    assert "one, reproduced: more on top: 4 (3–5), needed above 2" in output
+    assert "A fake [thing]" in (tmp_path / "o" / "index.html").read_text()
+
+
+def test_run_at_paper_scale_with_a_pattern(tmp_path: Path) -> None:
+    invoke("run", "fake.[ot]*", "--scale", "paper", "--seeds", "1", "--device", "cpu")
+    found = sorted(path.name for path in (tmp_path / "runs" / "artifacts").glob("*.json"))
+    assert found == ["fake.one.paper.json", "fake.two.paper.json"]
+    assert load(tmp_path / "runs" / "artifacts" / found[0]).verdict == "cannot tell"  # one seed decides nothing
+
+
+def test_what_finished_before_an_error_is_kept(tmp_path: Path) -> None:
+    output = invoke("run", "fake.one", "fake.broken", "--device", "cpu", code=1)
+    assert "it broke on purpose [really]" in output and "Traceback" not in output
+    assert load(tmp_path / "runs" / "artifacts" / "fake.one.quick.json").verdict == "reproduced"
+
+
+def test_debug_mode_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATHLENS_DEBUG", "1")
+    result = runner.invoke(cli.app, ["run", "fake.broken", "--device", "cpu"])
+    assert isinstance(result.exception, OptionError)
+
+
+def test_unknown_experiment_suggests_the_closest() -> None:
+    assert "Did you mean 'fake.one'?" in invoke("run", "fake.onee", code=1)
+
+
+@pytest.mark.parametrize("words", [("run", "fake.one", "--seeds", "0"), ("run", "fake.one", "--scale", "huge"),
+                                   ("run",), ("unknown",)])
+def test_wrong_usage_is_exit_code_two(words: tuple[str, ...]) -> None:
+    invoke(*words, code=2)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta"])
+def test_a_device_that_cannot_be_used(device: str) -> None:
+    output = invoke("run", "fake.one", "--device", device, code=1)
+    assert f"--device '{device}'" in output and "Use cpu, cuda or auto." in output
+    assert not TRAININGS
+
+
+def test_list_shows_needs_and_status(tmp_path: Path) -> None:
+    assert invoke("list").count("not run") == 3
+    invoke("run", "fake.one", "fake.two", "--device", "cpu", "--out", "o")
+    (tmp_path / "o" / "artifacts" / "fake.two.quick.json").write_text("{")
+    lines = {line.split()[0]: line for line in invoke("list", "--in", "o").splitlines() if line.startswith("fake")}
+    assert "quick: reproduced" in lines["fake.one"] and "mnist" in lines["fake.one"]
+    assert "what fake.one [does]" in lines["fake.one"] and "1 / 1" in lines["fake.one"]
+    assert "unreadable" in lines["fake.two"]
+    assert "not run" in lines["fake.broken"]
+
+
+def test_demo_says_where_the_page_is_and_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    lines = invoke("demo", "--out", "d", "--seeds", "3").strip().splitlines()
+    page = tmp_path / "d" / "index.html"
+    assert lines[0] == f"The page: {page}" and page.exists() and not opened
+    assert lines[1].startswith("one, reproduced: more on top: 4 (3–5)") and len(lines) == 1 + 2
+    invoke("demo", "--out", "d", "--open")
+    assert opened == [page.as_uri()]
+
+
+def test_demo_shows_four_figures() -> None:
+    assert REAL_DEMO == ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6")
+
+
+def test_report_rebuilds_the_page_from_either_folder(tmp_path: Path) -> None:
+    invoke("run", "fake.one", "--device", "cpu", "--out", "o")
+    (tmp_path / "o" / "index.html").unlink()
+    invoke("report", "o")
+    assert (tmp_path / "o" / "index.html").exists()
+    invoke("report", "o/artifacts")
+    assert (tmp_path / "o" / "artifacts" / "index.html").exists()
+
+
+def test_report_of_nothing(tmp_path: Path) -> None:
+    assert "No folder of artifacts" in invoke("report", "none", code=1)
+    (tmp_path / "empty").mkdir()
+    assert "no artifact" in invoke("report", "empty", code=1)
+
+
+def test_doctor_shows_versions_memory_and_data() -> None:
+    output = invoke("doctor")
+    for words in (__version__, "torch", "cores usable", "free for this process", "cuda", "matplotlib", "MNIST",
+                  "absent"):
+        assert words in output, words
+
+
+def test_data_list_and_check() -> None:
+    output = invoke("data", "list")
+    assert "CIFAR-10" in output and "absent" in output and "Searched:" in output
+    invoke("data", "check")
+    assert "absent" in invoke("data", "check", "mnist", code=1)
+    assert "Did you mean 'mnist'?" in invoke("data", "check", "mnits", code=1)
+
+
+def test_data_import_prints_what_was_copied_and_fails_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "does not exist" in invoke("data", "import", "nowhere", code=1)
+    from pathlens.data import store
+
+    seen: list[object] = []
+
+    def copied(path: Path, names: list[str] | None) -> list[store.Imported]:
+        seen.append((path, names))
+        return [store.Imported("mnist", "idx.gz", tmp_path, ("a", "b"), 2048, True)]
+
+    monkeypatch.setattr(store, "import_from", copied)
+    assert f"mnist: 2 files, 2.0 KiB, checksums agree, in {tmp_path}" in invoke("data", "import", "x", "mnist")
+    invoke("data", "import", "x")
+    assert seen == [(Path("x"), ["mnist"]), (Path("x"), None)]
+
+
+def test_corrupt_data_is_exit_code_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathlens.data import store
+
+    bad = store.SetStatus("mnist", "MNIST", "corrupt", "idx.gz", tmp_path, "a: sha256 is 1, expected 2 [x]")
+    monkeypatch.setattr(store, "check", lambda name: bad)
+    assert "expected 2 [x]" in invoke("data", "check", code=1)
+
+
+def test_missing_data_in_an_experiment_is_one_paragraph() -> None:
+    def needy(run: Run) -> Artifact:
+        raise DataMissingError("MNIST is not on this machine. Run: pathlens data import FOLDER")
+
+    registry.register(Experiment("fake.needy", "none", "Needy", "needs data", (CLAIM,), needy))
+    assert "pathlens data import FOLDER" in invoke("run", "fake.needy", "--device", "cpu", code=1)
