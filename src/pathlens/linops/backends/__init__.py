@@ -1,0 +1,117 @@
+"""Backends turn two sides of a kernel expression into a tile; each is loaded when first used.
+
+The `Backend` protocol says what a backend offers; a new one adds a module and a line to the table here. May import only
+the errors and the rest of linops.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathlens.errors import OptionError, need_extra, unknown_name
+from pathlens.linops.nodes import Gram, Node, Side
+
+_MODULES = {"torch": "torch_backend", "popcount": "popcount"}
+# Loading and compiling the popcount kernel takes a second or two; below this much work torch is done sooner.
+_WORTH_COMPILING = 2e10
+
+
+def new_tile(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised matrix. On the CPU numpy allocates it: its huge pages halve the cost of fresh memory.
+
+    >>> new_tile(2, 3, torch.float32, torch.device("cpu")).shape
+    torch.Size([2, 3])
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(np.empty((rows, cols), np.float32 if dtype == torch.float32 else np.float64))
+    return torch.empty(rows, cols, dtype=dtype, device=device)
+
+
+class Pool:
+    """Scratch tiles by depth of the expression, reused from tile to tile: fresh pages cost more than the product.
+
+    >>> Pool(torch.float32, torch.device("cpu")).take(1, 2, 3).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._flat: dict[int, Tensor] = {}
+
+    def take(self, depth: int, rows: int, cols: int) -> Tensor:
+        """An uninitialised (rows, cols) tensor; valid until the next call with the same depth."""
+        flat = self._flat.get(depth)
+        if flat is None or flat.numel() < rows * cols:
+            flat = self._flat[depth] = new_tile(1, rows * cols, self.dtype, self.device)[0]
+        return flat[: rows * cols].view(rows, cols)
+
+
+class Backend(Protocol):
+    """What every backend offers."""
+
+    name: str
+
+    def exactly_symmetric(self, node: Node) -> bool:
+        """Whether tile (I, J) of a symmetric node is bit for bit the transpose of tile (J, I)."""
+
+    def gram_flops(self, gram: Gram) -> float:
+        """Cost of one entry of a Gram node, in operations at the rate of a matrix product."""
+
+    def unit_tile(self, node: Node, left: Side, right: Side, out: Tensor, pool: Pool) -> None:
+        """Write K̂ of shape (len(left), len(right)) to ``out``, whose rows are contiguous."""
+
+
+def known() -> tuple[str, ...]:
+    """Names that may be given as ``backend=``.
+
+    >>> known()
+    ('auto', 'popcount', 'torch')
+    """
+    return ("auto", *sorted(_MODULES))
+
+
+def check_name(name: str) -> str:
+    """The name itself, or the error that lists those known."""
+    if name not in known():
+        raise unknown_name("backend", name, known())
+    return name
+
+
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
+def choose(name: str, node: Node, device: torch.device) -> str:
+    """The backend that will run: ``auto`` takes popcount for large kernels of 0/1 factors on a CPU with numba.
+
+    Asking for popcount by name without numba, or off the CPU, is an error.
+    """
+    if name == "popcount":
+        if not _has_numba():
+            raise need_extra("fast", "numba", "the popcount backend")
+        if device.type != "cpu":
+            raise OptionError(f"the popcount backend works on CPU tensors, the factors are on {device}. "
+                              f"Use backend='torch', or move the factors with `.cpu()`.")
+        return name
+    if name == "torch":
+        return name
+    binary = sum(leaf.r for leaf in node.leaves() if isinstance(leaf, Gram) and leaf.binary)
+    worth = 2.0 * node.n * node.m * binary > _WORTH_COMPILING
+    return "popcount" if worth and device.type == "cpu" and _has_numba() else "torch"
+
+
+def load(name: str) -> Backend:
+    """The backend of that name; its module is imported here and nowhere else.
+
+    >>> load("torch").name
+    'torch'
+    """
+    module = importlib.import_module(f"pathlens.linops.backends.{_MODULES[name]}")
+    backend: Backend = module.BACKEND
+    return backend

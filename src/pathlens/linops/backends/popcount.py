@@ -1,0 +1,173 @@
+"""Overlap counts of 0/1 factors by AND and popcount on packed bits, all layers of a product in one pass over the tile.
+
+Factors that are not 0/1 go to the torch backend. Needs numba (extra ``fast``), so this module is imported only when the
+backend is asked for by name or chosen by ``auto``; the compiled code is kept beside this file, or in the user's cache
+folder where that is read-only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numba.extending import intrinsic
+from torch import Tensor
+
+from pathlens.linops.backends import Pool
+from pathlens.linops.backends.torch_backend import Pair, gram_product, walk
+from pathlens.linops.nodes import Gram, Node, Side
+
+_STRIP = 1024  # columns worked on together: the words of a strip stay in the cache while rows pass by
+_THREAD_WORK = 1 << 22  # pairs × words below which starting a second thread costs more than it gives
+
+
+def _compile(function: Callable[..., None]) -> Any:
+    try:
+        return numba.njit(function, nogil=True, cache=True)
+    except RuntimeError:  # neither the package folder nor the user's cache can be written: compile in every process
+        return numba.njit(function, nogil=True)
+
+
+@intrinsic
+def _count_ones(typing_context: Any, word: Any) -> Any:
+    """Number of one-bits of an unsigned word; LLVM makes it one vector instruction where the processor has it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return word(word), generate
+
+
+_ones: Any = _count_ones  # called with one argument: numba supplies the typing context
+
+
+def _multiply_counts(rows: Any, cols: Any, starts: Any, row_scale: Any, col_scale: Any, out: Any, stride: int, low: int,
+                     high: int) -> None:
+    """out[i·stride + j] = row_scale_i · col_scale_j · ∏_f popcount(rows_i,f & cols_f,j) for rows low ≤ i < high.
+
+    rows (b, W) and cols (W, c) hold the words of all factors; factor f owns words starts_f … starts_{f+1}−1.
+    """
+    width = cols.shape[1]
+    count = np.empty(_STRIP, np.uint32)
+    for j0 in range(0, width, _STRIP):
+        j1 = min(j0 + _STRIP, width)
+        size = j1 - j0
+        scale = col_scale[j0:j1]
+        for i in range(low, high):
+            value = out[i * stride + j0 : i * stride + j1]
+            for j in range(size):
+                value[j] = row_scale[i] * scale[j]
+            for f in range(starts.shape[0] - 1):
+                w, stop = starts[f], starts[f + 1]
+                # The usual widths (32, 64, 128) go without a round trip of the counts through memory.
+                if stop - w == 1:
+                    a0, b0 = rows[i, w], cols[w, j0:j1]
+                    for j in range(size):
+                        value[j] *= np.int32(_ones(a0 & b0[j]))
+                elif stop - w == 2:
+                    a0, a1 = rows[i, w], rows[i, w + 1]
+                    b0, b1 = cols[w, j0:j1], cols[w + 1, j0:j1]
+                    for j in range(size):
+                        value[j] *= np.int32(_ones(a0 & b0[j]) + _ones(a1 & b1[j]))
+                elif stop - w == 4:
+                    a0, a1, a2, a3 = rows[i, w], rows[i, w + 1], rows[i, w + 2], rows[i, w + 3]
+                    b0, b1, b2, b3 = cols[w, j0:j1], cols[w + 1, j0:j1], cols[w + 2, j0:j1], cols[w + 3, j0:j1]
+                    for j in range(size):
+                        value[j] *= np.int32(
+                            _ones(a0 & b0[j]) + _ones(a1 & b1[j]) + _ones(a2 & b2[j]) + _ones(a3 & b3[j]))
+                else:
+                    for j in range(size):
+                        count[j] = np.uint32(0)
+                    while w + 4 <= stop:
+                        a0, a1, a2, a3 = rows[i, w], rows[i, w + 1], rows[i, w + 2], rows[i, w + 3]
+                        b0, b1, b2, b3 = cols[w, j0:j1], cols[w + 1, j0:j1], cols[w + 2, j0:j1], cols[w + 3, j0:j1]
+                        for j in range(size):
+                            count[j] += _ones(a0 & b0[j]) + _ones(a1 & b1[j]) + _ones(a2 & b2[j]) + _ones(a3 & b3[j])
+                        w += 4
+                    while w < stop:
+                        a0, b0 = rows[i, w], cols[w, j0:j1]
+                        for j in range(size):
+                            count[j] += _ones(a0 & b0[j])
+                        w += 1
+                    for j in range(size):
+                        value[j] *= np.int32(count[j])
+
+
+_kernel = _compile(_multiply_counts)
+
+
+def _words(sides: Sequence[Side]) -> np.ndarray:
+    parts = []
+    for side in sides:
+        assert isinstance(side.node, Gram)
+        parts.append(side.node.side_rows(side.right).bits(side.index))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _scale(sides: Sequence[Side]) -> Tensor:
+    """Σ of the shifts: log₂ of what takes a row's product of counts to the unit product."""
+    return torch.stack([side.shift for side in sides if side.shift is not None]).sum(0)
+
+
+def count_product(pairs: Sequence[Pair], out: Tensor) -> bool:
+    """Write ∘_f X_f Y_fᵀ of 0/1 factors to ``out``; False where the scales leave the range of the dtype."""
+    lefts, rights = [x for x, _ in pairs], [y for _, y in pairs]
+    row_log, col_log = _scale(lefts), _scale(rights)
+    # Counts multiply up from the scales: the scales must not underflow before, nor the counts overflow after.
+    reach = 100.0 if out.dtype == torch.float32 else 900.0
+    counts = sum(math.log2(pair[0].node.r) for pair in pairs if isinstance(pair[0].node, Gram))
+    low, high = float(row_log.min() + col_log.min()), float(row_log.max() + col_log.max())
+    if low < -reach or high + counts > reach:
+        return False
+    words, columns = _words(lefts), np.ascontiguousarray(_words(rights).T)
+    sizes = [-(-pair[0].node.r // 32) for pair in pairs if isinstance(pair[0].node, Gram)]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    row_scale, col_scale = (torch.exp2(log).to(out.dtype).numpy() for log in (row_log, col_log))
+    n, m = out.shape
+    stride = out.stride(0) if n > 1 else m
+    flat = out.as_strided(((n - 1) * stride + m,), (1,)).numpy()
+
+    def run(lo: int, hi: int) -> None:
+        _kernel(words, columns, starts, row_scale, col_scale, flat, stride, lo, hi)
+
+    workers = min(torch.get_num_threads(), n)
+    if workers == 1 or n * m * words.shape[1] < _THREAD_WORK:
+        run(0, n)
+    else:
+        # Own threads: numba's default layer aborts the process when two Python threads enter it at once.
+        cuts = [n * k // workers for k in range(workers + 1)]
+        with ThreadPoolExecutor(workers) as threads:
+            list(threads.map(run, cuts[:-1], cuts[1:]))
+    return True
+
+
+def _grams(pairs: Sequence[Pair], out: Tensor, scratch: Callable[[], Tensor]) -> None:
+    binary = [pair for pair in pairs if isinstance(pair[0].node, Gram) and pair[0].node.binary]
+    if binary and count_product(binary, out):
+        rest = [pair for pair in pairs if not (isinstance(pair[0].node, Gram) and pair[0].node.binary)]
+        gram_product(rest, out, scratch, start=False)
+    else:
+        gram_product(pairs, out, scratch)
+
+
+class PopcountBackend:
+    """Bit counts for 0/1 factors, matrix products for the others."""
+
+    name = "popcount"
+
+    def exactly_symmetric(self, node: Node) -> bool:
+        return all(isinstance(leaf, Gram) and leaf.binary for leaf in node.leaves())
+
+    def gram_flops(self, gram: Gram) -> float:
+        return 0.25 * gram.r if gram.binary else 2.0 * gram.r  # measured: a tile of bits is about eight times cheaper
+
+    def unit_tile(self, node: Node, left: Side, right: Side, out: Tensor, pool: Pool) -> None:
+        walk(node, left, right, out, pool, 0, _grams)
+
+
+BACKEND = PopcountBackend()

@@ -1,0 +1,205 @@
+"""Evaluation of an expression: sides, tiles, diagonals and dense matrices within a memory budget.
+
+Products with vectors live in ``matmul``, solvers in ``solvers``. May import only the errors and the rest of linops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pathlens.errors import BudgetError, NotFiniteError, ScaleError
+from pathlens.linops import backends
+from pathlens.linops.backends import Backend, Pool, new_tile
+from pathlens.linops.budget import TILE_EDGE, TilePlan, blocks, human_bytes, plan_tiles
+from pathlens.linops.indexing import Index, as_tensor
+from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, strip
+from pathlens.linops.progress import Meter
+
+_STRIP = 1 << 16  # entries rescaled together where scales leave the range of the dtype
+
+
+def overflow_error(what: str, dtype: torch.dtype, largest_log2: float) -> ScaleError:
+    """The error for numbers beyond the dtype, with their size and the remedy."""
+    return ScaleError(f"{what} would reach about 2^{largest_log2:.0f}, beyond {dtype} (2^{_top_exponent(dtype)}). "
+                      f"Use K.normalised(), float64 factors, or K.exact_counts() for 0/1 factors.")
+
+
+def _top_exponent(dtype: torch.dtype) -> int:
+    return 128 if dtype == torch.float32 else 1024
+
+
+def top_log2(left: Side, right: Side) -> float:
+    """log₂ of a bound on every entry between two sides."""
+    return float((left.exponent + left.log_norm).max() + (right.exponent + right.log_norm).max())
+
+
+@dataclass
+class Evaluator:
+    """One expression with what it takes to evaluate it.
+
+    Attributes
+    ----------
+    node
+        The expression.
+    dtype, device
+        Of every tile.
+    backend
+        Loaded backend.
+    budget
+        Bytes that may be allocated beyond the factors.
+    """
+
+    node: Node
+    dtype: torch.dtype
+    device: torch.device
+    backend: Backend
+    budget: int
+
+    def __post_init__(self) -> None:
+        self.pool = Pool(self.dtype, self.device)
+        leaves = list(self.node.leaves())
+        grams = [leaf for leaf in leaves if isinstance(leaf, Gram)]
+        self.streamed = any(g.left.streamed or g.right.streamed for g in grams)
+        self.has_leaf = any(isinstance(leaf, Leaf) for leaf in leaves)
+        size = self.dtype.itemsize
+        self.row_bytes = sum(g.left.row_bytes(size) for g in grams) + 64 * len(leaves)
+        self.col_bytes = sum(g.right.row_bytes(size) for g in grams) + 64 * len(leaves)
+
+    @classmethod
+    def make(cls, node: Node, dtype: torch.dtype, device: torch.device, backend: str, budget: int) -> Evaluator:
+        """Choose and load the backend."""
+        return cls(node, dtype, device, backends.load(backends.choose(backend, node, device)), budget)
+
+    def sub(self, node: Node) -> Evaluator:
+        """The same settings for another expression."""
+        return Evaluator(node, self.dtype, self.device, self.backend, self.budget)
+
+    # --- plans -------------------------------------------------------------------------------------------------
+
+    def plan(self, *, reserve: int = 0, square: bool | None = None, extra_buffers: int = 0) -> TilePlan:
+        """Tile edges for the budget; square ones where the upper triangle is walked."""
+        return plan_tiles(
+            self.node.n, self.node.m,
+            entry_bytes=(self.node.buffers() + extra_buffers) * self.dtype.itemsize,
+            row_bytes=self.row_bytes, col_bytes=self.col_bytes, budget=self.budget, reserve=reserve,
+            edge=None if self.streamed else TILE_EDGE,
+            square=self.node.symmetric if square is None else square,
+            what="a tile of the kernel",
+        )
+
+    def row_plan(self, *, reserve: int = 0, row_bytes: int = 0, what: str = "a block of rows") -> int:
+        """Rows of both sides that fit together, for work that never forms a tile."""
+        each = self.row_bytes + self.col_bytes + row_bytes
+        if self.budget - reserve < each:
+            raise BudgetError(f"{what}: one row needs {human_bytes(each + reserve)}, the budget is "
+                              f"{human_bytes(self.budget)}. Raise max_bytes.")
+        return max(min((self.budget - reserve) // each, max(self.node.n, self.node.m), 8192), 1)
+
+    # --- sides and tiles ---------------------------------------------------------------------------------------
+
+    def side(self, index: Index, right: bool, fold: bool) -> Side:
+        """A side; with ``fold`` moderate exponents go into the factor rows, so that tiles come out in true size."""
+        side = self.node.side(index, right)
+        # Half of the dtype's range at most, from both sides together: partial products then stay finite.
+        if fold and bool((side.exponent.abs() <= (40 if self.dtype == torch.float32 else 400)).all()):
+            side.lift(side.exponent)
+        return side
+
+    def unit_tile(self, left: Side, right: Side, out: Tensor | None = None) -> Tensor:
+        """K̂ between two sides, in ``out`` or in a buffer that the next tile reuses."""
+        if out is None:
+            out = self.pool.take(0, len(left), len(right))
+        self.backend.unit_tile(self.node, left, right, out, self.pool)
+        if self.has_leaf and not bool(torch.isfinite(out).all()):
+            names = ", ".join(repr(leaf.name) for leaf in self.node.leaves() if isinstance(leaf, Leaf))
+            raise NotFiniteError(f"tile of shape {tuple(out.shape)} contains NaN or infinity; the operator {names} "
+                                 f"returned it. Check its `tile`.")
+        return out
+
+    def tile(self, left: Side, right: Side, out: Tensor | None = None) -> Tensor:
+        """K between two sides in true size; an overflow of the dtype raises."""
+        tile = self.unit_tile(left, right, out)
+        if bool((left.exponent != 0).any()) or bool((right.exponent != 0).any()):
+            step = max(_STRIP // len(right), 1)
+            for lo in range(0, len(left), step):
+                exponent = left.exponent[lo : lo + step, None] + right.exponent[None, :]
+                tile[lo : lo + step] = exp2_scale(tile[lo : lo + step], exponent)
+        top = top_log2(left, right)
+        if top > _top_exponent(self.dtype) - 1 and not bool(torch.isfinite(tile).all()):
+            raise overflow_error("entries of the kernel", self.dtype, top)
+        return tile
+
+    def index_tile(self, rows: Index, cols: Index) -> Tensor:
+        """K on chosen rows and columns, in true size, freshly allocated."""
+        return self.tile(self.side(rows, False, True), self.side(cols, True, True),
+                         new_tile(len(rows), len(cols), self.dtype, self.device))
+
+    def pairs(self, plan: TilePlan, *, upper: bool, fold: bool) -> Iterator[tuple[range, range, Side, Side]]:
+        """Blocks of rows and columns with their sides; with ``upper`` those on and above the diagonal."""
+        all_cols = blocks(self.node.m, plan.cols)
+        for rows in blocks(self.node.n, plan.rows):
+            left = self.side(rows, False, fold)
+            for cols in all_cols:
+                if not upper or cols.start >= rows.start:
+                    yield rows, cols, left, self.side(cols, True, fold)
+
+    def dense(self, label: str = "kernel tiles") -> Tensor:
+        """The whole matrix, (n, m); exactly symmetric where the kernel is."""
+        n, m, size = self.node.n, self.node.m, self.dtype.itemsize
+        whole = n * m * size
+        if whole > self.budget:
+            raise BudgetError(f"dense: a {n} × {m} matrix of {self.dtype} takes {human_bytes(whole)}, the budget is "
+                              f"{human_bytes(self.budget)}. Raise max_bytes, take K[rows, cols], or use K.tiles().")
+        # Mirroring a tile costs about as much as counting bits again, so exact backends compute both triangles.
+        mirror = self.node.symmetric and not self.backend.exactly_symmetric(self.node)
+        plan = self.plan(reserve=whole, square=mirror, extra_buffers=2 if mirror else 0)
+        out = new_tile(n, m, self.dtype, self.device)
+        count = -(-n // plan.rows) * -(-m // plan.cols)
+        with Meter(label, count) as meter:
+            for rows, cols, left, right in self.pairs(plan, upper=mirror, fold=True):
+                spot = out[rows.start : rows.stop, cols.start : cols.stop]
+                tile = self.tile(left, right, spot)
+                if mirror and rows == cols:
+                    spot.copy_(tile.triu() + tile.triu(1).T)
+                elif mirror:
+                    out[cols.start : cols.stop, rows.start : rows.stop] = tile.T
+                meter.advance(2 if mirror and rows != cols else 1)
+        return out
+
+    # --- diagonal ----------------------------------------------------------------------------------------------
+
+    def log_diagonal(self) -> tuple[Tensor, Tensor]:
+        """(u, e) in float64 with K_ii = u_i · 2^e_i; u is within a small factor of 1 or zero. Square kernels only."""
+        units, exponents = [], []
+        for rows in blocks(self.node.n, self.row_plan(what="the diagonal")):
+            left, right = self.side(rows, False, False), self.side(rows, True, False)
+            units.append(self._unit_diagonal(self.node, left, right).double())
+            exponents.append(left.exponent + right.exponent)
+        return torch.cat(units), torch.cat(exponents)
+
+    def _unit_diagonal(self, node: Node, left: Side, right: Side) -> Tensor:
+        node, left = strip(node, left)
+        right = strip(right.node, right)[1]
+        if isinstance(node, Gram):
+            # einsum sums without a (b, r) product of its own
+            return torch.einsum("ir,ir->i", left.unit_rows(self.dtype), right.unit_rows(self.dtype))
+        if isinstance(node, Scale):
+            return self._unit_diagonal(node.child, left.parts[0], right.parts[0]) * node.mantissa
+        if isinstance(node, Leaf):
+            assert left.shift is not None and right.shift is not None
+            i, j = as_tensor(left.index, self.device), as_tensor(right.index, self.device)
+            if node.n == node.m and torch.equal(i, j):
+                entries = node.operator.diagonal()[i]
+            else:  # a selection pairs other entries than the operator's own diagonal
+                entries = torch.cat([node.operator.tile(i[k : k + 1], j[k : k + 1])[0] for k in range(len(i))])
+            return exp2_scale(entries, left.shift + right.shift)
+        parts = [self._unit_diagonal(c, x, y) for c, x, y in zip(node.children(), left.parts, right.parts)]
+        assert isinstance(node, (Sum, Hadamard))
+        out = parts[0]
+        for part in parts[1:]:
+            out = out + part if isinstance(node, Sum) else out * part
+        return out

@@ -1,0 +1,370 @@
+"""Factor matrices of Gram kernels: resident tensors, or rows that are recomputed block by block.
+
+A factor F is n × r; its rows are known here by their norms, as log₂ in float64, so that products of many of them
+neither overflow nor underflow. What is built from factors lives in ``nodes``. May import only the errors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, RecordError, ShapeError, unknown_name
+from pathlens.linops.indexing import Index, as_tensor, take_rows
+
+FLOATS = (torch.float32, torch.float64)
+_CHUNK = 1 << 20  # entries looked at together when a factor is checked: small beside any budget
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """What can recompute any consecutive rows of one factor, or of a bundle of factors.
+
+    ``n`` is the number of rows; ``rows(lo, hi)`` returns the tensor of shape (hi − lo, r), or a mapping from names to
+    such tensors. It must return the same numbers every time.
+    """
+
+    n: int
+
+    def rows(self, lo: int, hi: int) -> Tensor | Mapping[str, Tensor]:
+        """Rows lo … hi−1."""
+
+
+class Factor(NamedTuple):
+    """One factor of a term: the Gram matrix left · rightᵀ, entry (i, j) = Σ_a left_ia right_ja.
+
+    Attributes
+    ----------
+    name
+        What messages and ``repr`` call it.
+    left
+        (n, r) float32, float64 or bool tensor, a `RowSource`, or one key of a `RowStream`.
+    right
+        (m, r) likewise. None, or the same object as ``left``, makes the kernel symmetric; an equal copy does not.
+
+    Examples
+    --------
+    >>> Factor("gate", torch.eye(2)).right is None
+    True
+    >>> Factor.ones(3).left.shape
+    torch.Size([3, 1])
+    """
+
+    name: str
+    left: Any
+    right: Any = None
+
+    @classmethod
+    def ones(cls, n: int, m: int | None = None, *, name: str = "1", device: torch.device | str = "cpu") -> Factor:
+        """The all-ones Gram matrix of rank 1, as a bias adds it; ``m`` columns make it a cross kernel."""
+        left = torch.ones(n, 1, dtype=torch.bool, device=device)
+        return cls(name, left, None if m is None else torch.ones(m, 1, dtype=torch.bool, device=device))
+
+
+def log2_norms(block: Tensor, name: str, first_row: int = 0) -> Tensor:
+    """log₂ of each row's Euclidean norm, in float64; −inf for a zero row.
+
+    Exact to rounding for any finite input: rows are scaled by a power of two before squaring.
+
+    Parameters
+    ----------
+    block
+        (b, r) tensor.
+    name, first_row
+        For the error that names a row with NaN or infinity.
+
+    Examples
+    --------
+    >>> log2_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-30, 0.0]]), "F")
+    tensor([  2.3219,     -inf, -99.6578], dtype=torch.float64)
+    """
+    if block.dtype == torch.bool:
+        return block.sum(1, dtype=torch.float64).log2().mul_(0.5)
+    peak = block.abs().amax(1)
+    bad = ~torch.isfinite(peak)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        column = int((~torch.isfinite(block[row])).nonzero()[0, 0])
+        raise NotFiniteError(f"GramSum: factor {name!r} has {float(block[row, column])} at row {first_row + row}, "
+                             f"column {column}; {int(bad.sum())} of the {len(block)} rows looked at are not finite. "
+                             f"Clean the data, or check that training did not diverge.")
+    exponent = torch.frexp(peak.double()).exponent.double().clamp(min=-1000.0)
+    scaled = block.double() * torch.exp2(-exponent)[:, None]
+    return torch.linalg.vector_norm(scaled, dim=1).log2().add_(exponent)
+
+
+class Rows(ABC):
+    """One side of a Gram matrix, by rows. Final classes: `ResidentRows`, `StreamedRows`."""
+
+    name: str
+    n: int
+    r: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    @abstractmethod
+    def streamed(self) -> bool:
+        """Whether rows are recomputed for every tile."""
+
+    @property
+    @abstractmethod
+    def binary(self) -> bool:
+        """Whether every entry is known to be 0 or 1."""
+
+    @abstractmethod
+    def take(self, index: Index) -> Tensor:
+        """The rows asked for, (b, r), in the factor's own dtype; must not be written to."""
+
+    @abstractmethod
+    def log2_norms(self, index: Index) -> Tensor:
+        """log₂ of their norms, (b,) float64."""
+
+    @abstractmethod
+    def bits(self, index: Index) -> np.ndarray:
+        """The rows as packed bits, (b, ⌈r/32⌉) uint32; for binary factors on the CPU only."""
+
+    @abstractmethod
+    def row_bytes(self, itemsize: int) -> int:
+        """Bytes that one gathered and scaled row takes beyond the factor itself."""
+
+
+def pack_bits(block: Tensor) -> np.ndarray:
+    """Pack a 0/1 matrix, 32 columns to a word, padded with zeros.
+
+    Examples
+    --------
+    >>> pack_bits(torch.ones(1, 40, dtype=torch.bool)).shape
+    (1, 2)
+    """
+    flags = block.numpy() if block.dtype == torch.bool else (block != 0).numpy()
+    packed = np.packbits(flags, axis=1)
+    short = -packed.shape[1] % 4
+    if short:
+        packed = np.pad(packed, ((0, 0), (0, short)))
+    return np.ascontiguousarray(packed).view(np.uint32)
+
+
+class ResidentRows(Rows):
+    """A factor held as a tensor; the tensor is kept by reference and detached, never copied or written to."""
+
+    def __init__(self, name: str, tensor: Tensor) -> None:
+        self.name = name
+        self.tensor = tensor.detach()
+        self.n, self.r = tensor.shape
+        self.dtype, self.device = tensor.dtype, tensor.device
+        norms, binary = [], True
+        step = max(_CHUNK // self.r, 1)
+        for lo in range(0, self.n, step):
+            block = self.tensor[lo : lo + step]
+            norms.append(log2_norms(block, name, lo))
+            binary = binary and (block.dtype == torch.bool or bool(((block == 0) | (block == 1)).all()))
+        self._log2_norms = torch.cat(norms)
+        self._binary = binary
+        self._bits: np.ndarray | None = None
+
+    @property
+    def streamed(self) -> bool:
+        return False
+
+    @property
+    def binary(self) -> bool:
+        return self._binary
+
+    def take(self, index: Index) -> Tensor:
+        return take_rows(self.tensor, index)
+
+    def log2_norms(self, index: Index) -> Tensor:
+        return take_rows(self._log2_norms, index)
+
+    def bits(self, index: Index) -> np.ndarray:
+        if self._bits is None:
+            step = max(_CHUNK // self.r, 1)
+            self._bits = np.concatenate([pack_bits(self.tensor[lo : lo + step]) for lo in range(0, self.n, step)])
+        if isinstance(index, range) and index.step == 1:
+            return self._bits[index.start : index.stop]
+        return self._bits[as_tensor(index, torch.device("cpu")).numpy()]
+
+    def row_bytes(self, itemsize: int) -> int:
+        return 2 * self.r * itemsize + 32  # a gathered copy, the scaled one, and exponents
+
+
+class RowStream:
+    """Factors that are recomputed in row blocks, each block once for all of its factors.
+
+    Parameters
+    ----------
+    source
+        A `RowSource` whose ``rows`` returns a mapping from names to tensors.
+
+    Notes
+    -----
+    The two latest blocks are kept, because a tile needs one block of rows and one of columns.
+
+    Examples
+    --------
+    >>> class Net:
+    ...     n = 4
+    ...     def rows(self, lo, hi):
+    ...         x = torch.arange(lo, hi).float()[:, None]
+    ...         return {"x": x, "gate": x > 1}
+    >>> stream = RowStream(Net())
+    >>> stream["gate"].r, sorted(stream.names)
+    (1, ['gate', 'x'])
+    """
+
+    def __init__(self, source: RowSource) -> None:
+        if not isinstance(source, RowSource):
+            raise RecordError(f"RowStream: {type(source).__name__} lacks `n` or `rows(lo, hi)`. "
+                              f"Give an object with both.")
+        if source.n < 1:
+            raise EmptyDataError(f"RowStream: {type(source).__name__} has {source.n} rows, expected at least one.")
+        self.source = source
+        self.n = int(source.n)
+        self._kept: OrderedDict[tuple[int, int] | bytes, dict[str, tuple[Tensor, Tensor]]] = OrderedDict()
+        self._probe = self._ask(0, 1)
+        self._rows: dict[str, StreamedRows] = {}
+        self.recomputed = 0  # rows computed so far; tests and `repr` of callers read it
+
+    def _ask(self, lo: int, hi: int) -> dict[str, Tensor]:
+        with torch.no_grad():
+            got = self.source.rows(lo, hi)
+        table = {"": got} if isinstance(got, Tensor) else dict(got)
+        return {key: value.detach() for key, value in table.items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the factors; one empty name where the source returns a bare tensor."""
+        return tuple(self._probe)
+
+    def __getitem__(self, key: str) -> StreamedRows:
+        if key not in self._probe:
+            raise unknown_name("streamed factor", key, self._probe)
+        if key not in self._rows:  # one object per key, so that 'the same object on both sides' means what it says
+            probe = check_matrix(self._probe[key], key or type(self.source).__name__)
+            self._rows[key] = StreamedRows(key or type(self.source).__name__, self, key, probe)
+        return self._rows[key]
+
+    def block(self, index: Index) -> dict[str, tuple[Tensor, Tensor]]:
+        """Factor name → (the rows asked for, log₂ of their norms), checked."""
+        if isinstance(index, range) and index.step == 1:
+            key: tuple[int, int] | bytes = (index.start, index.stop)
+        else:
+            index = as_tensor(index, torch.device("cpu"))
+            key = index.numpy().tobytes()
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        while len(self._kept) > 1:  # before asking, so that no third block is ever alive
+            self._kept.popitem(last=False)
+        if isinstance(index, range):
+            got = self._checked(index.start, index.stop)
+        else:
+            ordered, back = torch.unique(index, return_inverse=True)
+            # Runs of neighbours are asked for together; no run is longer than the index, so the budget holds.
+            runs = torch.tensor_split(ordered, ((ordered.diff() != 1).nonzero()[:, 0] + 1).tolist())
+            parts = [self._checked(int(run[0]), int(run[-1]) + 1) for run in runs]
+            got = {}
+            for name in self.names:
+                rows = torch.cat([part[name][0] for part in parts])
+                norms = torch.cat([part[name][1] for part in parts])
+                for part in parts:
+                    del part[name]
+                at = back.to(rows.device)
+                got[name] = (rows.index_select(0, at), norms.index_select(0, at))
+        self._kept[key] = got
+        return got
+
+    def _checked(self, lo: int, hi: int) -> dict[str, tuple[Tensor, Tensor]]:
+        checked = {}
+        for key, value in self._ask(lo, hi).items():
+            probe, name = self._probe[key], key or type(self.source).__name__
+            if value.shape != (hi - lo, *probe.shape[1:]) or value.dtype != probe.dtype:
+                raise ShapeError(f"RowStream: rows({lo}, {hi}) of factor {name!r} have shape {tuple(value.shape)} and "
+                                 f"{value.dtype}, expected {(hi - lo, *probe.shape[1:])} and {probe.dtype}. "
+                                 f"A source must return the same columns for every block.")
+            checked[key] = (value, log2_norms(value, name, lo))
+        self.recomputed += hi - lo
+        return checked
+
+    def forget(self) -> None:
+        """Drop the kept blocks."""
+        self._kept.clear()
+
+
+class StreamedRows(Rows):
+    """One factor of a `RowStream`."""
+
+    def __init__(self, name: str, stream: RowStream, key: str, probe: Tensor) -> None:
+        self.name, self.stream, self.key = name, stream, key
+        self.n, self.r = stream.n, probe.shape[1]
+        self.dtype, self.device = probe.dtype, probe.device
+
+    @property
+    def streamed(self) -> bool:
+        return True
+
+    @property
+    def binary(self) -> bool:
+        return self.dtype == torch.bool  # a float stream would have to be read through to know
+
+    def take(self, index: Index) -> Tensor:
+        return self.stream.block(index)[self.key][0]
+
+    def log2_norms(self, index: Index) -> Tensor:
+        return self.stream.block(index)[self.key][1]
+
+    def bits(self, index: Index) -> np.ndarray:
+        return pack_bits(self.take(index))
+
+    def row_bytes(self, itemsize: int) -> int:
+        return self.r * (self.dtype.itemsize + 2 * itemsize) + 48  # the kept block, a gathered copy, the scaled one
+
+
+def check_matrix(value: Any, name: str) -> Tensor:
+    """A factor as a tensor, or the error that says what is wrong with it."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, Tensor):
+        raise DTypeError(f"GramSum: factor {name!r} is a {type(value).__name__}, expected a torch tensor, or an object "
+                         f"with `n` and `rows(lo, hi)`.")
+    if value.ndim != 2 or value.shape[1] == 0:
+        raise ShapeError(f"GramSum: factor {name!r} has shape {tuple(value.shape)}, expected (rows, columns) with at "
+                         f"least one column. Flatten the rest with `.flatten(1)`.")
+    if value.shape[0] == 0:
+        raise EmptyDataError(f"GramSum: factor {name!r} has no rows, shape {tuple(value.shape)}.")
+    if value.dtype not in (*FLOATS, torch.bool):
+        raise DTypeError(f"GramSum: factor {name!r} has dtype {value.dtype}, expected float32, float64 or bool. "
+                         f"Convert it with `.float()` or `.double()`.")
+    return value
+
+
+class RowTable:
+    """Turns what users give into `Rows`, one per object, so that shared factors are checked and streamed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Rows]] = {}  # the object itself is kept: an id is only unique while it lives
+
+    def rows(self, value: Any, name: str) -> Rows:
+        """The rows of a tensor, an array, a `RowSource`, or a key of a `RowStream`."""
+        if isinstance(value, Rows):
+            return value
+        if id(value) not in self._known:
+            self._known[id(value)] = (value, self._build(value, name))
+        return self._known[id(value)][1]
+
+    @staticmethod
+    def _build(value: Any, name: str) -> Rows:
+        if not isinstance(value, (Tensor, np.ndarray)) and isinstance(value, (RowStream, RowSource)):
+            stream = value if isinstance(value, RowStream) else RowStream(value)
+            if stream.names != ("",):
+                raise RecordError(f"GramSum: factor {name!r} is a bundle of {', '.join(stream.names)}; choose one, for "
+                                  f"example RowStream(source)[{stream.names[0]!r}].")
+            return stream[""]
+        return ResidentRows(name, check_matrix(value, name))

@@ -1,0 +1,439 @@
+"""The expression tree of a kernel: Gram, Sum, Hadamard, Scale, Select and Leaf nodes, and their sides.
+
+A *side* is a node restricted to some rows (or columns). It carries, per row i, an integer exponent eᵢ and a bound on
+the norm, so that K_ij = 2^eᵢ · K̂_ij · 2^eⱼ with |K̂_ij| ≤ νᵢνⱼ and ν near 1 whatever the sizes of the factors: rows
+are brought to norm in [½, 1) by powers of two, which is exact, so integer counts stay integers. Tiles are made from two
+sides by a backend; a tree is never multiplied out. May import only the errors and the rest of linops.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pathlens.errors import DTypeError, ShapeError
+from pathlens.linops.factors import Rows
+from pathlens.linops.indexing import Index, as_tensor, compose, same_index
+
+if TYPE_CHECKING:
+    from pathlens.linops.operator import KernelOperator
+
+_MINUS_INF = float("-inf")
+
+
+def exp2_scale(block: Tensor, exponent: Tensor) -> Tensor:
+    """block · 2^exponent, exact, even where the power of two itself does not fit the dtype.
+
+    ``exponent`` must broadcast against ``block``; where the result overflows or underflows it does so as IEEE says.
+
+    >>> exp2_scale(torch.tensor([1e-40]), torch.tensor([140.0], dtype=torch.float64))
+    tensor([139.3789])
+    """
+    if exponent.numel() == 0 or bool((exponent == 0).all()):
+        return block
+    limit = 120.0 if block.dtype == torch.float32 else 1000.0
+    rest = exponent.clamp(-6 * limit, 6 * limit)  # enough to take the largest number to zero, the least to infinity
+    out = block
+    while True:
+        step = rest.clamp(-limit, limit)
+        out = out * torch.exp2(step).to(block.dtype)
+        rest = rest - step
+        if bool((rest == 0).all()):
+            return out
+
+
+class Side:
+    """One side of a node on b rows.
+
+    Attributes
+    ----------
+    exponent
+        (b,) float64 integers e: the true rows are 2^e times the unit ones.
+    log_norm
+        (b,) float64, log₂ of a bound ν on the unit rows, |K̂_ij| ≤ νᵢνⱼ; −inf flags a zero row.
+    parts
+        Sides of the children.
+    """
+
+    __slots__ = ("_block", "exponent", "index", "log_norm", "node", "parts", "right", "shift")
+
+    def __init__(self, node: Node, index: Index, right: bool, exponent: Tensor, log_norm: Tensor,
+                 parts: Sequence[Side] = (), shift: Tensor | None = None) -> None:
+        self.node, self.index, self.right = node, index, right
+        self.exponent, self.log_norm = exponent, log_norm
+        self.parts = tuple(parts)
+        self.shift = shift  # what takes the stored rows to the unit ones; leaves of the tree only
+        self._block: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.exponent)
+
+    def lift(self, by: Tensor) -> None:
+        """Multiply the unit rows by 2^by and lower the exponents to match; zero rows stay as they are."""
+        assert self._block is None, "a side is lifted before its rows are gathered"
+        by = torch.where(torch.isfinite(self.log_norm), by, 0.0)
+        self.exponent = self.exponent - by
+        self.log_norm = self.log_norm + by
+        if self.shift is not None:
+            self.shift = self.shift + by
+        elif isinstance(self.node, Sum):
+            for part in self.parts:
+                part.lift(by)
+        else:
+            self.parts[0].lift(by)
+
+    def unit_rows(self, dtype: torch.dtype) -> Tensor:
+        """The unit rows of a Gram node, (b, r); gathered on first use and kept while the side lives."""
+        if self._block is None:
+            assert isinstance(self.node, Gram) and self.shift is not None
+            raw = self.node.side_rows(self.right).take(self.index).to(dtype)
+            self._block = exp2_scale(raw, self.shift[:, None])
+        return self._block
+
+
+class Node(ABC):
+    """A kernel on n × m pairs, as an expression. Final classes: Gram, Sum, Hadamard, Scale, Select, Leaf."""
+
+    n: int
+    m: int
+    symmetric: bool
+
+    @abstractmethod
+    def side(self, index: Index, right: bool) -> Side:
+        """Rows (or, with ``right``, columns) of the node, exponents split off."""
+
+    @abstractmethod
+    def children(self) -> tuple[Node, ...]:
+        """Direct children."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int | None:
+        """Number of columns of explicit features Φ with K = Φ Ψᵀ; None where there are none."""
+
+    @abstractmethod
+    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
+        """Operations per entry of a tile, given those of a Gram node."""
+
+    @abstractmethod
+    def buffers(self) -> int:
+        """Tile-sized buffers alive at once while a tile is computed, the result included."""
+
+    @abstractmethod
+    def formula(self) -> str:
+        """The expression in index-free notation."""
+
+    def leaves(self) -> Iterator[Gram | Leaf]:
+        """Gram and Leaf nodes, left to right."""
+        if isinstance(self, (Gram, Leaf)):
+            yield self
+        for child in self.children():
+            yield from child.leaves()
+
+    def summands(self) -> list[Node]:
+        """Nodes that add up to this one; a lone node is its own summand."""
+        return [self]
+
+
+def _stack_buffers(children: Sequence[Node]) -> int:
+    return max([children[0].buffers(), *(1 + child.buffers() for child in children[1:])])
+
+
+class Gram(Node):
+    """left · rightᵀ; symmetric exactly if both are the same object."""
+
+    def __init__(self, name: str, left: Rows, right: Rows | None = None) -> None:
+        self.name = name
+        self.left = left
+        self.right = left if right is None else right
+        self.symmetric = self.right is self.left
+        if self.left.r != self.right.r:
+            raise ShapeError(f"GramSum: factor {name!r} has {self.left.r} columns on the left and {self.right.r} on "
+                             f"the right. Record both with the same network.")
+        if self.left.dtype != self.right.dtype or self.left.device != self.right.device:
+            raise DTypeError(f"GramSum: factor {name!r} is {self.left.dtype} on {self.left.device} on the left and "
+                             f"{self.right.dtype} on {self.right.device} on the right. Convert one of them.")
+        self.n, self.m, self.r = self.left.n, self.right.n, self.left.r
+        self.binary = self.left.binary and self.right.binary
+        self._balance = self._imbalance()
+
+    def _imbalance(self) -> float:
+        """Exponent to move from the left to the right side of a cross kernel.
+
+        A sum aligns its terms by rows on each side alone. A term with huge left and tiny right rows would silence
+        another of equal size with moderate ones, were its scale not shared evenly first.
+        """
+        if self.symmetric or self.left.streamed or self.right.streamed:
+            return 0.0
+        peaks = [float(rows.log2_norms(range(rows.n)).max()) for rows in (self.left, self.right)]
+        return math.floor((peaks[0] - peaks[1]) / 2) if all(map(math.isfinite, peaks)) else 0.0
+
+    def side_rows(self, right: bool) -> Rows:
+        """The left or the right factor."""
+        return self.right if right else self.left
+
+    def side(self, index: Index, right: bool) -> Side:
+        log_norm = self.side_rows(right).log2_norms(index)
+        exponent = torch.where(torch.isfinite(log_norm), torch.floor(log_norm) + 1.0, 0.0)
+        balance = self._balance if right else -self._balance
+        return Side(self, index, right, exponent + balance, log_norm - exponent, shift=-exponent)
+
+    def children(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def rank(self) -> int | None:
+        return self.r
+
+    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
+        return gram(self)
+
+    def buffers(self) -> int:
+        return 1
+
+    def formula(self) -> str:
+        return f"{self.name}·{self.name}ᵀ" if self.symmetric else f"{self.name}·{self.name}′ᵀ"
+
+
+def _check_shapes(kind: str, children: Sequence[Node]) -> None:
+    first = children[0]
+    for child in children[1:]:
+        for axis, mine, theirs in (("rows", child.n, first.n), ("columns", child.m, first.m)):
+            if mine != theirs:
+                raise ShapeError(f"GramSum: {_label(child)} has {mine} {axis}, expected {theirs} as in "
+                                 f"{_label(first)}. Record both on the same batch.")
+
+
+def _label(node: Node) -> str:
+    leaf = next(node.leaves())
+    return f"factor {leaf.name!r}" if isinstance(leaf, Gram) else f"operator {leaf.name!r}"
+
+
+class Sum(Node):
+    """Σ_t child_t. Nested sums are joined; nothing is multiplied out."""
+
+    def __init__(self, children: Sequence[Node]) -> None:
+        flat: list[Node] = []
+        for child in children:
+            flat.extend(child.children() if isinstance(child, Sum) else [child])
+        _check_shapes("sum", flat)
+        self._children = tuple(flat)
+        self.n, self.m = flat[0].n, flat[0].m
+        self.symmetric = all(child.symmetric for child in flat)
+
+    def children(self) -> tuple[Node, ...]:
+        return self._children
+
+    def side(self, index: Index, right: bool) -> Side:
+        parts = [child.side(index, right) for child in self._children]
+        tops = torch.stack([torch.where(torch.isfinite(p.log_norm), p.exponent, _MINUS_INF) for p in parts]).amax(0)
+        exponent = torch.where(torch.isfinite(tops), tops, 0.0)
+        for part in parts:  # the largest term keeps its unit rows; smaller ones shrink, and may vanish beside it
+            part.lift(part.exponent - exponent)
+        square = torch.stack([torch.exp2(2 * part.log_norm) for part in parts]).sum(0)
+        return Side(self, index, right, exponent, 0.5 * torch.log2(square), parts)
+
+    @property
+    def rank(self) -> int | None:
+        ranks = [child.rank for child in self._children]
+        return None if None in ranks else sum(r for r in ranks if r is not None)
+
+    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
+        return sum(child.entry_flops(gram) + 1 for child in self._children) - 1
+
+    def buffers(self) -> int:
+        return _stack_buffers(self._children)
+
+    def formula(self) -> str:
+        shown = [child.formula() for child in self._children[:3]]
+        more = len(self._children) - len(shown)
+        return " + ".join(shown) + (f" + … ({more} more terms)" if more else "")
+
+    def summands(self) -> list[Node]:
+        return [part for child in self._children for part in child.summands()]
+
+
+class Hadamard(Node):
+    """∘_f child_f, the entrywise product. Nested products are joined."""
+
+    def __init__(self, children: Sequence[Node]) -> None:
+        flat: list[Node] = []
+        for child in children:
+            flat.extend(child.children() if isinstance(child, Hadamard) else [child])
+        _check_shapes("product", flat)
+        self._children = tuple(flat)
+        self.n, self.m = flat[0].n, flat[0].m
+        self.symmetric = all(child.symmetric for child in flat)
+
+    def children(self) -> tuple[Node, ...]:
+        return self._children
+
+    def side(self, index: Index, right: bool) -> Side:
+        parts = [child.side(index, right) for child in self._children]
+        running, exponent = parts[0].log_norm, parts[0].exponent
+        for part in parts[1:]:
+            # Norms below 1 multiply down: hundreds of factors would underflow. Each gives back what was lost so far.
+            part.lift(-torch.ceil(torch.where(torch.isfinite(running), running, 0.0)))
+            running = running + part.log_norm
+            exponent = exponent + part.exponent
+        return Side(self, index, right, exponent, running, parts)
+
+    @property
+    def rank(self) -> int | None:
+        ranks = [child.rank for child in self._children]
+        return None if None in ranks else math.prod(r for r in ranks if r is not None)
+
+    def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Children split into two groups of nearly equal total rank, for products AᵀDiag(v)B."""
+        order = sorted(range(len(self._children)), key=lambda f: -(self._children[f].rank or 0))
+        first: list[int] = []
+        second: list[int] = []
+        sizes = [1, 1]
+        for f in order:
+            at = 0 if sizes[0] <= sizes[1] else 1
+            (first, second)[at].append(f)
+            sizes[at] *= self._children[f].rank or 1
+        return tuple(first), tuple(second)
+
+    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
+        return sum(child.entry_flops(gram) + 1 for child in self._children) - 1
+
+    def buffers(self) -> int:
+        return _stack_buffers(self._children)
+
+    def formula(self) -> str:
+        parts = [f"({c.formula()})" if isinstance(c, Sum) else c.formula() for c in self._children]
+        if len(parts) > 6:
+            parts = [*parts[:4], f"… ({len(parts) - 5} more factors)", parts[-1]]
+        return " ∘ ".join(parts)
+
+
+class Scale(Node):
+    """A number times a node, held as mantissa · 4^half so that no size of number overflows."""
+
+    def __init__(self, mantissa: float, exponent: int, child: Node) -> None:
+        fraction, power = math.frexp(mantissa)
+        power += exponent
+        if power % 2:
+            fraction, power = fraction / 2, power + 1
+        self.mantissa, self.half, self.child = fraction, power // 2 if fraction else 0, child
+        self.n, self.m, self.symmetric = child.n, child.m, child.symmetric
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.child,)
+
+    def side(self, index: Index, right: bool) -> Side:
+        part = self.child.side(index, right)
+        size = 0.5 * math.log2(abs(self.mantissa)) if self.mantissa else _MINUS_INF
+        return Side(self, index, right, part.exponent + self.half, part.log_norm + size, [part])
+
+    @property
+    def rank(self) -> int | None:
+        return self.child.rank
+
+    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
+        return self.child.entry_flops(gram) + 1
+
+    def buffers(self) -> int:
+        return self.child.buffers()
+
+    def formula(self) -> str:
+        inner = self.child.formula()
+        text = f"{self.mantissa * 4.0**self.half:.4g}" if abs(self.half) < 150 else f"{self.mantissa:.4g}·4^{self.half}"
+        return f"{text}·({inner})"
+
+    def summands(self) -> list[Node]:
+        inner = self.child.summands()
+        return [self] if len(inner) == 1 else [Scale(self.mantissa, 2 * self.half, part) for part in inner]
+
+
+class Select(Node):
+    """child[rows, cols]; symmetric if the child is and both selections are equal."""
+
+    def __init__(self, child: Node, rows: Index, cols: Index) -> None:
+        if isinstance(child, Select):
+            rows, cols, child = compose(child.rows, rows), compose(child.cols, cols), child.child
+        self.child: Node = child
+        self.rows: Index = rows
+        self.cols: Index = cols
+        self.n, self.m = len(rows), len(cols)
+        self.symmetric = child.symmetric and (rows is cols or same_index(rows, cols))
+
+    def children(self) -> tuple[Node, ...]:
+        return (self.child,)
+
+    def side(self, index: Index, right: bool) -> Side:
+        part = self.child.side(compose(self.cols if right else self.rows, index), right)
+        return Side(self, index, right, part.exponent, part.log_norm, [part])
+
+    @property
+    def rank(self) -> int | None:
+        return self.child.rank
+
+    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
+        return self.child.entry_flops(gram)
+
+    def buffers(self) -> int:
+        return self.child.buffers()
+
+    def formula(self) -> str:
+        return f"({self.child.formula()})[rows, cols]"
+
+    def summands(self) -> list[Node]:
+        inner = self.child.summands()
+        return [self] if len(inner) == 1 else [Select(part, self.rows, self.cols) for part in inner]
+
+
+class Leaf(Node):
+    """Another operator's tiles, taken as they come; a symmetric one is scaled by its diagonal."""
+
+    def __init__(self, operator: KernelOperator) -> None:
+        self.operator = operator
+        self.n, self.m = operator.shape
+        self.symmetric = operator.symmetric
+        self._log_norms: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.operator.name
+
+    def children(self) -> tuple[Node, ...]:
+        return ()
+
+    def side(self, index: Index, right: bool) -> Side:
+        if self._log_norms is None:
+            if self.symmetric:
+                norms = 0.5 * torch.log2(self.operator.diagonal().double().abs())
+                # It may be indefinite: a zero on its diagonal does not make the row zero, so no row is flagged.
+                self._log_norms = torch.where(torch.isfinite(norms), norms, 0.0)
+            else:
+                self._log_norms = torch.zeros(max(self.n, self.m), dtype=torch.float64, device=self.operator.device)
+        log_norm = self._log_norms[as_tensor(index, self._log_norms.device)]
+        exponent = torch.floor(log_norm) + 1.0 if self.symmetric else torch.zeros_like(log_norm)
+        return Side(self, index, right, exponent, log_norm - exponent, shift=-exponent)
+
+    @property
+    def rank(self) -> int | None:
+        return None
+
+    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
+        return 1.0  # what a tile of it costs is unknown; with no rank there is nothing to compare it with
+
+    def buffers(self) -> int:
+        return 1 + self.operator.tile_buffers  # what the operator takes, and the copy of its result
+
+    def formula(self) -> str:
+        return self.operator.name
+
+
+def strip(node: Node, side: Side) -> tuple[Node, Side]:
+    """Look through selections: the node below and its side."""
+    while isinstance(node, Select):
+        node, side = node.child, side.parts[0]
+    return node, side

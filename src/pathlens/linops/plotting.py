@@ -1,0 +1,33 @@
+"""The picture of a kernel. Needs matplotlib (extra ``plot``), imported when a picture is drawn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pathlens.errors import OptionError, need_extra
+
+if TYPE_CHECKING:
+    from pathlens.linops.operator import KernelOperator
+
+
+def plot_kernel(kernel: KernelOperator, ax: Any, max_pixels: int, **style: Any) -> Any:
+    """Draw a kernel as an image; above ``max_pixels`` an evenly spaced selection of rows and columns, which is said."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise need_extra("plot", "matplotlib", "drawing a kernel") from error
+    if max_pixels < 1:
+        raise OptionError(f"plot: max_pixels must be at least 1, got {max_pixels}.")
+    n, m = kernel.shape
+    rows, cols = (np.unique(np.linspace(0, size - 1, min(size, max_pixels)).round().astype(int)) for size in (n, m))
+    shown = kernel if (len(rows), len(cols)) == (n, m) else kernel[rows, cols]
+    if ax is None:
+        ax = plt.figure(layout="constrained").add_subplot()
+    style = {"cmap": "viridis", "interpolation": "nearest", "aspect": "auto" if n != m else "equal", **style}
+    image = ax.imshow(shown.dense().cpu().numpy(), **style, extent=(-0.5, m - 0.5, n - 0.5, -0.5))
+    ax.figure.colorbar(image, ax=ax, label="K")
+    note = "" if shown is kernel else f", every {n // len(rows)}th row"
+    ax.set(xlabel="column", ylabel="row", title=f"{kernel.name}, {n} × {m}{note}")
+    return ax
