@@ -176,7 +176,8 @@ def _bars(console: Console) -> Iterator[Progress]:
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
-                  TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
+                  TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True,
+                  disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report_progress(what: str, done: float, total: float) -> None:

@@ -287,13 +287,33 @@ def test_entries_of_the_wrong_kind_are_refused(tmp_path: Path, changes: dict[str
         load(path)
 
 
-def test_an_edited_verdict_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, -1])  # the verdict of the whole alone, or with that of its claim
+def test_an_edited_verdict_is_refused(tmp_path: Path, times: int) -> None:
     path = dataclasses.replace(full(), claims=(claim(measured=[1, 1, 1]),)).save(tmp_path)
     text = path.read_text()
-    assert '"verdict": "not reproduced"' in text
-    path.write_text(text.replace('"verdict": "not reproduced"', '"verdict": "reproduced"'))
+    assert text.count('"verdict": "not reproduced"') == 2
+    path.write_text(text.replace('"verdict": "not reproduced"', '"verdict": "reproduced"', times))
     with pytest.raises(ArtifactError, match="computed, not edited"):
         load(path)
+
+
+def test_the_edited_verdict_of_one_claim_is_refused(tmp_path: Path) -> None:
+    path = full().save(tmp_path)
+    claims = json.loads(path.read_text())["claims"]
+    edit(path, claims=[{**claims[0], "verdict": "cannot tell"}])
+    with pytest.raises(ArtifactError, match="computed, not edited"):
+        load(path)
+
+
+def test_arrays_outside_the_folder_are_never_opened(tmp_path: Path) -> None:
+    path = full().save(tmp_path / "inner")
+    arrays = next(path.parent.glob("*.npz"))
+    entry = json.loads(path.read_text())["arrays"]
+    arrays.rename(tmp_path / "outside.npz")
+    for name in ("../outside.npz", str(tmp_path / "outside.npz")):
+        edit(path, arrays={**entry, "file": name})
+        with pytest.raises(ArtifactError, match="does not name a file beside it"):
+            load(path)
 
 
 def test_other_json_is_not_an_artifact(tmp_path: Path) -> None:

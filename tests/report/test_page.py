@@ -129,6 +129,7 @@ def test_an_experiment_without_a_drawing_still_gets_its_claims(tmp_path: Path) -
     assert draw(artifact) is None
     said = " ".join(Page(write_page([artifact], tmp_path).read_text()).words)
     assert "Table 2" in said and "3e-16" in said and "not measured" in said and "not reached" in said
+    assert said.count("decided by at least 1 value and 80% of all") == 1
 
 
 def test_no_artifact_no_page(tmp_path: Path) -> None:

@@ -194,6 +194,8 @@ def _claim(artifact: Artifact, claim: Claim) -> str:
     facts = [measured, f"needed: {_SIGNS[claim.comparison]} {number(claim.threshold)}", null]
     if claim.paper:
         facts.append(f"paper: {escape(claim.paper)}")
+    if (claim.needs, claim.agree) != (Claim.needs, Claim.agree):
+        facts.append(f"decided by at least {claim.needs} value{'s' * (claim.needs > 1)} and {claim.agree:.0%} of all")
     row = f"{escape(claim.row)}: " if claim.row else ""
     return (f"<li>{_verdict_chip(artifact.verdict_of(claim))}<div><p>{row}{escape(claim.text)}</p>"
             f'<p class="numbers">{" · ".join(facts)}</p></div>{_strip(claim)}</li>')
@@ -310,6 +312,8 @@ def _footer(artifacts: Sequence[Artifact]) -> str:
                      if artifact.duration_seconds)
     if took:
         lines.append(f"<p>Duration, each with the training it needs: {escape(took)}.</p>")
-    lines.append("<p>A claim is reproduced when at least 80 % of all seeds meet its threshold, not reproduced when at "
-                 "least 80 % miss it; otherwise it cannot be told. Missing seeds count for neither side.</p>")
+    share = f"{Claim.agree:.0%}"
+    lines.append(f"<p>Unless it says otherwise, a claim is reproduced when at least {share} of all seeds meet its "
+                 f"threshold and not reproduced when at least {share} miss it; anything between, or fewer than "
+                 f"{Claim.needs} seeds, cannot be told. Missing seeds count for neither side.</p>")
     return f"<footer>{''.join(lines)}</footer>"

@@ -116,7 +116,6 @@ def inline_svg(figure: Figure, key: str, label: str) -> str:
                        metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = text[text.index("<svg"):]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # "axes_1" in every figure; only paths and clips are referred to
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font)", text)
