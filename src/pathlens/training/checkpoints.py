@@ -1,0 +1,82 @@
+"""Checkpoints of a training run: safetensors + JSON, written atomically, the previous one kept.
+
+A checkpoint holds every number that decides what comes next: weights, buffers, optimiser, generators, history, and the
+thread count and torch version under which the bits are the same.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathlens.errors import CheckpointError, ResumeWarning
+from pathlens.records import load_tensors, save_tensors
+
+_NAME = re.compile(r"checkpoint-(\d{8})\.json")
+
+
+def environment() -> dict[str, Any]:
+    """What has to be equal for equal bits."""
+    return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+
+
+def saved_epochs(folder: Path) -> list[int]:
+    """Epochs with a complete checkpoint in the folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(m.group(1)) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name)))
+
+
+def _stem(folder: Path, epoch: int) -> Path:
+    return folder / f"checkpoint-{epoch:08d}"
+
+
+def save_checkpoint(folder: Path, epoch: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    """Write the checkpoint of an epoch, then remove all but it and the one before."""
+    save_tensors(_stem(folder, epoch), tensors, meta | {"epoch": epoch, "environment": environment()}, "checkpoint")
+    for old in saved_epochs(folder)[:-2]:
+        for suffix in (".json", ".safetensors"):
+            _stem(folder, old).with_suffix(suffix).unlink(missing_ok=True)
+
+
+def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint of this run, or None where there is none.
+
+    Raises
+    ------
+    CheckpointError
+        If it is truncated or corrupt (the one before it is named), or belongs to a run with other settings.
+    """
+    epochs = saved_epochs(folder)
+    if not epochs:
+        return None
+    try:
+        tensors, meta = load_tensors(_stem(folder, epochs[-1]), "checkpoint", CheckpointError)
+    except CheckpointError as e:
+        remedy = (
+            f"To go on from epoch {epochs[-2]} instead, delete {_stem(folder, epochs[-1]).name}.*"
+            if len(epochs) > 1
+            else "Delete it to start again"
+        )
+        raise CheckpointError(f"{e} {remedy}.") from e
+    saved = meta["config"]
+    different = [k for k in sorted({*saved, *config}) if saved.get(k) != config.get(k)]
+    if different:
+        k = different[0]
+        raise CheckpointError(
+            f"{folder}: the checkpoint belongs to a run with {k}={saved.get(k)!r}, this one has "
+            f"{k}={config.get(k)!r}. Use another folder, or resume=False to start over."
+        )
+    if meta["environment"] != environment():
+        warnings.warn(
+            f"Resuming under {environment()} a run that was saved under {meta['environment']}: the result may "
+            "differ in the last bits.",
+            ResumeWarning,
+            stacklevel=4,
+        )
+    return tensors, meta

@@ -1,0 +1,206 @@
+"""Many networks of one architecture as one: stacked weights, one gradient step for all.
+
+A single network is a stack of one. The forward pass is `torch.func.vmap` over `functional_call`; the whole gradient
+step is captured once as a flat list of tensor operations and replayed, which removes most of the dispatch cost that
+dominates small networks. Data, epochs and files are not known here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+
+from pathlens.errors import OptionError, ShapeError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+_DROPOUTS = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
+
+
+class _DropoutFromDraws(TorchFunctionMode):
+    """Dropout whose uniform numbers are given, so that each network of a stack has its own generator.
+
+    Without draws it drops nothing and writes down which shapes it would have needed.
+    """
+
+    def __init__(self, draws: Sequence[Tensor] | None) -> None:
+        super().__init__()
+        self.draws = None if draws is None else list(draws)
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _DROPOUTS:
+            if getattr(func, "__name__", "") in ("alpha_dropout", "feature_alpha_dropout"):
+                raise OptionError(f"train: {func.__name__} is not supported. Use nn.Dropout.")
+            return func(*args, **kwargs)
+        x, p, training, _ = (list(args) + [0.5, True, False][len(args) - 1 :])[:4]
+        p, training = kwargs.get("p", p), kwargs.get("training", training)
+        if not training or p == 0:
+            return x
+        kept_dims = x.ndim if func is F.dropout else 2
+        shape = tuple(x.shape[:kept_dims]) + (1,) * (x.ndim - kept_dims)
+        if self.draws is None:
+            self.shapes.append(shape)
+            return x
+        draw = self.draws[len(self.shapes)]
+        self.shapes.append(shape)
+        return x * (draw >= p).to(x.dtype) / (1 - p)
+
+
+class Stack:
+    """k networks of one architecture, their weights stacked.
+
+    Attributes
+    ----------
+    flat : Tensor (k, p)
+        The trained weights of every member, one row each; the optimiser works on it.
+    fixed : dict name → Tensor (k, ...)
+        Frozen parameters.
+    buffers : dict name → Tensor (k, ...)
+    """
+
+    def __init__(self, members: Sequence[nn.Module], device: torch.device) -> None:
+        first = members[0]
+        self.k = len(members)
+        self.device = device
+        shapes = {n: p.shape for n, p in first.named_parameters()}
+        for i, m in enumerate(members):
+            other = {n: p.shape for n, p in m.named_parameters()}
+            if other != shapes:
+                raise ShapeError(
+                    f"train: network {i} does not have the architecture of network 0. "
+                    "Only networks of one architecture can be trained together."
+                )
+        trained = [n for n, p in first.named_parameters() if p.requires_grad]
+        if not trained:
+            raise OptionError("train: the network has no trainable parameters.")
+        self.pattern = copy.deepcopy(first).to(device)
+        for p in self.pattern.parameters():
+            p.requires_grad_(False)
+        self.names, self.shapes = trained, [shapes[n] for n in trained]
+        self.sizes = [s.numel() for s in self.shapes]
+        rows = [
+            torch.cat([p.detach().reshape(-1) for n, p in m.named_parameters() if n in set(trained)]) for m in members
+        ]
+        self.flat = torch.stack(rows).to(device)
+        states = [m.state_dict() for m in members]
+        buffer_names = [n for n, _ in first.named_buffers()]
+        self.fixed = {n: torch.stack([s[n] for s in states]).to(device) for n in shapes if n not in set(trained)}
+        self.buffers = {n: torch.stack([s[n] for s in states]).to(device) for n in buffer_names if n in states[0]}
+        self.needs_rows = bool(getattr(first, "needs_rows", False))
+
+    # --- weights in and out ------------------------------------------------------------------------------------
+
+    def state(self, i: int) -> dict[str, Tensor]:
+        """Member i's weights by name (views)."""
+        parts = self.flat[i].split(self.sizes)
+        out = {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes)}
+        return out | {n: t[i] for n, t in self.fixed.items()} | {n: t[i] for n, t in self.buffers.items()}
+
+    def write(self, i: int, net: nn.Module) -> None:
+        """Copy member i's weights into a network."""
+        net.load_state_dict({n: t.detach().clone() for n, t in self.state(i).items()})
+
+    def set_buffer(self, suffix: str, values: Iterable[float]) -> None:
+        """Set a scalar buffer (β) of every member; the buffer keeps its place in memory."""
+        found = [n for n in self.buffers if n.split(".")[-1] == suffix]
+        if not found:
+            raise OptionError(
+                f"train: a schedule for {suffix} was given, but the network has no {suffix}: its gates are not soft."
+            )
+        for n in found:
+            self.buffers[n].copy_(torch.tensor(list(values), dtype=self.buffers[n].dtype).view_as(self.buffers[n]))
+
+    # --- computing ---------------------------------------------------------------------------------------------
+
+    def _forward(self, vec: Tensor, x: Tensor, rows: Tensor | None, rest: Sequence[Tensor]) -> Tensor:
+        params = {n: p.view(s) for n, p, s in zip(self.names, vec.split(self.sizes), self.shapes)}
+        state = params | dict(zip([*self.fixed, *self.buffers], rest))
+        return functional_call(self.pattern, state, (x,) if rows is None else (x, rows))
+
+    def _rest(self) -> list[Tensor]:
+        return [*self.fixed.values(), *self.buffers.values()]
+
+    def dropout_shapes(self, x: Tensor, rows: Tensor | None) -> list[tuple[int, ...]]:
+        """Shapes of the random numbers one forward pass of one member needs."""
+        mode = _DropoutFromDraws(None)
+        self.pattern.train()
+        buffers = [t.clone() for t in self._rest()]
+        with torch.no_grad(), mode:
+            self._forward(self.flat[0], x[0], None if rows is None else rows[0], [t[0] for t in buffers])
+        return mode.shapes
+
+    def gradient_step(self, loss: Loss, autocast: torch.dtype | None) -> Callable[..., tuple[Tensor, Tensor]]:
+        """step(flat, x, y, rows, draws, *rest) → (loss of each member (k,), gradient (k, p)), in train mode."""
+
+        def member(
+            vec: Tensor, x: Tensor, y: Tensor, rows: Tensor | None, draws: Sequence[Tensor], *rest: Tensor
+        ) -> Tensor:
+            with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
+                if draws:
+                    with _DropoutFromDraws(draws):
+                        out = self._forward(vec, x, rows, rest)
+                else:
+                    out = self._forward(vec, x, rows, rest)
+            return loss(out.float() if autocast is not None else out, y)
+
+        def step(
+            flat: Tensor, x: Tensor, y: Tensor, rows: Tensor | None, draws: Sequence[Tensor], *rest: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            with torch.enable_grad():
+                leaf = flat.detach().requires_grad_()
+                dims = (0, 0, 0, None if rows is None else 0, 0 if draws else None, *(0 for _ in rest))
+                losses = vmap(member, in_dims=dims)(leaf, x, y, rows, draws, *rest)
+                (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+            return losses.detach(), gradient
+
+        return step
+
+    def evaluate(
+        self, x: Tensor, y: Tensor, loss: Loss, ids: Tensor | None, batch: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mean loss of each member on all rows in eval mode, and accuracy where y holds labels."""
+        self.pattern.eval()
+        labels = not y.dtype.is_floating_point
+        total = torch.zeros(self.k, dtype=torch.float64)
+        correct = torch.zeros(self.k, dtype=torch.float64)
+
+        def member(vec: Tensor, xb: Tensor, rows: Tensor | None, *rest: Tensor) -> Tensor:
+            return self._forward(vec, xb, rows, rest)
+
+        with torch.no_grad():
+            for lo in range(0, len(x), batch):
+                xb, yb = x[lo : lo + batch], y[lo : lo + batch]
+                rows = None if ids is None else ids[lo : lo + batch]
+                dims = (0, None, None, *(0 for _ in self._rest()))
+                out = vmap(member, in_dims=dims)(self.flat, xb, rows, *self._rest())
+                total += vmap(loss, in_dims=(0, None))(out, yb).double().cpu() * len(xb)
+                if labels:
+                    correct += (out.argmax(-1) == yb).double().sum(-1).cpu()
+        self.pattern.train()
+        return total / len(x), correct / len(x) if labels else None
+
+
+def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    """The step as a flat graph of tensor operations for these shapes: the same operations, without their dispatch.
+
+    Nothing is executed but one trace; buffers that the step changes in place are restored.
+    """
+    saved = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
+    with torch.no_grad():
+        graph = make_fx(step)(*arguments)
+        for a, s in zip(arguments, saved):
+            if isinstance(a, Tensor):
+                a.copy_(s)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
