@@ -198,6 +198,19 @@ def test_archive_without_the_member(data_root, tiny_cifar10):
         cifar10()
 
 
+def test_repacked_cifar100_with_another_pixel_is_refused(data_root, tiny_cifar100):
+    """The archive is not the published one, so its batches must be: no array checksum stands behind them."""
+    files = {f"cifar-100-python/{k}": v for k, v in tiny_cifar100.files["python"].items()}
+    batch = pickle.loads(files["cifar-100-python/train"])
+    batch[b"data"][0, 0] ^= 1
+    files["cifar-100-python/train"] = pickle.dumps(batch, 2)
+    (data_root / "cifar-100-python.tar.gz").write_bytes(tar_gz(files))
+    with pytest.raises(DataCorruptError, match=r"cifar-100-python\.tar\.gz.*md5") as caught:
+        cifar100(split="train")
+    assert tiny_cifar100.form("python").digests["train"].value in str(caught.value)
+    assert len(cifar100(split="test")) == 100, "the other batch is the published one"
+
+
 def test_unbalanced_cifar100_is_refused(data_root, tiny_cifar100):
     folder = tiny_cifar100.write(data_root, "binary")
     images, n = tiny_cifar100.arrays["train_images"], 200
@@ -336,6 +349,37 @@ def test_import_replaces_a_damaged_copy(tmp_path, tiny_mnist):
     assert store.check("mnist").state == "corrupt"
     store.import_from(origin)
     assert store.check("mnist").state == "ok"
+
+
+@pytest.mark.parametrize("failure", ["disk full", "wrong copy"])
+def test_failed_import_leaves_the_old_copy(tmp_path, empty_cache, monkeypatch, tiny_mnist, failure):
+    origin = tmp_path / "downloads"
+    tiny_mnist.write(origin, "idx.gz")
+    store.import_from(origin)
+    before = snapshot(empty_cache)
+
+    def copyfile(_, target):
+        target.write_bytes(b"half")
+        if failure == "disk full":
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(store.shutil, "copyfile", copyfile)
+    with pytest.raises(OSError if failure == "disk full" else DataCorruptError):
+        store.import_from(origin)
+    assert snapshot(empty_cache) == before, "no file changed, and no temporary one is left"
+
+
+def test_import_replaces_by_renaming(tmp_path, tiny_mnist):
+    """Whoever reads the old copy while it is replaced goes on reading the old copy."""
+    origin = tmp_path / "downloads"
+    tiny_mnist.write(origin, "idx.gz")
+    (done,) = store.import_from(origin)
+    path = done.folder / "train-images-idx3-ubyte.gz"
+    flip_byte(path)
+    old = path.read_bytes()
+    with path.open("rb") as reader:
+        store.import_from(origin)
+        assert reader.read() == old != path.read_bytes()
 
 
 def test_published_checksums_are_well_formed():

@@ -115,6 +115,17 @@ def test_nlgp_covariance_is_the_printed_formula():
     assert 1e-5 < float((other - lufkin).abs().max()) < 1e-3
 
 
+@pytest.mark.parametrize(("convention", "slope", "jitter"), [("lufkin", 2, 0.0), ("ingrosso-goldt", 1, 1e-3)])
+def test_nlgp_covariance_clips_negative_eigenvalues(convention, slope, jitter):
+    """Against a dense eigendecomposition, where the ring covariance has eigenvalues down to -2e-3."""
+    values, vectors = torch.linalg.eigh(ring_covariance(40, 8.0) + jitter * torch.eye(40, dtype=torch.float64))
+    assert float(values.min()) < -1e-3
+    c = vectors @ torch.diag(values.clamp(min=0)) @ vectors.T
+    a = slope * 3.0**2
+    expected = torch.asin(a * c / (1 + a * c[0, 0])) / math.asin(a / (1 + a))
+    torch.testing.assert_close(nlgp_covariance(40, 8.0, 3.0, convention), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("gain", [0.01, 1.0, 3.0, 100.0])
 def test_nlgp_has_unit_variance(convention, gain):

@@ -44,6 +44,14 @@ def mnist(*, split: SplitChoice = "both", flatten: bool = False, standardise: bo
     ------
     DataMissingError, DataCorruptError
         See `pathlens.data.store`.
+
+    Examples
+    --------
+    >>> mnist(flatten=True)  # doctest: +SKIP
+    DataSet 'MNIST': classification, 10 classes
+      train x (60000, 784) float32, y (60000,) int64
+      test  x (10000, 784) float32, y (10000,) int64
+      info  source=idx.gz, verified=True, pixels=[0, 1]
     """
     return _load("mnist", split, flatten, standardise)
 
