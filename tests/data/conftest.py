@@ -24,7 +24,7 @@ def real_folder() -> Path:
     given = os.environ.get("PATHLENS_DATA")
     folder = Path(given) if given else SIBLING.resolve()
     if not folder.is_dir():
-        pytest.skip(f"no real data: PATHLENS_DATA is not set, and there is no {SIBLING}")
+        pytest.skip(f"no real data: {folder} is not a folder; set PATHLENS_DATA")
     return folder
 
 
