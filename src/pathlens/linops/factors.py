@@ -68,9 +68,9 @@ class Factor(NamedTuple):
 
 
 def log2_norms(block: Tensor, name: str, first_row: int = 0) -> Tensor:
-    """log₂ of each row's Euclidean norm, in float64; −inf for a zero row.
+    """log₂ of each row's Euclidean norm, as float64; −inf for a zero row.
 
-    Exact to rounding for any finite input: rows are scaled by a power of two before squaring.
+    Right to rounding of the dtype for any finite input, however large or small.
 
     Parameters
     ----------
@@ -86,13 +86,25 @@ def log2_norms(block: Tensor, name: str, first_row: int = 0) -> Tensor:
     """
     if block.dtype == torch.bool:
         return block.sum(1, dtype=torch.float64).log2().mul_(0.5)
+    norms = torch.linalg.vector_norm(block, dim=1).double()
+    odd = ~((norms > 1e-15) & (norms < 1e15))  # squares may have left the dtype, or NaN came in
+    out = norms.log2_()
+    if bool(odd.any()):
+        which = odd.nonzero()[:, 0]
+        for part in which.split(max(_CHUNK // block.shape[1], 1)):
+            out[part] = _careful_log2_norms(block[part], name, part + first_row)
+    return out
+
+
+def _careful_log2_norms(block: Tensor, name: str, row_numbers: Tensor) -> Tensor:
+    """The same for rows whose squares leave the dtype: scaled by a power of two first, and checked to be finite."""
     peak = block.abs().amax(1)
     bad = ~torch.isfinite(peak)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
         column = int((~torch.isfinite(block[row])).nonzero()[0, 0])
-        raise NotFiniteError(f"GramSum: factor {name!r} has {float(block[row, column])} at row {first_row + row}, "
-                             f"column {column}; {int(bad.sum())} of the {len(block)} rows looked at are not finite. "
+        raise NotFiniteError(f"GramSum: factor {name!r} has {float(block[row, column])} at row "
+                             f"{int(row_numbers[row])}, column {column}, and {int(bad.sum())} of the rows looked at are not finite. "
                              f"Clean the data, or check that training did not diverge.")
     exponent = torch.frexp(peak.double()).exponent.double().clamp(min=-1000.0)
     scaled = block.double() * torch.exp2(-exponent)[:, None]

@@ -1,9 +1,10 @@
 """The expression tree of a kernel: Gram, Sum, Hadamard, Scale, Select and Leaf nodes, and their sides.
 
 A *side* is a node restricted to some rows (or columns). It carries, per row i, an integer exponent eᵢ and a bound on
-the norm, so that K_ij = 2^eᵢ · K̂_ij · 2^eⱼ with |K̂_ij| ≤ νᵢνⱼ and ν near 1 whatever the sizes of the factors: rows
-are brought to norm in [½, 1) by powers of two, which is exact, so integer counts stay integers. Tiles are made from two
-sides by a backend; a tree is never multiplied out. May import only the errors and the rest of linops.
+the norm, so that K_ij = 2^eᵢ · K̂_ij · 2^eⱼ with |K̂_ij| ≤ νᵢνⱼ and ν moderate whatever the sizes of the factors. Rows of
+norm within 2^±16 stay as they are (no copy), others are brought to norm in [½, 1); powers of two make this exact, so
+integer counts stay integers. Tiles are made from two sides by a backend; a tree is never multiplied out. May import
+only the errors and the rest of linops.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pathlens.linops.operator import KernelOperator
 
 _MINUS_INF = float("-inf")
+_MODERATE = 16.0  # log₂ of norms that need no scaling: a copy of every factor row costs as much as a product with it
+_DRIFT = 16.0  # log₂ of the norm of a running product beyond which the next factor brings it back
 
 
 def exp2_scale(block: Tensor, exponent: Tensor) -> Tensor:
@@ -34,17 +37,43 @@ def exp2_scale(block: Tensor, exponent: Tensor) -> Tensor:
     >>> exp2_scale(torch.tensor([1e-40]), torch.tensor([140.0], dtype=torch.float64))
     tensor([139.3789])
     """
-    if exponent.numel() == 0 or bool((exponent == 0).all()):
+    if bool((exponent == 0).all()):
         return block
-    limit = 120.0 if block.dtype == torch.float32 else 1000.0
+    first, *rest = _powers(exponent, block.dtype)
+    out = block * first
+    for power in rest:
+        out *= power
+    return out
+
+
+def exp2_scale_(block: Tensor, exponent: Tensor) -> None:
+    """`exp2_scale` in place.
+
+    >>> block = torch.ones(2)
+    >>> exp2_scale_(block, torch.tensor([0.0, 3.0]))
+    >>> block
+    tensor([1., 8.])
+    """
+    if not bool((exponent == 0).all()):
+        for power in _powers(exponent, block.dtype):
+            block *= power
+
+
+def _powers(exponent: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Powers of two that fit the dtype and multiply to 2^exponent."""
+    limit = 120.0 if dtype == torch.float32 else 1000.0
     rest = exponent.clamp(-6 * limit, 6 * limit)  # enough to take the largest number to zero, the least to infinity
-    out = block
-    while True:
+    powers: list[Tensor] = []
+    while not powers or bool((rest != 0).any()):
         step = rest.clamp(-limit, limit)
-        out = out * torch.exp2(step).to(block.dtype)
+        powers.append(torch.exp2(step).to(dtype))
         rest = rest - step
-        if bool((rest == 0).all()):
-            return out
+    return powers
+
+
+def _row_exponents(log_norm: Tensor) -> Tensor:
+    """Exponents to split off: 0 for moderate and for zero rows, else those that leave a norm in [½, 1)."""
+    return torch.where(torch.isfinite(log_norm) & (log_norm.abs() > _MODERATE), torch.floor(log_norm) + 1.0, 0.0)
 
 
 class Side:
@@ -179,7 +208,7 @@ class Gram(Node):
 
     def side(self, index: Index, right: bool) -> Side:
         log_norm = self.side_rows(right).log2_norms(index)
-        exponent = torch.where(torch.isfinite(log_norm), torch.floor(log_norm) + 1.0, 0.0)
+        exponent = _row_exponents(log_norm)
         balance = self._balance if right else -self._balance
         return Side(self, index, right, exponent + balance, log_norm - exponent, shift=-exponent)
 
@@ -277,8 +306,9 @@ class Hadamard(Node):
         parts = [child.side(index, right) for child in self._children]
         running, exponent = parts[0].log_norm, parts[0].exponent
         for part in parts[1:]:
-            # Norms below 1 multiply down: hundreds of factors would underflow. Each gives back what was lost so far.
-            part.lift(-torch.ceil(torch.where(torch.isfinite(running), running, 0.0)))
+            # Moderate norms multiply up or down: hundreds of factors would leave the dtype, were it not given back.
+            far = torch.isfinite(running) & (running.abs() > _DRIFT)
+            part.lift(torch.where(far, -torch.ceil(running), 0.0))
             running = running + part.log_norm
             exponent = exponent + part.exponent
         return Side(self, index, right, exponent, running, parts)
@@ -415,7 +445,7 @@ class Leaf(Node):
             else:
                 self._log_norms = torch.zeros(max(self.n, self.m), dtype=torch.float64, device=self.operator.device)
         log_norm = self._log_norms[as_tensor(index, self._log_norms.device)]
-        exponent = torch.floor(log_norm) + 1.0 if self.symmetric else torch.zeros_like(log_norm)
+        exponent = _row_exponents(log_norm)
         return Side(self, index, right, exponent, log_norm - exponent, shift=-exponent)
 
     @property

@@ -28,7 +28,7 @@ from pathlens.errors import (
 from pathlens.linops import backends, counts, solvers
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.evaluate import Evaluator, overflow_error
-from pathlens.linops.factors import FLOATS, Factor, RowTable
+from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable
 from pathlens.linops.indexing import as_index
 from pathlens.linops.matmul import matmul, plan_matmul
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum
@@ -185,7 +185,7 @@ class KernelOperator(ABC):
         return n
 
     def _scaled_trace(self) -> tuple[float, int]:
-        """(t, e) with trace = t · 2^e, t within a small factor of n."""
+        """(t, e) with trace = t · 2^e, t of moderate size or zero."""
         self._square("trace")
         unit, exponent = self._evaluator().log_diagonal()
         top = float(torch.where(unit != 0, exponent, float("-inf")).max())
@@ -322,10 +322,17 @@ class KernelOperator(ABC):
         if bool((unit < 0).any()):
             raise ScaleError("normalised: the diagonal has negative entries. Only kernels with a diagonal ≥ 0 have "
                              "cosines.")
-        inverse = torch.where(unit > 0, torch.exp2(-exponent_i / 2) / unit.sqrt(), 0.0).to(self.dtype)
-        column = GramSum.from_factors([[Factor("diag(K)^-½", inverse[:, None])]], dtype=self.dtype)
-        node = Hadamard([expression(scaled), expression(column)])
-        return self._derive(node)
+        column = torch.where(unit > 0, 1 / unit.sqrt(), 0.0)
+        rest = -exponent_i / 2
+        factors: list[Node] = [expression(scaled)]
+        # Rows may differ by more than the dtype spans: powers of two beyond it go to rank-one factors of their own.
+        while True:
+            step = rest.clamp(-100.0, 100.0)
+            rows = ResidentRows("diag(K)^-½", (column * torch.exp2(step)).to(self.dtype)[:, None])
+            factors.append(Gram(rows.name, rows))
+            column, rest = torch.ones_like(column), rest - step
+            if bool((rest == 0).all()):
+                return self._derive(Hadamard(factors))
 
     def with_options(self, *, max_bytes: int | None = None, backend: str | None = None) -> GramSum:
         """The same kernel with another budget or backend.
@@ -461,9 +468,9 @@ def _who(operator: KernelOperator) -> str:
 class GramSum(KernelOperator):
     """K = Σ_t ∘_f F_{t,f} G_{t,f}ᵀ, lazily: what `from_factors` builds and what algebra on operators returns.
 
-    Entries are K_ij = sᵢ·K̂_ij·sⱼ with factor rows of norm in [½, 1) and log₂ s in float64 per row, so that products of
-    any number of factors neither overflow nor underflow; powers of two make this exact. Factors are kept by reference,
-    detached, and must not be changed while the operator lives.
+    Entries are K_ij = sᵢ·K̂_ij·sⱼ with factor rows of moderate norm and log₂ s in float64 per row, so that products of
+    any number of factors neither overflow nor underflow; s is a power of two, which makes this exact. Factors are kept
+    by reference, detached, and must not be changed while the operator lives.
 
     Examples
     --------

@@ -51,7 +51,8 @@ def dense_counts(terms: Sequence[Sequence[Pair]]) -> np.ndarray:
     for term in terms:
         product: np.ndarray | int = 1
         for left, right in term:
-            gram = left.double().numpy().astype(int).astype(object) @ right.double().numpy().astype(int).astype(object).T
+            x, y = (side.double().numpy().astype(int).astype(object) for side in (left, right))
+            gram = x @ y.T
             product = product * gram
         total = total + product
     assert isinstance(total, np.ndarray)

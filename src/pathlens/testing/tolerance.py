@@ -20,7 +20,7 @@ def scaled_error(got: Tensor, want: Tensor, rows: Tensor, cols: Tensor | None = 
     got, want
         (n, m).
     rows, cols
-        k_ii (n,) and k_jj (m,), the kernel of each row, and of each column, with itself; one is enough where both agree.
+        k_ii (n,) and k_jj (m,), each row (column) with itself; one is enough where both agree.
 
     Examples
     --------
