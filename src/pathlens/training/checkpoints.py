@@ -36,12 +36,16 @@ def _stem(folder: Path, epoch: int) -> Path:
     return folder / f"checkpoint-{epoch:08d}"
 
 
+def _remove(folder: Path, epochs: list[int]) -> None:
+    for epoch in epochs:
+        for path in folder.glob(_stem(folder, epoch).name + ".*"):
+            path.unlink(missing_ok=True)
+
+
 def save_checkpoint(folder: Path, epoch: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Write the checkpoint of an epoch, then remove all but it and the one before."""
     save_tensors(_stem(folder, epoch), tensors, meta | {"epoch": epoch, "environment": environment()}, "checkpoint")
-    for old in saved_epochs(folder)[:-2]:
-        for suffix in (".json", ".safetensors"):
-            _stem(folder, old).with_suffix(suffix).unlink(missing_ok=True)
+    _remove(folder, saved_epochs(folder)[:-2])
 
 
 def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -80,3 +84,8 @@ def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Ten
             stacklevel=4,
         )
     return tensors, meta
+
+
+def forget_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of an earlier run, and nothing else: training in this folder starts over."""
+    _remove(folder, saved_epochs(folder))

@@ -8,7 +8,7 @@ dominates small networks. Data, epochs and files are not known here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -110,7 +110,7 @@ class Stack:
         """Copy member i's weights into a network."""
         net.load_state_dict({n: t.detach().clone() for n, t in self.state(i).items()})
 
-    def set_buffer(self, suffix: str, values: Iterable[float]) -> None:
+    def set_buffer(self, suffix: str, value: float) -> None:
         """Set a scalar buffer (β) of every member; the buffer keeps its place in memory."""
         found = [n for n in self.buffers if n.split(".")[-1] == suffix]
         if not found:
@@ -118,7 +118,7 @@ class Stack:
                 f"train: a schedule for {suffix} was given, but the network has no {suffix}: its gates are not soft."
             )
         for n in found:
-            self.buffers[n].copy_(torch.tensor(list(values), dtype=self.buffers[n].dtype).view_as(self.buffers[n]))
+            self.buffers[n].fill_(value)
 
     # --- computing ---------------------------------------------------------------------------------------------
 
@@ -127,14 +127,15 @@ class Stack:
         state = params | dict(zip([*self.fixed, *self.buffers], rest))
         return functional_call(self.pattern, state, (x,) if rows is None else (x, rows))
 
-    def _rest(self) -> list[Tensor]:
+    def rest(self) -> list[Tensor]:
+        """What a forward pass needs beside the trained weights."""
         return [*self.fixed.values(), *self.buffers.values()]
 
     def dropout_shapes(self, x: Tensor, rows: Tensor | None) -> list[tuple[int, ...]]:
         """Shapes of the random numbers one forward pass of one member needs."""
         mode = _DropoutFromDraws(None)
         self.pattern.train()
-        buffers = [t.clone() for t in self._rest()]
+        buffers = [t.clone() for t in self.rest()]
         with torch.no_grad(), mode:
             self._forward(self.flat[0], x[0], None if rows is None else rows[0], [t[0] for t in buffers])
         return mode.shapes
@@ -165,6 +166,14 @@ class Stack:
 
         return step
 
+    def outputs_of(self, i: int, x: Tensor) -> Tensor:
+        """Member i's outputs in eval mode, without gradient."""
+        self.pattern.eval()
+        with torch.no_grad():
+            out = self._forward(self.flat[i], x, None, [t[i] for t in self.rest()])
+        self.pattern.train()
+        return out
+
     def evaluate(
         self, x: Tensor, y: Tensor, loss: Loss, ids: Tensor | None, batch: int
     ) -> tuple[Tensor, Tensor | None]:
@@ -181,8 +190,8 @@ class Stack:
             for lo in range(0, len(x), batch):
                 xb, yb = x[lo : lo + batch], y[lo : lo + batch]
                 rows = None if ids is None else ids[lo : lo + batch]
-                dims = (0, None, None, *(0 for _ in self._rest()))
-                out = vmap(member, in_dims=dims)(self.flat, xb, rows, *self._rest())
+                dims = (0, None, None, *(0 for _ in self.rest()))
+                out = vmap(member, in_dims=dims)(self.flat, xb, rows, *self.rest())
                 total += vmap(loss, in_dims=(0, None))(out, yb).double().cpu() * len(xb)
                 if labels:
                     correct += (out.argmax(-1) == yb).double().sum(-1).cpu()
@@ -190,17 +199,40 @@ class Stack:
         return total / len(x), correct / len(x) if labels else None
 
 
-def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
-    """The step as a flat graph of tensor operations for these shapes: the same operations, without their dispatch.
+_SAME_IF_SAME_SHAPE = {
+    torch.ops.aten.view.default,
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten.expand.default,
+    torch.ops.aten.detach.default,
+}
 
-    Nothing is executed but one trace; buffers that the step changes in place are restored.
+
+def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    """The step as a flat list of tensor operations for these shapes: the same numbers, without their dispatch.
+
+    Views that change nothing are dropped. Nothing is executed but one trace; buffers that the step changes in place
+    are restored.
     """
     saved = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
     with torch.no_grad():
-        graph = make_fx(step)(*arguments)
+        traced = make_fx(step)(*arguments)
         for a, s in zip(arguments, saved):
             if isinstance(a, Tensor):
                 a.copy_(s)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph
+    graph = traced.graph
+    for node in list(graph.nodes):
+        if node.target in _SAME_IF_SAME_SHAPE:
+            source = node.args[0]
+            before, after = source.meta.get("val"), node.meta.get("val")
+            if before is not None and after is not None and before.shape == after.shape:
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
+    graph.eliminate_dead_code()
+    graph.set_codegen(torch.fx.graph.CodeGen())  # plain arguments instead of nested ones: less work per call
+    traced.recompile()
+    forward = traced.forward
+
+    def replay(flat: Tensor, x: Tensor, y: Tensor, rows: Tensor | None, draws: Sequence[Tensor], *rest: Tensor) -> Any:
+        return forward(flat, x, y, rows, *draws, *rest)
+
+    return replay

@@ -1,0 +1,124 @@
+"""What training takes: losses, and data checked and moved to where training happens."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pathlens.data import DataSet
+from pathlens.errors import EmptyDataError, LabelError, NotFiniteError, ShapeError
+from pathlens.recording import as_rows
+from pathlens.training.stack import Loss
+
+
+def mse(output: Tensor, target: Tensor) -> Tensor:
+    """Mean over rows and outputs of (f − y)²."""
+    return (output - target).square().mean()
+
+
+def half_mse(output: Tensor, target: Tensor) -> Tensor:
+    """½ of `mse`."""
+    return 0.5 * (output - target).square().mean()
+
+
+LOSSES: dict[str, Loss] = {"mse": mse, "half_mse": half_mse, "cross_entropy": F.cross_entropy}
+
+
+@dataclass
+class Data:
+    """Checked training data on the training device."""
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor | None = None
+    y_test: Tensor | None = None
+
+    def fingerprint(self) -> str:
+        """Changes when any training row or target does: a checkpoint belongs to one data set."""
+        digest = hashlib.sha256()
+        for t in (self.x, self.y):
+            digest.update(str(tuple(t.shape)).encode())
+            digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def prepare(data: Any, net: nn.Module, loss: str | Loss, device: torch.device) -> Data:
+    x_test = y_test = None
+    if isinstance(data, DataSet):
+        x, y, x_test, y_test = data.x, data.y, data.x_test, data.y_test
+    elif isinstance(data, (tuple, list)) and len(data) == 2:
+        x, y = data
+    elif isinstance(data, (torch.utils.data.Dataset, torch.utils.data.DataLoader)):
+        pairs = list(data) if isinstance(data, torch.utils.data.DataLoader) else [data[i] for i in range(len(data))]  # type: ignore[arg-type]
+        if not pairs:
+            raise EmptyDataError("train: the data has no items.")
+        if not all(isinstance(p, (tuple, list)) and len(p) >= 2 for p in pairs):
+            raise ShapeError("train: a Dataset or DataLoader must give (input, target) pairs.")
+        join = torch.cat if isinstance(data, torch.utils.data.DataLoader) else torch.stack
+        x, y = (join([torch.as_tensor(p[i]) for p in pairs]) for i in (0, 1))
+    else:
+        raise ShapeError(
+            f"train: data must be a DataSet, an (X, y) pair, a Dataset or a DataLoader, got {type(data).__name__}."
+        )
+    x, y = _checked(x, y, net, loss, device)
+    if x_test is not None and y_test is not None:
+        x_test, y_test = _checked(x_test, y_test, net, loss, device)
+    return Data(x, y, x_test, y_test)
+
+
+def _checked(x: Any, y: Any, net: nn.Module, loss: str | Loss, device: torch.device) -> tuple[Tensor, Tensor]:
+    x = as_rows(x, net).to(device)
+    y = torch.as_tensor(y).to(device)
+    if y.shape[:1] != x.shape[:1]:
+        raise ShapeError(
+            f"train: {x.shape[0]} inputs and {y.shape[0] if y.ndim else 'no'} targets. They must match row by row."
+        )
+    c = _output_width(net, x)
+    if loss == "cross_entropy":
+        if y.dtype.is_floating_point or y.dtype == torch.bool or y.ndim != 1:
+            raise LabelError(
+                f"train: cross-entropy needs integer labels of shape (n,), got {y.dtype} of shape {tuple(y.shape)}. "
+                "Use loss='mse' for real targets."
+            )
+        y = y.long()
+        if int(y.min()) < 0 or int(y.max()) >= c:
+            raise LabelError(
+                f"train: labels run from {int(y.min())} to {int(y.max())}, the network has {c} outputs. "
+                f"Labels must be 0…{c - 1}."
+            )
+        return x, y
+    if isinstance(loss, str):
+        if not y.dtype.is_floating_point:
+            raise LabelError(
+                f"train: loss {loss!r} needs real targets, got {y.dtype}. Use loss='cross_entropy' for class labels, "
+                "or y.float()."
+            )
+        if y.ndim == 1:
+            y = y[:, None]
+        if y.shape != (x.shape[0], c):
+            raise ShapeError(f"train: targets have shape {tuple(y.shape)}, the network's outputs ({x.shape[0]}, {c}).")
+        if not torch.isfinite(y).all():
+            raise NotFiniteError(
+                f"train: targets contain NaN or infinity, first in row {int((~torch.isfinite(y)).any(1).nonzero()[0])}."
+            )
+        y = y.to(x.dtype)
+    return x, y
+
+
+def _output_width(net: nn.Module, x: Tensor) -> int:
+    probe = copy.deepcopy(net).to(x.device).eval()
+    rows = torch.zeros(1, dtype=torch.long, device=x.device)
+    with torch.no_grad():
+        try:
+            out = probe(x[:1], rows) if getattr(net, "needs_rows", False) else probe(x[:1])
+        except RuntimeError as e:
+            raise ShapeError(f"train: the network does not accept inputs of shape {tuple(x.shape)}: {e}") from e
+    if out.ndim != 2:
+        raise ShapeError(f"train: the network must return (n, c), got {tuple(out.shape)} for one row.")
+    return int(out.shape[1])

@@ -1,0 +1,418 @@
+"""The state of one training run: optimiser, generators, epochs, what is kept, checkpoints, CUDA graphs.
+
+`loop.train` checks options and data, makes a `Run` and lets it go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import DivergedError, OptionError, PathlensWarning, SignalWarning
+from pathlens.recording import Moment, Trajectory
+from pathlens.records import Record, Snapshot
+from pathlens.training.checkpoints import load_checkpoint, save_checkpoint
+from pathlens.training.inputs import Data
+from pathlens.training.schedules import Schedule
+from pathlens.training.stack import Loss, Stack, capture
+
+OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+}
+_EVALUATED_AT_ONCE = 65536  # rows times members in one evaluation pass
+_NO_SIGNAL = 1e-7  # outputs that vary less than this, relative to the inputs, do not start to learn in float32
+
+
+def derive_seed(seed: int, purpose: str) -> int:
+    """An independent seed for each purpose of one run."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:7], "big")
+
+
+def _generator(seed: int, purpose: str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seed(seed, purpose))
+
+
+@dataclass
+class Watch:
+    """What is kept, and when."""
+
+    epochs: frozenset[int]
+    losses: tuple[float, ...]
+    x: Tensor | None
+    sensitivities: bool
+    reached: list[set[float]] = field(default_factory=list)
+
+    def reasons(self, member: int, epoch: int, loss: float) -> list[str]:
+        """Why this epoch of this member is to be kept; empty if it is not."""
+        found = [f"epoch {epoch}"] if epoch in self.epochs else []
+        for level in self.losses:
+            if loss < level and level not in self.reached[member]:
+                self.reached[member].add(level)
+                found.append(f"loss < {level:g}")
+        return found
+
+
+class Run:
+    """Members trained together, from the first epoch or from a checkpoint on."""
+
+    def __init__(
+        self,
+        members: list[nn.Module],
+        settings: list[dict[str, Any]],
+        data: Data,
+        device: torch.device,
+        *,
+        sampler: Any,
+        loss: Loss,
+        optimizer: str,
+        batch_size: int | None,
+        rate: Schedule,
+        beta: Schedule | None,
+        clip: float | None,
+        full: bool,
+        compiled: bool,
+        autocast: torch.dtype | None,
+        watch: Watch,
+        config: dict[str, Any],
+    ) -> None:
+        self.members, self.settings, self.data, self.sampler = members, settings, data, sampler
+        self.stack = Stack(members, device)
+        self.loss, self.rate, self.beta, self.clip, self.full = loss, rate, beta, clip, full
+        self.compiled, self.watch, self.config = compiled, watch, config
+        self.n = len(data.x)
+        self.batch = min(batch_size or self.n, self.n)
+        self.epoch = self.step_count = 0
+        self.trajectories = [Trajectory(config=config | {"member": s}) for s in settings]
+        self.shuffles = [_generator(s["seed"], "shuffle") for s in settings]
+        self.dropouts = [_generator(s["seed"], "dropout") for s in settings]
+        self.uneven = any(s[k] != settings[0][k] for s in settings for k in ("lr", "weight_decay", "momentum"))
+        # members with settings of their own are rows of the stack, each in a group of its own
+        self.leaves = [self.stack.flat[i] for i in range(self.stack.k)] if self.uneven else [self.stack.flat]
+        self.optimiser = self._optimiser(optimizer)
+        self._gradient = self.stack.gradient_step(loss, autocast)
+        self._captured: dict[tuple[int, ...], Callable[..., tuple[Tensor, Tensor]]] = {}
+        self._dropout_shapes: dict[int, list[tuple[int, ...]]] = {}
+        self._has_dropout = any(
+            isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.stack.pattern.modules()
+        )
+        self._restored_optimiser: dict[str, Tensor] | None = None
+        self._on_disk: set[tuple[int, int]] = set()  # (member, moment) pairs that this run's checkpoint already has
+
+    # --- optimiser ---------------------------------------------------------------------------------------------
+
+    def _optimiser(self, name: str) -> torch.optim.Optimizer:
+        cuda = self.stack.device.type == "cuda"
+        groups = []
+        for leaf, s in zip(self.leaves, self.settings):
+            rate = torch.tensor(float(s["lr"]), device=self.stack.device) if cuda else float(s["lr"])
+            group: dict[str, Any] = {"params": [leaf], "lr": rate, "weight_decay": s["weight_decay"]}
+            if name in ("sgd", "rmsprop"):
+                group["momentum"] = s["momentum"]
+            elif s["momentum"]:
+                raise OptionError(f"train: momentum is an option of 'sgd' and 'rmsprop', not of {name!r}.")
+            groups.append(group)
+        common: dict[str, Any] = {} if name == "rmsprop" else {"fused": True}
+        if cuda and name != "sgd":
+            common["capturable"] = True
+        return OPTIMISERS[name](groups, **common)
+
+    def _set_rate(self, progress: float) -> None:
+        factor = self.rate(progress)
+        for group, s in zip(self.optimiser.param_groups, self.settings):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(s["lr"] * factor)
+            else:
+                group["lr"] = s["lr"] * factor
+
+    def _apply(self, gradient: Tensor) -> None:
+        if self.clip is not None:
+            norm = gradient.norm(dim=1, keepdim=True)
+            gradient = gradient * (self.clip / norm.clamp_min(1e-30)).clamp_max(1.0)
+        for i, leaf in enumerate(self.leaves):
+            leaf.grad = gradient[i] if self.uneven else gradient
+        self.optimiser.step()
+
+    # --- one step ----------------------------------------------------------------------------------------------
+
+    def _draws(self, x: Tensor, rows: Tensor | None) -> list[Tensor]:
+        if not self._has_dropout:
+            return []
+        size = x.shape[1]
+        if size not in self._dropout_shapes:
+            self._dropout_shapes[size] = self.stack.dropout_shapes(x, rows)
+        return [
+            torch.stack([torch.rand(shape, generator=g, dtype=x.dtype) for g in self.dropouts]).to(x.device)
+            for shape in self._dropout_shapes[size]
+        ]
+
+    def _step(self, x: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
+        arguments = (self.stack.flat, x, y, rows, self._draws(x, rows), *self.stack.rest())
+        function: Callable[..., tuple[Tensor, Tensor]] = self._gradient
+        if self.compiled:
+            key = tuple(x.shape)
+            if key not in self._captured:
+                self._captured[key] = capture(self._gradient, arguments)
+            function = self._captured[key]
+        with torch.no_grad():
+            losses, gradient = function(*arguments)
+            self._apply(gradient)
+        return losses
+
+    def _fetch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.data.x[index], self.data.y[index], index if self.stack.needs_rows else None
+
+    def _order(self) -> Iterator[Tensor]:
+        """The row numbers of each batch of one epoch, for all members: shapes (k, B)."""
+        if self.batch == self.n:
+            order = torch.arange(self.n).expand(self.stack.k, -1)
+        else:
+            order = torch.stack([torch.randperm(self.n, generator=g) for g in self.shuffles])
+        yield from order.to(self.data.x.device).split(self.batch, dim=1)
+
+    def _fresh(self) -> tuple[Tensor, Tensor, None]:
+        """A batch from the sampler for each member, from the member's own generator."""
+        drawn = [self.sampler.sample(self.batch, g) for g in self.shuffles]
+        x = torch.stack([d[0] for d in drawn]).to(self.data.x)
+        y = torch.stack([d[1] for d in drawn]).to(self.data.y)
+        return x, y.view(len(drawn), self.batch, *self.data.y.shape[1:]), None
+
+    def _epoch_of_steps(self, total: int, graph: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """All steps of one epoch; the mean loss of each member over its batches."""
+        running = torch.zeros(self.stack.k, dtype=torch.float64, device=self.stack.device)
+        if self.sampler is not None:
+            self._set_rate(self.step_count / total)
+            running += self._step(*self._fresh()).double()
+            self.step_count += 1
+            return running.cpu()
+        for index in self._order():
+            self._set_rate(self.step_count / total)
+            whole = index.shape[1] == self.batch
+            losses = graph(index) if graph is not None and whole else self._step(*self._fetch(index))
+            running += losses.double() * index.shape[1]
+            self.step_count += 1
+        return (running / self.n).cpu()
+
+    # --- epochs ------------------------------------------------------------------------------------------------
+
+    def go(
+        self,
+        epochs: int,
+        folder: Path | None,
+        every: int,
+        stop_below: float | None,
+        tick: Callable[[int, Tensor], None],
+    ) -> None:
+        """Train until the last epoch, or until every member's loss is below `stop_below`."""
+        self.stack.pattern.train()
+        total = epochs * (1 if self.sampler is not None else math.ceil(self.n / self.batch))
+        if self.epoch == 0:
+            if self.beta is not None:
+                self.stack.set_buffer("beta", self.beta(0.0))
+            self._finish_epoch(None)
+            self._check_signal()
+        losses = torch.tensor([t.history["loss"][-1] for t in self.trajectories], dtype=torch.float64)
+        on_cuda = self.stack.device.type == "cuda"
+        graph = self._cuda_graph() if self.compiled and on_cuda and not self._has_dropout else None
+
+        def done() -> bool:
+            return self.epoch >= epochs or (stop_below is not None and bool((losses < stop_below).all()))
+
+        while not done():
+            if self.beta is not None:
+                self.stack.set_buffer("beta", self.beta((self.epoch + 1) / epochs))
+            running = self._epoch_of_steps(total, graph)
+            self.epoch += 1
+            losses = self._finish_epoch(running)
+            if not torch.isfinite(losses).any():
+                raise DivergedError(
+                    f"train: the loss of every network is NaN or infinite at epoch {self.epoch}. Lower lr "
+                    f"({self.settings[0]['lr']:g}), or clip gradients (clip=1.0)."
+                )
+            if folder is not None and (done() or self.epoch % every == 0):
+                self.save(folder)
+            tick(self.epoch, losses)
+        if not torch.isfinite(losses).all():
+            bad = [s["seed"] for s, v in zip(self.settings, losses) if not math.isfinite(float(v))]
+            warnings.warn(
+                f"train: {len(bad)} of {self.stack.k} networks diverged (seeds {bad}).", PathlensWarning, stacklevel=3
+            )
+
+    def _finish_epoch(self, running: Tensor | None) -> Tensor:
+        """Write the epoch into the histories and keep what was asked for."""
+        ids = torch.arange(self.n, device=self.data.x.device) if self.stack.needs_rows else None
+        batch = max(1, _EVALUATED_AT_ONCE // self.stack.k)
+        columns: dict[str, Tensor | None] = {}
+        if self.full or running is None:
+            losses, accuracy = self.stack.evaluate(self.data.x, self.data.y, self.loss, ids, batch)
+            columns["accuracy"] = accuracy
+        else:
+            losses = running
+        columns["loss"] = losses
+        if self.data.x_test is not None and self.data.y_test is not None and not self.stack.needs_rows:
+            columns["test_loss"], columns["test_accuracy"] = self.stack.evaluate(
+                self.data.x_test, self.data.y_test, self.loss, None, batch
+            )
+        for i, (net, t) in enumerate(zip(self.members, self.trajectories)):
+            for name, values in columns.items():
+                if values is not None:
+                    t.history.setdefault(name, []).append(float(values[i]))
+            reasons = self.watch.reasons(i, self.epoch, float(losses[i]))
+            if reasons:
+                self.stack.write(i, net)
+                t.append(
+                    net,
+                    self.watch.x,
+                    self.step_count,
+                    epoch=self.epoch,
+                    loss=float(losses[i]),
+                    reason=", ".join(reasons),
+                    sensitivities=self.watch.sensitivities,
+                )
+        return losses
+
+    def _check_signal(self) -> None:
+        """Warn if outputs do not depend on the input at the start: such a network does not begin to learn."""
+        x = self.data.x[:256]
+        if len(x) < 2 or self.stack.needs_rows or not bool(x.std() > 0):
+            return
+        varies = float(self.stack.outputs_of(0, x).std(0).max())
+        if varies < _NO_SIGNAL * float(x.std()):
+            warnings.warn(
+                f"train: the network's outputs vary by {varies:.0e} over the data at initialisation. Each soft gate "
+                "halves the signal; initialise with init='preserve', or use batch-norm.",
+                SignalWarning,
+                stacklevel=4,
+            )
+
+    # --- CUDA --------------------------------------------------------------------------------------------------
+
+    def _cuda_graph(self) -> Callable[[Tensor], Tensor] | None:
+        """The whole step (fetching the batch, gradient, optimiser) as one CUDA graph; weights are as before it."""
+        if self.sampler is not None:
+            return None
+        index = torch.zeros(self.stack.k, self.batch, dtype=torch.long, device=self.stack.device)
+        x, y, rows = self._fetch(index)
+        fused = torch.compile(capture(self._gradient, (self.stack.flat, x, y, rows, [], *self.stack.rest())))
+
+        def body() -> Tensor:
+            x, y, rows = self._fetch(index)
+            losses, gradient = fused(self.stack.flat, x, y, rows, [], *self.stack.rest())
+            self._apply(gradient)
+            return losses
+
+        changed = [self.stack.flat, *self.stack.buffers.values()]
+        saved = [t.clone() for t in changed]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(3):
+                body()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            losses = body()
+        with torch.no_grad():  # the warm-up steps did not happen
+            for t, s in zip(changed, saved):
+                t.copy_(s)
+            for state in self.optimiser.state.values():
+                for v in state.values():
+                    if isinstance(v, Tensor):
+                        v.zero_()
+        if self._restored_optimiser is not None:
+            self._load_optimiser(self._restored_optimiser)
+
+        def replay(batch_index: Tensor) -> Tensor:
+            index.copy_(batch_index)
+            graph.replay()
+            return losses
+
+        return replay
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _moment_path(folder: Path, member: int, number: int, what: str) -> Path:
+        return folder / "moments" / f"member{member:04d}-{number:04d}-{what}"
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of everything that decides what comes next."""
+        tensors: dict[str, Tensor] = {"flat": self.stack.flat}
+        tensors |= {f"fixed/{k}": v for k, v in self.stack.fixed.items()}
+        tensors |= {f"buffer/{k}": v for k, v in self.stack.buffers.items()}
+        for i, leaf in enumerate(self.leaves):
+            for k, v in self.optimiser.state[leaf].items():
+                if v is not None:  # SGD without momentum keeps an empty slot
+                    tensors[f"optimiser/{i}/{k}"] = torch.as_tensor(v)
+        for i, (a, b) in enumerate(zip(self.shuffles, self.dropouts)):
+            tensors[f"shuffle/{i}"], tensors[f"dropout/{i}"] = a.get_state(), b.get_state()
+        moments = []
+        for i, t in enumerate(self.trajectories):
+            for j, m in enumerate(t.moments):
+                if (i, j) in self._on_disk:
+                    continue
+                if m.snapshot is not None:
+                    m.snapshot.save(self._moment_path(folder, i, j, "snapshot"))
+                if m.record is not None:
+                    m.record.save(self._moment_path(folder, i, j, "record"))
+                self._on_disk.add((i, j))
+            moments.append(
+                [[m.step, m.epoch, m.reason, m.loss, m.snapshot is not None, m.record is not None] for m in t.moments]
+            )
+        meta = {
+            "config": self.config,
+            "step": self.step_count,
+            "histories": [t.history for t in self.trajectories],
+            "moments": moments,
+            "reached": [sorted(r) for r in self.watch.reached],
+        }
+        save_checkpoint(folder, self.epoch, tensors, meta)
+
+    def restore(self, folder: Path) -> None:
+        """Go back to the newest checkpoint of this run, if there is one."""
+        found = load_checkpoint(folder, self.config)
+        if found is None:
+            return
+        tensors, meta = found
+        with torch.no_grad():
+            self.stack.flat.copy_(tensors["flat"])
+            for k, v in self.stack.fixed.items():
+                v.copy_(tensors[f"fixed/{k}"])
+            for k, v in self.stack.buffers.items():
+                v.copy_(tensors[f"buffer/{k}"])
+        self._restored_optimiser = {k: v for k, v in tensors.items() if k.startswith("optimiser/")}
+        self._load_optimiser(self._restored_optimiser)
+        for i, (a, b) in enumerate(zip(self.shuffles, self.dropouts)):
+            a.set_state(tensors[f"shuffle/{i}"])
+            b.set_state(tensors[f"dropout/{i}"])
+        self.epoch, self.step_count = int(meta["epoch"]), int(meta["step"])
+        self.watch.reached = [set(r) for r in meta["reached"]]
+        for i, (t, history, entries) in enumerate(zip(self.trajectories, meta["histories"], meta["moments"])):
+            t.history = history
+            for j, (step, epoch, reason, loss, has_snapshot, has_record) in enumerate(entries):
+                snapshot = Snapshot.load(self._moment_path(folder, i, j, "snapshot")) if has_snapshot else None
+                record = Record.load(self._moment_path(folder, i, j, "record")) if has_record else None
+                t.moments.append(Moment(step, epoch, reason, loss, snapshot, record))
+                self._on_disk.add((i, j))
+
+    def _load_optimiser(self, tensors: dict[str, Tensor]) -> None:
+        for i, leaf in enumerate(self.leaves):
+            prefix = f"optimiser/{i}/"
+            state = self.optimiser.state[leaf]
+            for key, value in tensors.items():
+                if key.startswith(prefix):
+                    name = key.removeprefix(prefix)
+                    if isinstance(state.get(name), Tensor):  # a CUDA graph holds on to this very tensor
+                        state[name].copy_(value)
+                    else:
+                        state[name] = value.to(self.stack.device).clone()
