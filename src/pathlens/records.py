@@ -1,19 +1,20 @@
-"""Snapshot, Record and Moment: what was measured on a network, as tensors, with files of their own.
+"""Snapshot and Record: what was measured on a network, as tensors, with files of their own.
 
 Nothing here holds a live model. How they are taken from a network is `recording.py`; this module knows tensors,
-shapes and files only.
+shapes and files only, and may import the errors alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -30,59 +31,135 @@ FORMAT_VERSION = 1
 def write_atomically(path: Path, data: bytes) -> None:
     """Write under a temporary name, fsync, rename, fsync the folder: a crash leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        with os.fdopen(handle, "wb") as f:
+        with open(temporary, "xb") as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere a folder cannot be opened, and a rename needs no such help
+        return
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
-def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], kind: str) -> None:
-    """Write `path`.safetensors, then `path`.json with its checksum; the JSON file makes the pair valid."""
-    from safetensors.torch import save
-
-    path = Path(path)
-    data = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
-    header = {"format": f"pathlens.{kind}", "version": FORMAT_VERSION, "sha256": hashlib.sha256(data).hexdigest(), **meta}
-    write_atomically(path.with_suffix(".safetensors"), data)
-    write_atomically(path.with_suffix(".json"), json.dumps(header, indent=1).encode())
+def write_header(path: Path, kind: str, meta: Mapping[str, Any]) -> None:
+    """Write a JSON file that names its kind and version and carries a checksum of its own content."""
+    header = json.loads(json.dumps({"format": f"pathlens.{kind}", "version": FORMAT_VERSION, **meta}))
+    write_atomically(path, json.dumps(header | {"seal": _seal(header)}, indent=1).encode())
 
 
-def load_tensors(path: str | Path, kind: str, error: type[FileFormatError] = FileFormatError) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote; refuse anything truncated, corrupt, of another kind or a newer version."""
-    from safetensors.torch import load
-
-    path = Path(path)
-    json_path, tensor_path = path.with_suffix(".json"), path.with_suffix(".safetensors")
-    for p in (json_path, tensor_path):
-        if not p.exists():
-            raise error(f"{p}: no such file. A saved {kind} is a pair of .json and .safetensors files.")
+def read_header(path: Path, kind: str, error: type[FileFormatError] = FileFormatError) -> dict[str, Any]:
+    """Read what `write_header` wrote; refuse anything truncated, edited, of another kind or of another version."""
+    if not path.is_file():
+        raise error(f"{path}: no such file. Is this the place where the {kind} was saved?")
     try:
-        meta = json.loads(json_path.read_bytes())
+        meta = json.loads(path.read_bytes())
     except ValueError as e:
-        raise error(f"{json_path}: not valid JSON ({e}); the file was left untouched. Restore it from a copy.") from e
+        raise error(f"{path}: not valid JSON ({e}); it was left untouched. Restore it from a copy.") from e
     if not isinstance(meta, dict) or meta.get("format") != f"pathlens.{kind}":
         found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
-        raise error(f"{json_path}: expected a pathlens.{kind} file, found {found!r}.")
+        raise error(f"{path}: expected a pathlens.{kind} file, found {found!r}. Load it as what it is.")
     if meta.get("version") != FORMAT_VERSION:
-        raise error(f"{json_path}: format version {meta.get('version')!r}, this Pathlens reads version {FORMAT_VERSION}. "
-                    "Use the Pathlens version that wrote it.")
-    data = tensor_path.read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != meta.get("sha256"):
-        raise error(f"{tensor_path}: checksum {found[:12]}… instead of {str(meta.get('sha256'))[:12]}…: the file is truncated "
-                    f"or corrupt ({len(data)} bytes). It was left untouched; restore it from a copy.")
-    return load(data), meta
+        raise error(
+            f"{path}: format version {meta.get('version')!r}, this Pathlens reads version {FORMAT_VERSION}. "
+            "Use the Pathlens version that wrote it."
+        )
+    if meta.pop("seal", None) != _seal(meta):
+        raise error(
+            f"{path}: its content does not have the checksum it carries: it was edited or damaged after it was "
+            "written. It was left untouched; restore it from a copy."
+        )
+    return meta
+
+
+def _seal(header: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+
+
+class _Pair(NamedTuple):
+    """The files of one saved thing. `pending` exists only while a save is under way, or was interrupted."""
+
+    header: Path
+    tensors: Path
+    pending: Path
+
+    @classmethod
+    def at(cls, path: str | Path) -> _Pair:
+        path = Path(path)
+        stem = path.stem if path.suffix in (".json", ".safetensors") else path.name
+        return cls(*(path.with_name(stem + suffix) for suffix in (".json", ".safetensors", ".new.safetensors")))
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], kind: str) -> str:
+    """Write `path`.safetensors and `path`.json, replacing an older pair safely; returns the tensors' checksum.
+
+    The new tensors are written beside the old ones, then the JSON file (from that moment the new pair is the valid
+    one), then they take their place: `load_tensors` reads one of both, complete, after a crash at any point.
+    """
+    from safetensors.torch import save
+
+    pair = _Pair.at(path)
+    # clones: safetensors refuses tensors that share memory (tied weights; two layers that read the same x)
+    data = save({k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()})
+    checksum = hashlib.sha256(data).hexdigest()
+    if pair.pending.exists() and pair.header.exists():  # finish an interrupted save before its tensors are replaced
+        try:
+            claimed = json.loads(pair.header.read_bytes()).get("sha256")
+        except (ValueError, AttributeError):
+            claimed = None
+        if claimed == hashlib.sha256(pair.pending.read_bytes()).hexdigest():
+            os.replace(pair.pending, pair.tensors)
+    write_atomically(pair.pending, data)
+    write_header(pair.header, kind, {"sha256": checksum, **meta})
+    os.replace(pair.pending, pair.tensors)
+    _sync_folder(pair.tensors.parent)
+    return checksum
+
+
+def load_tensors(
+    path: str | Path, kind: str, error: type[FileFormatError] = FileFormatError
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote; refuse anything truncated, corrupt, edited, of another kind or version."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    pair = _Pair.at(path)
+    meta = read_header(pair.header, kind, error)
+    found = []
+    for file in (pair.tensors, pair.pending):
+        if not file.is_file():
+            continue
+        data = file.read_bytes()
+        checksum = hashlib.sha256(data).hexdigest()
+        if checksum == meta.get("sha256"):
+            try:
+                return load(data), meta
+            except SafetensorError as e:
+                raise error(f"{file}: not a safetensors file ({e}). Save the {kind} again.") from e
+        found.append(f"{checksum[:12]}… ({len(data)} bytes)")
+    if not found:
+        raise error(f"{pair.tensors}: no such file. A saved {kind} is a pair of .json and .safetensors files.")
+    raise error(
+        f"{pair.tensors}: checksum {found[0]} instead of {str(meta.get('sha256'))[:12]}…: the file is truncated or "
+        "corrupt, or belongs to another .json file. It was left untouched; restore it from a copy."
+    )
+
+
+def _incomplete(path: str | Path, kind: str, cause: Exception) -> FileFormatError:
+    header = _Pair.at(path).header
+    return FileFormatError(f"{header}: the {kind} lacks or misstates {cause}. Save it again.")
 
 
 # --- snapshot --------------------------------------------------------------------------------------------------
@@ -90,20 +167,36 @@ def load_tensors(path: str | Path, kind: str, error: type[FileFormatError] = Fil
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The weights of a network at one moment, by name, with its description."""
+    """The weights of a network at one moment, by name, with its description.
+
+    Attributes
+    ----------
+    state : dict name → Tensor
+        As in ``net.state_dict()``, copies.
+    description : dict
+        What the network was, as plain values.
+
+    Examples
+    --------
+    >>> Snapshot({"output.weight": torch.ones(1, 3)}, {"kind": "toy"})
+    Snapshot(toy: 1 tensors, 3 numbers)
+    """
 
     state: dict[str, Tensor]
     description: dict[str, Any] = field(default_factory=dict)
 
-    def save(self, path: str | Path) -> None:
-        """Write `path`.safetensors and `path`.json."""
-        save_tensors(path, self.state, {"description": self.description}, "snapshot")
+    def save(self, path: str | Path) -> str:
+        """Write `path`.safetensors and `path`.json; returns the checksum of the tensors."""
+        return save_tensors(path, self.state, {"description": self.description}, "snapshot")
 
     @classmethod
     def load(cls, path: str | Path) -> Snapshot:
         """Read a saved snapshot."""
         tensors, meta = load_tensors(path, "snapshot")
-        return cls(tensors, meta["description"])
+        try:
+            return cls(tensors, meta["description"])
+        except KeyError as e:
+            raise _incomplete(path, "snapshot", e) from e
 
     def __repr__(self) -> str:
         kind = self.description.get("kind", "module")
@@ -126,7 +219,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Layer:
-    """One linear or convolutional layer of a record.
+    """One linear or convolutional layer of a record: a weight all of whose uses are linear or convolutional calls.
 
     Attributes
     ----------
@@ -135,9 +228,9 @@ class Layer:
     part : {"value", "gate", "shared"}
         Which network it belongs to; "shared" where one weight makes both values and gates.
     bias : bool
-        Whether it has a trainable bias.
+        Whether it has a bias that is trained with its weight; of a frozen layer, whether it has one.
     inputs, outputs : int
-        I and m: entries of one patch, and pre-activations per position.
+        I and m: entries of one patch (of one group of channels), and pre-activations per position.
     calls : tuple of Convolution or None
         One entry per call in a forward pass; None is a fully connected call.
     identity : bool
@@ -158,21 +251,43 @@ class Layer:
 
 @runtime_checkable
 class RowSource(Protocol):
-    """Anything that can be asked for the record of any rows again."""
+    """Anything that can be asked for the record of any rows again: a `Record`, or a stream that recomputes them."""
 
-    n: int
-    outputs: int
-    sites: tuple[str, ...]
-    layers: tuple[Layer, ...]
-    bytes_per_row: int
-    flops_per_row: int
+    @property
+    def n(self) -> int:
+        """Number of rows."""
 
-    def rows(self, lo: int, hi: int, output: int | None = None) -> Record: ...
+    @property
+    def outputs(self) -> int:
+        """Number of outputs c."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names of the gate sites."""
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Linear and convolutional layers."""
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Memory of one row."""
+
+    @property
+    def flops_per_row(self) -> int:
+        """What it costs to compute one row."""
+
+    def rows(self, lo: int, hi: int, output: int | None = None) -> Record:
+        """The record of rows lo…hi, of all outputs or of one."""
 
 
 @dataclass
 class Record:
     """Everything that one forward and one backward pass say about n rows.
+
+    The gradient of f_k to a layer's weight is Σ_p A_p ⊗ D_p for each row, with A = ``inputs(name)`` (n, P, I) and
+    D = ``sensitivities(name, k)`` (n, P, m); to its bias it is Σ_p D_p. P counts positions and calls: 1 where the
+    layer is fully connected and used once.
 
     Attributes
     ----------
@@ -184,11 +299,33 @@ class Record:
         q > 0, the hard gate, whatever the network's own gate function is.
     soft : dict site → Tensor (n, ...)
         The gate values where they are not the bits (soft or leaky gates).
+    layers : tuple of Layer
+        In order of their first call.
     layer_inputs : dict layer → list of Tensor
         What the layer read, one tensor per call.
     sensitivity : dict layer → Tensor (n, c, P, m)
         ∂f_k/∂(pre-activation); absent for the layer whose output is f itself, and for layers f does not depend on
         (hard gates).
+    gate_label : str
+        The gate function, as figures print it.
+    flops_per_row : int
+        What it costs to compute a row again.
+    untracked : tuple of str
+        Trainable parameters whose gradient the layers do not tell: batch-norm's, embeddings, weights that are also
+        used in other ways.
+    kept : tuple of int
+        Which outputs of the network the columns of f are; () means all.
+    has_sensitivities : bool
+        False where the backward pass was skipped; `sensitivities` then refuses.
+
+    Examples
+    --------
+    >>> from pathlens import models, record
+    >>> rec = record(models.relu(2, hidden=(4, 3), outputs=2, seed=0), torch.randn(10, 2))
+    >>> rec.sites, [layer.name for layer in rec.layers]
+    (('relu1@0', 'relu2@0'), ['values.linear1', 'values.linear2', 'values.output'])
+    >>> rec.inputs("values.linear2").shape, rec.sensitivities("values.linear2", output=1).shape
+    (torch.Size([10, 1, 4]), torch.Size([10, 1, 3]))
     """
 
     x: Tensor
@@ -200,13 +337,18 @@ class Record:
     sensitivity: dict[str, Tensor]
     gate_label: str = "hard"
     flops_per_row: int = 0
-    untracked: tuple[str, ...] = ()  #: parameters that no linear or convolutional call used
-    kept: tuple[int, ...] = ()  #: which outputs of the network the columns of f are; () means all
+    untracked: tuple[str, ...] = ()
+    kept: tuple[int, ...] = ()
+    has_sensitivities: bool = True
 
     def __post_init__(self) -> None:
-        for name, t in {"f": self.f, **self.bits, **self.sensitivity}.items():
+        named = [("f", self.f), *self.bits.items(), *self.soft.items(), *self.sensitivity.items()]
+        for name, t in named + [(f"input of {k}", t) for k, v in self.layer_inputs.items() for t in v]:
             if t.shape[0] != self.n:
-                raise ShapeError(f"Record: '{name}' has {t.shape[0]} rows, expected {self.n} as in the input.")
+                raise ShapeError(
+                    f"Record: '{name}' has {t.shape[0]} rows, expected {self.n} as in the input. "
+                    "Record all of it on the same batch."
+                )
 
     @property
     def n(self) -> int:
@@ -230,10 +372,11 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the whole record."""
+        """Memory of the whole record; a tensor that two layers read counts once."""
         tensors = [self.x, self.f, *self.bits.values(), *self.soft.values(), *self.sensitivity.values()]
         tensors += [t for calls in self.layer_inputs.values() for t in calls]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        distinct = {(t.data_ptr(), t.shape, t.stride(), t.dtype): t for t in tensors}
+        return sum(t.numel() * t.element_size() for t in distinct.values())
 
     def layer(self, name: str) -> Layer:
         """The layer of that name."""
@@ -249,32 +392,51 @@ class Record:
         return self.soft[site] if site in self.soft else self.bits[site].to(self.f.dtype)
 
     def inputs(self, name: str) -> Tensor:
-        """What a layer reads, shape (n, P, I): one row per position and call; patches for convolutions."""
+        """What a layer reads, shape (n, P, I): one row per position and call; patches for convolutions.
+
+        A convolution with G groups of channels has G rows per position, one per group.
+        """
         layer = self.layer(name)
-        if any(call is not None and call.groups > 1 for call in layer.calls):
-            raise RecordError(f"Record: '{name}' is a grouped convolution, whose patches have no single weight matrix. "
-                              "Use its per-example gradients.")
         parts = [unfold(t, call) for t, call in zip(self.layer_inputs[name], layer.calls)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def sensitivities(self, name: str, output: int) -> Tensor:
-        """∂f_output/∂(pre-activation) of a layer, shape (n, P, m); zeros where f does not depend on it."""
+        """∂f_output/∂(pre-activation) of a layer, shape (n, P, m); zeros where f does not depend on it.
+
+        Rows belong to those of `inputs`: a convolution with G groups has G rows per position, each zero outside the m/G
+        channels of its group.
+        """
         layer = self.layer(name)
-        if not 0 <= output < self.outputs:
-            raise RecordError(f"Record: output {output} asked for, the network has {self.outputs}.")
-        if name in self.sensitivity:
-            return self.sensitivity[name][:, output]
+        self._check_output(output)
+        if not self.has_sensitivities:
+            raise RecordError(
+                f"Record: the sensitivities of '{name}' are asked for, but it was taken without a backward pass. "
+                "Record with sensitivities=True."
+            )
         if layer.identity:
             row = torch.zeros(layer.outputs, dtype=self.f.dtype, device=self.f.device)
             row[self.kept[output] if self.kept else output] = 1
             return row.expand(self.n, 1, layer.outputs)
-        positions = sum(_positions(t, call) for t, call in zip(self.layer_inputs[name], layer.calls))
-        return self.f.new_zeros(self.n, positions, layer.outputs)
+        sizes = [_positions(t, call) for t, call in zip(self.layer_inputs[name], layer.calls)]
+        groups = [1 if call is None else call.groups for call in layer.calls]
+        if name not in self.sensitivity:
+            total = sum(p * g for p, g in zip(sizes, groups))
+            return self.f.new_zeros(()).expand(self.n, total, layer.outputs)
+        found = self.sensitivity[name][:, output]
+        if all(g == 1 for g in groups):
+            return found
+        return torch.cat([_by_group(part, g) for part, g in zip(found.split(sizes, dim=1), groups)], dim=1)
+
+    def _check_output(self, output: int) -> None:
+        if not 0 <= output < self.outputs:
+            raise RecordError(f"Record: output {output} asked for, it has {self.outputs}, numbered from 0.")
 
     def rows(self, lo: int, hi: int, output: int | None = None) -> Record:
         """Rows lo…hi as a record of their own (views); `output` keeps the sensitivities of one output."""
         if not 0 <= lo < hi <= self.n:
             raise RecordError(f"Record: rows {lo}:{hi} asked for, it has {self.n}.")
+        if output is not None:
+            self._check_output(output)
         cut = slice(lo, hi)
         keep = slice(None) if output is None else slice(output, output + 1)
         kept = self.kept if output is None else ((self.kept[output],) if self.kept else (output,))
@@ -283,37 +445,48 @@ class Record:
             {k: v[cut] for k, v in self.soft.items()}, self.layers,
             {k: [t[cut] for t in v] for k, v in self.layer_inputs.items()},
             {k: v[cut, keep] for k, v in self.sensitivity.items()}, self.gate_label, self.flops_per_row, self.untracked,
-            kept,
+            kept, self.has_sensitivities,
         )  # fmt: skip
 
-    def save(self, path: str | Path) -> None:
-        """Write `path`.safetensors and `path`.json."""
+    def save(self, path: str | Path) -> str:
+        """Write `path`.safetensors and `path`.json; returns the checksum of the tensors."""
         tensors = {"x": self.x, "f": self.f}
         tensors |= {f"bits/{k}": v for k, v in self.bits.items()} | {f"soft/{k}": v for k, v in self.soft.items()}
         tensors |= {f"sensitivity/{k}": v for k, v in self.sensitivity.items()}
         tensors |= {f"input/{i}/{k}": t for k, v in self.layer_inputs.items() for i, t in enumerate(v)}
-        # a tensor may appear twice (a layer of the gate and of the value network read the same x): safetensors
-        # refuses shared storage, so each is stored on its own
-        meta = {"layers": [asdict(layer) for layer in self.layers], "sites": list(self.sites),
-                "gate_label": self.gate_label, "flops_per_row": self.flops_per_row, "untracked": list(self.untracked), "kept": list(self.kept)}
-        save_tensors(path, {k: v.detach().clone() for k, v in tensors.items()}, meta, "record")
+        meta = {
+            "layers": [asdict(layer) for layer in self.layers],
+            "sites": list(self.sites),
+            "gate_label": self.gate_label,
+            "flops_per_row": self.flops_per_row,
+            "untracked": list(self.untracked),
+            "kept": list(self.kept),
+            "has_sensitivities": self.has_sensitivities,
+        }
+        return save_tensors(path, tensors, meta, "record")
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
         """Read a saved record."""
         t, meta = load_tensors(path, "record")
-        layers = tuple(_layer_from(d) for d in meta["layers"])
-        inputs = {layer.name: [t[f"input/{i}/{layer.name}"] for i in range(len(layer.calls))] for layer in layers}
-        return cls(
-            t["x"], t["f"], {s: t[f"bits/{s}"] for s in meta["sites"]},
-            {s: t[f"soft/{s}"] for s in meta["sites"] if f"soft/{s}" in t}, layers, inputs,
-            {k.removeprefix("sensitivity/"): v for k, v in t.items() if k.startswith("sensitivity/")},
-            meta["gate_label"], meta["flops_per_row"], tuple(meta["untracked"]), tuple(meta["kept"]),
-        )  # fmt: skip
+        try:
+            layers = tuple(_layer_from(d) for d in meta["layers"])
+            inputs = {layer.name: [t[f"input/{i}/{layer.name}"] for i in range(len(layer.calls))] for layer in layers}
+            return cls(
+                t["x"], t["f"], {s: t[f"bits/{s}"] for s in meta["sites"]},
+                {s: t[f"soft/{s}"] for s in meta["sites"] if f"soft/{s}" in t}, layers, inputs,
+                {k.removeprefix("sensitivity/"): v for k, v in t.items() if k.startswith("sensitivity/")},
+                meta["gate_label"], meta["flops_per_row"], tuple(meta["untracked"]), tuple(meta["kept"]),
+                meta["has_sensitivities"],
+            )  # fmt: skip
+        except (KeyError, ShapeError) as e:
+            raise _incomplete(path, "record", e) from e
 
     def __repr__(self) -> str:
-        return (f"Record({self.n} rows, {self.outputs} outputs, {len(self.sites)} gate sites ({self.gate_label}), "
-                f"{len(self.layers)} layers, {self.f.dtype}, {self.nbytes / 2**20:.1f} MiB)")
+        return (
+            f"Record({self.n} rows, {self.outputs} outputs, {len(self.sites)} gate sites ({self.gate_label}), "
+            f"{len(self.layers)} layers, {self.f.dtype}, {self.nbytes / 2**20:.1f} MiB)"
+        )
 
 
 def _layer_from(d: dict[str, Any]) -> Layer:
@@ -328,14 +501,33 @@ def _layer_from(d: dict[str, Any]) -> Layer:
 def _positions(t: Tensor, call: Convolution | None) -> int:
     if call is None:
         return t[0].numel() // t.shape[-1]
-    total = 1
-    for size, k, s, (a, b), d in zip(t.shape[2:], call.kernel, call.stride, call.padding, call.dilation):
-        total *= (size + a + b - d * (k - 1) - 1) // s + 1
-    return total
+    geometry = zip(t.shape[2:], call.kernel, call.stride, call.padding, call.dilation)
+    return math.prod((size + a + b - d * (k - 1) - 1) // s + 1 for size, k, s, (a, b), d in geometry)
+
+
+def _by_group(d: Tensor, groups: int) -> Tensor:
+    """(n, P, m) → (n, G·P, m), group by group, zero outside each group's channels."""
+    if groups == 1:
+        return d
+    n, positions, m = d.shape
+    out = d.new_zeros(n, groups, positions, m)
+    width = m // groups
+    for g in range(groups):
+        cut = slice(g * width, (g + 1) * width)
+        out[:, g, :, cut] = d[:, :, cut]
+    return out.flatten(1, 2)
 
 
 def unfold(t: Tensor, call: Convolution | None) -> Tensor:
-    """One call's input as rows: (n, ..., I) → (n, P, I), or an image (n, C, ...) → its patches (n, P, C·k)."""
+    """One call's input as rows: (n, ..., I) → (n, P, I), or an image (n, C, ...) → its patches (n, P, C·k).
+
+    A patch has the order of the flattened weight: channel, then kernel offsets. With G groups the patches of the first
+    group come first, then those of the second: (n, G·P, C/G·k).
+
+    >>> image = torch.arange(9.0).reshape(1, 1, 3, 3)
+    >>> unfold(image, Convolution((2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1)))[0, 0]
+    tensor([0., 1., 3., 4.])
+    """
     n = t.shape[0]
     if call is None:
         return t.reshape(n, -1, t.shape[-1])
@@ -344,10 +536,8 @@ def unfold(t: Tensor, call: Convolution | None) -> Tensor:
     spatial = len(call.kernel)
     for axis, (k, s, d) in enumerate(zip(call.kernel, call.stride, call.dilation)):
         t = t.unfold(2 + axis, d * (k - 1) + 1, s)[..., ::d]
-    # now (n, C, out_1…, k_1…): positions first, then channel and kernel offsets in the weight's order
-    order = [0, *range(2, 2 + spatial), 1, *range(2 + spatial, 2 + 2 * spatial)]
+    # now (n, C, out_1…, k_1…), and with the groups split off (n, G, C/G, out_1…, k_1…)
+    t = t.unflatten(1, (call.groups, -1))
+    order = [0, 1, *range(3, 3 + spatial), 2, *range(3 + spatial, 3 + 2 * spatial)]
     t = t.permute(order)
-    positions = 1
-    for size in t.shape[1 : 1 + spatial]:
-        positions *= size
-    return t.reshape(n, positions, -1)
+    return t.reshape(n, call.groups * math.prod(t.shape[2 : 2 + spatial]), -1)
