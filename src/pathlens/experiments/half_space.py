@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlens.records import Record
     from pathlens.training import Runs
 
-PAPER = "Half-Space Feature Learning in Neural Networks"
+PAPER = "Half-Space Feature Learning"
 MODELS = ("relu", "dlgn_pwc", "frozen")
 NAMES = {"relu": "ReLU", "dlgn_pwc": "DLGN-PWC", "frozen": "DLGN-PWC, gates frozen"}
 HIDDEN = (16,) * 5

@@ -138,7 +138,7 @@ class Run:
     def _apply(self, gradient: Tensor) -> None:
         if self.clip is not None:
             norm = gradient.norm(dim=1, keepdim=True)
-            gradient = gradient * (self.clip / norm.clamp_min(1e-30)).clamp_max(1.0)
+            gradient = gradient * (self.clip / (norm + 1e-6)).clamp_max(1.0)  # as torch.nn.utils.clip_grad_norm_
         for i, leaf in enumerate(self.leaves):
             leaf.grad = gradient[i] if self.uneven else gradient
         self.optimiser.step()

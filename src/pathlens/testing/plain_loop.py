@@ -1,0 +1,60 @@
+"""The slow twin of `pathlens.train`: one network, one batch after another, autograd and torch.optim as anyone writes it.
+
+It shares with the fast loop only the rule that derives generators from seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.training.run import derive_seed
+
+
+def train_plainly(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    steps: int,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    optimizer: Callable[..., torch.optim.Optimizer],
+    batch_size: int | None,
+    seed: int,
+    clip: float | None = None,
+    rate: Callable[[float], float] = lambda progress: 1.0,
+    total: int | None = None,
+    rows: bool = False,
+    **options: Any,
+) -> list[float]:
+    """Train `net` in place for a number of steps; returns the loss of each batch before its step."""
+    n = len(x)
+    batch = batch_size or n
+    shuffle = torch.Generator().manual_seed(derive_seed(seed, "shuffle"))
+    trained = [p for p in net.parameters() if p.requires_grad]
+    optimiser = optimizer(trained, **options)
+    base = options["lr"]
+    total = total or steps
+    net.train()
+    losses: list[float] = []
+    order = torch.arange(n)
+    per_epoch = math.ceil(n / batch)
+    for step in range(steps):
+        at = step % per_epoch
+        if at == 0 and batch < n:
+            order = torch.randperm(n, generator=shuffle)
+        index = order[at * batch : (at + 1) * batch]
+        for group in optimiser.param_groups:
+            group["lr"] = base * rate(step / total)
+        optimiser.zero_grad()
+        value = loss(net(x[index], index) if rows else net(x[index]), y[index])
+        value.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(trained, clip)
+        optimiser.step()
+        losses.append(float(value.detach()))
+    return losses

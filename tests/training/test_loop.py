@@ -1,0 +1,188 @@
+"""What `train` keeps, tells and refuses."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import pathlens as pl
+from pathlens import errors
+from pathlens.training import Runs
+
+
+@pytest.fixture
+def data():
+    return pl.data.circle(64)
+
+
+def full_loss(net, data):
+    with torch.no_grad():
+        return float((net(data.x) - data.y).square().mean())
+
+
+def test_history_starts_at_initialisation_and_is_the_loss_on_all_data(data):
+    net = pl.models.relu(2, (8,), seed=0)
+    first = full_loss(net, data)
+    t = pl.train(net, data, epochs=3, progress=False)
+    assert t.history["loss"][0] == pytest.approx(first, rel=1e-6)
+    assert t.history["loss"][-1] == pytest.approx(full_loss(net, data), rel=1e-6)
+    assert len(t.history["loss"]) == 4
+
+
+def test_moments_are_kept_at_epochs_and_when_a_loss_is_first_reached(data):
+    net = pl.models.relu(2, (8,), seed=0)
+    t = pl.train(net, data, epochs=40, lr=0.01, keep_at=[0, 5], keep_when=[0.45, 0.3], watch=data.x, progress=False)
+    assert [m.epoch for m in t.moments][:1] == [0]
+    assert t.at_epoch(5).record is not None
+    for level in (0.45, 0.3):
+        (moment,) = [m for m in t.moments if f"loss < {level:g}" in m.reason]
+        assert moment.epoch == t.epoch_reached(level)
+        assert moment.loss < level <= t.history["loss"][moment.epoch - 1]
+    other = pl.models.relu(2, (8,))
+    other.load_state_dict(t.at_epoch(5).snapshot.state)
+    assert torch.allclose(other(data.x), t.at_epoch(5).record.f, atol=1e-6)
+
+
+def test_runs_stop_when_all_are_below(data):
+    runs = pl.train(pl.models.relu(2, (16,)), data, epochs=500, lr=0.01, seeds=range(3), stop_below=0.4, progress=False)
+    assert isinstance(runs, Runs)
+    assert max(t.history["loss"][-1] for t in runs) < 0.4
+    assert runs.history().shape[1] < 501
+    assert all(e is not None for e in runs.epochs_to(0.4))
+
+
+def test_running_loss_is_the_mean_over_batches(data):
+    one_batch = pl.train(
+        pl.models.relu(2, (8,), seed=0), data, epochs=2, batch_size=None, evaluate="running", progress=False
+    )
+    full = pl.train(pl.models.relu(2, (8,), seed=0), data, epochs=2, batch_size=None, progress=False)
+    # with one batch, the running loss of an epoch is the full loss before its step
+    assert one_batch.history["loss"][1:] == pytest.approx(full.history["loss"][:2], rel=1e-5)
+
+
+def test_test_data_and_accuracy_are_followed():
+    digits = pl.data.digits()
+    net = pl.models.relu(digits.x[0].numel(), (32,), 10, seed=0)
+    flat = pl.data.DataSet(digits.x.flatten(1), digits.y, digits.x_test.flatten(1), digits.y_test, name="digits",
+                           task="classification", classes=10)  # fmt: skip
+    t = pl.train(net, flat, epochs=8, lr=3e-3, loss="cross_entropy", progress=False)
+    assert t.history["test_accuracy"][-1] > 0.85
+    own = float((net(flat.x_test).argmax(1) == flat.y_test).double().mean())
+    assert t.history["test_accuracy"][-1] == pytest.approx(own)
+
+
+@pytest.mark.parametrize("form", ["pair", "arrays", "dataset", "loader"])
+def test_forms_of_data_give_the_same_training(data, form):
+    given = {
+        "pair": (data.x, data.y),
+        "arrays": (data.x.numpy(), data.y.numpy()),
+        "dataset": TensorDataset(data.x, data.y),
+        "loader": DataLoader(TensorDataset(data.x, data.y), batch_size=10),
+    }[form]
+    a, b = pl.models.relu(2, (8,), seed=0), pl.models.relu(2, (8,), seed=0)
+    pl.train(a, data, epochs=2, progress=False)
+    pl.train(b, given, epochs=2, progress=False)
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+
+
+def test_fresh_batches_from_a_sampler():
+    nlgp = pl.data.NLGP(20, xi=(3.0, 1.0), gain=3.0)
+    net = pl.models.LocalisationNet(20, 8)
+    runs = pl.train(net, nlgp, epochs=30, optimizer="sgd", lr=0.5, batch_size=200, seeds=[0, 1], progress=False)
+    assert runs.history().shape == (2, 31)
+    assert (runs.history()[:, -1] < runs.history()[:, 0]).all()
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(data):
+    def weights(seed):
+        net = pl.models.relu(2, (8,), seed=0)
+        pl.train(net, data, epochs=3, seed=seed, progress=False)
+        return torch.cat([p.flatten() for p in net.parameters()])
+
+    torch.manual_seed(123)  # the global generator must not matter
+    first = weights(1)
+    torch.rand(7)
+    assert torch.equal(first, weights(1))
+    assert not torch.equal(first, weights(2))
+
+
+def test_progress_can_be_followed_by_a_function(data):
+    seen = []
+    pl.train(pl.models.relu(2, (8,)), data, epochs=3, progress=lambda *a: seen.append(a), label="net")
+    assert seen == [("net", 1, 3), ("net", 2, 3), ("net", 3, 3)]
+
+
+def test_deep_soft_networks_warn_and_start_with_preserve():
+    data = pl.data.circle(64)
+    with pytest.warns(errors.SignalWarning, match="preserve"):
+        pl.train(pl.models.dlgn(2, (16,) * 20, seed=0), data, epochs=1, progress=False)
+    net = pl.models.dlgn(2, (16,) * 20, init="preserve", seed=0)
+    t = pl.train(net, data, epochs=40, lr=1e-3, progress=False)
+    assert t.history["loss"][-1] < 0.8 * t.history["loss"][0]
+
+
+# --- bad input -------------------------------------------------------------------------------------------------
+
+
+def relu(outputs=1):
+    return pl.models.relu(2, (8,), outputs, seed=0)
+
+
+X, Y = torch.randn(10, 2), torch.randn(10, 1)
+BAD = [
+    (lambda: pl.train(relu(), (X, Y[:9]), epochs=1), errors.ShapeError, "10 inputs and 9 targets"),
+    (lambda: pl.train(relu(), (torch.randn(10, 3), Y), epochs=1), errors.ShapeError, "does not accept"),
+    (lambda: pl.train(relu(2), (X, Y), epochs=1), errors.ShapeError, r"\(10, 2\)"),
+    (lambda: pl.train(relu(), (X * float("nan"), Y), epochs=1), errors.NotFiniteError, "row 0"),
+    (lambda: pl.train(relu(), (X, Y * float("inf")), epochs=1), errors.NotFiniteError, "targets"),
+    (lambda: pl.train(relu(), (X[:0], Y[:0]), epochs=1), errors.EmptyDataError, "at least one row"),
+    (lambda: pl.train(relu(3), (X, torch.full((10,), 3)), epochs=1, loss="cross_entropy"), errors.LabelError, "0…2"),
+    (lambda: pl.train(relu(3), (X, torch.full((10,), -1)), epochs=1, loss="cross_entropy"), errors.LabelError, "-1"),
+    (lambda: pl.train(relu(3), (X, Y), epochs=1, loss="cross_entropy"), errors.LabelError, "integer labels"),
+    (lambda: pl.train(relu(), (X, torch.zeros(10, dtype=torch.long)), epochs=1), errors.LabelError, "cross_entropy"),
+    (lambda: pl.train(relu(), (X.double(), Y), epochs=1), errors.DTypeError, "float64"),
+    (lambda: pl.train(relu(), 3, epochs=1), errors.ShapeError, "got int"),
+    (lambda: pl.train(relu(), (X, Y), epochs=0), errors.OptionError, "epochs=0"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, batch_size=0), errors.OptionError, "batch_size=0"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, lr=0.0), errors.OptionError, "positive"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, optimizer="adma"), errors.UnknownNameError, "Did you mean 'adam'"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, loss="mes"), errors.UnknownNameError, "Did you mean 'mse'"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, schedule="cosin"), errors.UnknownNameError, "Did you mean 'cosine'"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, evaluate="never"), errors.OptionError, "evaluate"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, momentum=0.9), errors.OptionError, "momentum"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, seeds=[]), errors.EmptyDataError, "no networks"),
+    (lambda: pl.train([], (X, Y), epochs=1), errors.EmptyDataError, "empty"),
+    (lambda: pl.train([relu(), pl.models.relu(2, (9,))], (X, Y), epochs=1), errors.ShapeError, "network 1"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, settings=[{"rate": 1.0}]), errors.UnknownNameError, "setting"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, settings=[{"beta": 1.0}]), errors.OptionError, "not soft"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, beta=lambda p: 4.0), errors.OptionError, "no beta"),
+    (lambda: pl.train(relu().requires_grad_(False), (X, Y), epochs=1), errors.OptionError, "no trainable"),
+    (lambda: pl.train(relu(), (X, Y), epochs=20, lr=1e30, optimizer="sgd"), errors.DivergedError, "Lower lr"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, error, message", BAD, ids=[f"{i}-{b[1].__name__}" for i, b in enumerate(BAD)])
+def test_bad_input_says_what_is_wrong(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_one_member_that_diverges_does_not_stop_the_others(data):
+    settings = [{"lr": 1e-2}, {"lr": 1e30}]
+    with pytest.warns(errors.PathlensWarning, match="1 of 2"):
+        runs = pl.train(relu(), data, epochs=5, optimizer="sgd", settings=settings, progress=False)
+    assert np.isfinite(runs.history()[0]).all()
+
+
+def test_a_plain_module_with_its_own_forward_trains():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 8), nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.b(torch.tanh(self.a(x)))
+
+    runs = pl.train(Own(), pl.data.circle(64), epochs=20, lr=0.01, seeds=range(2), progress=False)
+    assert (runs.history()[:, -1] < runs.history()[:, 0]).all()

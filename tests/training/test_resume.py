@@ -1,0 +1,156 @@
+"""Killing a run at any moment and starting it again gives the same bits; broken files give clear errors."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import pathlens as pl
+from pathlens import errors
+from pathlens.training import checkpoints
+from pathlens.training.checkpoints import saved_epochs
+
+SCRIPT = """
+import sys, torch
+import pathlens as pl
+torch.set_num_threads(1)
+folder, out = sys.argv[1:]
+data = pl.data.circle(256)
+net = pl.models.dlgn(2, (8, 8), piecewise_constant=True)
+runs = pl.train(net, data, epochs=160, lr=2e-3, seeds=[0, 1], keep_at=[0, 40, 120], watch=data.x, checkpoint=folder,
+                checkpoint_every=3, progress=False)
+if out != "-":
+    torch.save([[n.state_dict() for n in runs.networks], [t.history for t in runs],
+                [[m.record.f for m in t.moments] for t in runs]], out)
+"""
+
+
+def start(folder, out):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder), str(out)], env=environment)
+
+
+def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(tmp_path):
+    assert start(tmp_path / "whole", tmp_path / "whole.pt").wait() == 0
+    chance = random.Random(os.urandom(8))
+    folder = tmp_path / "cut"
+    kills = 0
+    while kills < 2:
+        process = start(folder, "-")
+        while not saved_epochs(folder):
+            time.sleep(0.01)
+            assert process.poll() is None, "the run ended before its first checkpoint"
+        time.sleep(chance.uniform(0.0, 0.6))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    assert start(folder, tmp_path / "cut.pt").wait() == 0
+    whole, cut = (torch.load(tmp_path / f"{n}.pt", weights_only=True) for n in ("whole", "cut"))
+    for a, b in zip(whole[0], cut[0]):
+        assert all(torch.equal(a[k], b[k]) for k in a)
+    assert whole[1] == cut[1]
+    assert all(torch.equal(p, q) for a, b in zip(whole[2], cut[2]) for p, q in zip(a, b))
+    assert len(saved_epochs(folder)) == 2  # the last one and the one before
+
+
+def run(folder, epochs=8, resume=True, lr=1e-3, seeds=(0,), data=None, **options):
+    return pl.train(pl.models.relu(2, (6,)), data or pl.data.circle(64), epochs=epochs, lr=lr, seeds=list(seeds),
+                    checkpoint=folder, checkpoint_every=2, resume=resume, progress=False, **options)  # fmt: skip
+
+
+def files(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_finished_run_is_read_back_without_training(tmp_path):
+    first = run(tmp_path)
+    before = files(tmp_path)
+    again = run(tmp_path)
+    assert again.history().tolist() == first.history().tolist()
+    assert all(torch.equal(p, q) for p, q in zip(first.networks[0].parameters(), again.networks[0].parameters()))
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("optimizer, momentum", [("sgd", 0.0), ("sgd", 0.9), ("rmsprop", 0.9), ("adam", 0.0)])
+def test_every_optimiser_resumes(tmp_path, optimizer, momentum):
+    data = pl.data.circle(64)
+
+    def go(folder, stop):
+        return pl.train(pl.models.relu(2, (6,)), data, epochs=12, optimizer=optimizer, momentum=momentum, lr=0.01, seeds=[0, 1],
+                        schedule=_stop_after(stop), checkpoint=folder, checkpoint_every=2, progress=False)  # fmt: skip
+
+    whole = go(tmp_path / "a", None)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "b", 0.5)
+    resumed = go(tmp_path / "b", None)
+    for x, y in zip(whole.networks, resumed.networks):
+        assert all(torch.equal(p, q) for p, q in zip(x.parameters(), y.parameters()))
+
+
+def _stop_after(progress):
+    class Rate:
+        def __call__(self, now):
+            if progress is not None and now > progress:
+                raise KeyboardInterrupt
+            return 1.0
+
+        def __repr__(self):
+            return "Rate()"
+
+    return Rate()
+
+
+def test_another_run_in_the_same_folder_is_refused_and_nothing_is_touched(tmp_path):
+    run(tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(errors.CheckpointError, match="members"):
+        run(tmp_path, lr=5e-3)
+    with pytest.raises(errors.CheckpointError, match="data"):
+        run(tmp_path, data=pl.data.circle(64, top=2.0))
+    assert files(tmp_path) == before
+    assert run(tmp_path, lr=5e-3, resume=False).settings[0]["lr"] == 5e-3
+
+
+def test_starting_over_does_not_trust_old_moments(tmp_path):
+    old = run(tmp_path, seeds=(0,), keep_at=[0], watch=pl.data.circle(8).x)
+    new = run(tmp_path, seeds=(1,), keep_at=[0], watch=pl.data.circle(8).x, resume=False)
+    again = run(tmp_path, seeds=(1,), keep_at=[0], watch=pl.data.circle(8).x)
+    assert torch.equal(again[0].moments[0].record.f, new[0].moments[0].record.f)
+    assert not torch.equal(again[0].moments[0].record.f, old[0].moments[0].record.f)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "json", "version"])
+def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, damage):
+    run(tmp_path)
+    newest = max(tmp_path.glob("checkpoint-*.safetensors"))
+    header = newest.with_suffix(".json")
+    if damage == "truncate":
+        newest.write_bytes(newest.read_bytes()[:-100])
+    elif damage == "flip":
+        data = bytearray(newest.read_bytes())
+        data[-5] ^= 1
+        newest.write_bytes(bytes(data))
+    elif damage == "json":
+        header.write_text(header.read_text()[:-20])
+    else:
+        header.write_text(json.dumps(json.loads(header.read_text()) | {"version": 99}))
+    before = files(tmp_path)
+    with pytest.raises(errors.CheckpointError, match=r"epoch 6.*delete"):
+        run(tmp_path)
+    assert files(tmp_path) == before
+    for path in tmp_path.glob(newest.stem + ".*"):  # the remedy that the message gives
+        path.unlink()
+    assert len(run(tmp_path)[0].history["loss"]) == 9
+
+
+def test_another_thread_count_warns(tmp_path, monkeypatch):
+    run(tmp_path)
+    monkeypatch.setattr(checkpoints, "environment", lambda: {"torch": torch.__version__, "threads": 99})
+    with pytest.warns(errors.ResumeWarning, match="last bits"):
+        run(tmp_path)

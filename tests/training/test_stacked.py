@@ -1,0 +1,189 @@
+"""A stack of networks must end where each network ends on its own in a plain loop."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pathlens as pl
+from pathlens.data import DataSet
+from pathlens.testing.plain_loop import train_plainly
+from pathlens.training import Geometric, cosine
+from pathlens.training.inputs import mse
+from pathlens.training.loop import initialise
+
+STEPS = 200
+OPTIMISERS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+}
+
+
+def worst(a, b):
+    return max(float((p - q).detach().abs().max()) for p, q in zip(a.state_dict().values(), b.state_dict().values()))
+
+
+def regression(n=40, d=2):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, d, generator=g, dtype=torch.float64)
+    return DataSet(x, torch.sin(3 * x[:, :1]), name="sines", task="regression")
+
+
+NETWORKS = {
+    "relu": lambda: pl.models.relu(2, (6, 5)),
+    "relu with biases": lambda: pl.models.relu(2, (6, 5), bias=True),
+    "soft_relu": lambda: pl.models.soft_relu(2, (6, 5)),
+    "dln": lambda: pl.models.dln(2, (6, 5)),
+    "dlgn_pwc": lambda: pl.models.dlgn(2, (6, 5), piecewise_constant=True),
+    "dlgn frozen": lambda: pl.models.dlgn(2, (6, 5), frozen=True),
+    "straight-through": lambda: pl.models.dlgn(2, (6, 5), gate="straight_through"),
+    "galu": lambda: pl.models.galu(2, (6, 5)),
+    "gates only": lambda: pl.models.gates_only(2, (6, 5)),
+    "quadratic": lambda: pl.models.quadratic(2, (6, 5)),
+    "plain module": lambda: nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("batch_size", [16, None])
+def test_a_stack_equals_plain_loops(name, batch_size):
+    data, seeds, lr = regression(), [3, 4, 5], 1e-3
+    per_epoch = 3 if batch_size else 1
+    pattern = NETWORKS[name]().double()
+    runs = pl.train(pattern, data, epochs=STEPS // per_epoch, lr=lr, batch_size=batch_size, seeds=seeds, progress=False)
+    for seed, trained in zip(seeds, runs.networks):
+        alone = copy.deepcopy(pattern)
+        initialise(alone, seed)
+        train_plainly(alone, data.x, data.y, steps=STEPS // per_epoch * per_epoch, loss=mse, optimizer=torch.optim.Adam,
+                      batch_size=batch_size, seed=seed, lr=lr)  # fmt: skip
+        assert worst(trained, alone) <= 1e-12
+
+
+@pytest.mark.parametrize("optimizer", OPTIMISERS)
+def test_every_optimiser_with_its_options(optimizer):
+    data = regression()
+    pattern = pl.models.relu(2, (6, 5)).double()
+    options = {"weight_decay": 0.01} | ({"momentum": 0.9} if optimizer in ("sgd", "rmsprop") else {})
+    runs = pl.train(pattern, data, epochs=50, lr=0.003, batch_size=16, seeds=[0, 1], optimizer=optimizer, clip=0.5,
+                    schedule="cosine", progress=False, **options)  # fmt: skip
+    for seed, trained in zip([0, 1], runs.networks):
+        alone = copy.deepcopy(pattern).reinitialise(seed)
+        train_plainly(alone, data.x, data.y, steps=150, loss=mse, optimizer=OPTIMISERS[optimizer], batch_size=16, seed=seed,
+                      clip=0.5, rate=cosine, lr=0.003, **options)  # fmt: skip
+        assert worst(trained, alone) <= 1e-12
+
+
+def test_members_may_differ_in_rate_and_beta():
+    data = regression()
+    pattern = pl.models.dlgn(2, (6, 5)).double()
+    settings = [{"lr": 0.01, "beta": 2.0}, {"lr": 0.002, "beta": 8.0}]
+    runs = pl.train(pattern, data, epochs=60, batch_size=16, seeds=[1, 2], settings=settings, progress=False)
+    assert [(s["lr"], s["seed"]) for s in runs.settings] == [(0.01, 1), (0.01, 2), (0.002, 1), (0.002, 2)]
+    for s, trained in zip(runs.settings, runs.networks):
+        alone = pl.models.dlgn(2, (6, 5), beta=s["beta"]).double().reinitialise(s["seed"])
+        train_plainly(alone, data.x, data.y, steps=180, loss=mse, optimizer=torch.optim.Adam, batch_size=16,
+                      seed=s["seed"], lr=s["lr"])  # fmt: skip
+        assert float(trained.gate.beta) == s["beta"]
+        assert worst(trained, alone) <= 1e-12
+
+
+def conv_net():
+    # no bias before batch-norm: its true gradient is zero, and Adam would turn rounding noise into full steps
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+                         nn.Linear(16, 3))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["relu", "dlgn", "dlgn_pwc", "soft_galu"])
+def test_convolutions_with_batch_norm_and_cross_entropy(kind):
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(20, 1, 6, 6, generator=g, dtype=torch.float64)
+    y = torch.randint(0, 3, (20,), generator=g)
+    pattern = pl.gated_twin(conv_net().double(), kind, x[:2])
+    runs = pl.train(
+        pattern, (x, y), epochs=20, lr=0.01, batch_size=5, seeds=[7, 8], loss="cross_entropy", progress=False
+    )
+    for seed, trained in zip([7, 8], runs.networks):
+        alone = copy.deepcopy(pattern).reinitialise(seed)
+        train_plainly(
+            alone, x, y, steps=80, loss=F.cross_entropy, optimizer=torch.optim.Adam, batch_size=5, seed=seed, lr=0.01
+        )
+        assert worst(trained, alone) <= 1e-12  # batch statistics and their counters too
+
+
+def test_fixed_random_gates_get_their_rows():
+    data = regression()
+    pattern = pl.models.frg(2, (6, 5), examples=40).double()
+    runs = pl.train(pattern, data, epochs=20, lr=0.01, batch_size=16, seeds=[0, 1], progress=False)
+    for seed, trained in zip([0, 1], runs.networks):
+        alone = copy.deepcopy(pattern).reinitialise(seed)
+        train_plainly(alone, data.x, data.y, steps=60, loss=mse, optimizer=torch.optim.Adam, batch_size=16, seed=seed, lr=0.01,
+                      rows=True)  # fmt: skip
+        assert worst(trained, alone) <= 1e-12
+
+
+def test_dropout_has_a_generator_per_member():
+    """A member of a stack drops the same units as the same network trained alone."""
+    data = regression()
+    pattern = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Dropout(0.4), nn.Linear(20, 1)).double()
+    together = pl.train(pattern, data, epochs=30, lr=0.01, batch_size=16, seeds=[5, 6], progress=False)
+    for i, seed in enumerate([5, 6]):
+        alone = pl.train(pattern, data, epochs=30, lr=0.01, batch_size=16, seeds=[seed], progress=False)
+        assert worst(together.networks[i], alone.networks[0]) <= 1e-12
+    without = copy.deepcopy(pattern)
+    without[2].p = 0.0
+    dry = pl.train(without, data, epochs=30, lr=0.01, batch_size=16, seeds=[5], progress=False)
+    assert worst(together.networks[0], dry.networks[0]) > 1e-3
+
+
+def test_dropout_drops_the_right_share_and_keeps_the_mean():
+    from pathlens.training.stack import _DropoutFromDraws
+
+    x = torch.ones(1000, 200)
+    draws = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+    with _DropoutFromDraws([draws]):
+        out = F.dropout(x, 0.3, training=True)
+    assert abs(float((out == 0).double().mean()) - 0.3) < 0.005
+    assert abs(float(out.mean()) - 1) < 0.01
+
+
+def test_replaying_the_captured_step_gives_the_same_bits():
+    data = regression()
+    pattern = pl.models.dlgn(2, (6, 5)).double()
+    a, b = (
+        pl.train(pattern, data, epochs=20, batch_size=16, seeds=[0, 1], compile=c, progress=False)
+        for c in (True, False)
+    )
+    for x, y in zip(a.networks, b.networks):
+        assert worst(x, y) == 0.0
+
+
+def test_float32_agrees_for_fifty_steps():
+    data = pl.data.circle(64)
+    pattern = pl.models.relu(2, (8, 8))
+    runs = pl.train(pattern, data, epochs=25, batch_size=32, seeds=[0, 1, 2], progress=False)
+    for seed, trained in zip([0, 1, 2], runs.networks):
+        alone = copy.deepcopy(pattern).reinitialise(seed)
+        train_plainly(
+            alone, data.x, data.y, steps=50, loss=mse, optimizer=torch.optim.Adam, batch_size=32, seed=seed, lr=1e-3
+        )
+        assert worst(trained, alone) <= 1e-5
+
+
+def test_a_list_of_networks_is_trained_in_place():
+    data = regression()
+    nets = [pl.models.relu(2, (6,), seed=s).double() for s in (0, 1)]
+    before = [copy.deepcopy(n) for n in nets]
+    runs = pl.train(nets, data, epochs=2, progress=False)
+    assert all(a is b for a, b in zip(runs.networks, nets))
+    assert all(worst(a, b) > 0 for a, b in zip(nets, before))
+
+
+def test_beta_schedule_reaches_its_end():
+    data = regression()
+    net = pl.models.dlgn(2, (6, 5), seed=0).double()
+    pl.train(net, data, epochs=10, beta=Geometric(4, 1000, until=0.5), progress=False)
+    assert float(net.gate.beta) == pytest.approx(1000)
