@@ -122,7 +122,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[
         if claimed == hashlib.sha256(pair.pending.read_bytes()).hexdigest():
             os.replace(pair.pending, pair.tensors)
     write_atomically(pair.pending, data)
-    write_header(pair.header, kind, {"sha256": checksum, **meta})
+    write_header(pair.header, kind, {"sha256": checksum, "tensors": list(tensors), **meta})
     os.replace(pair.pending, pair.tensors)
     _sync_folder(pair.tensors.parent)
     return checksum
@@ -145,9 +145,13 @@ def load_tensors(
         checksum = hashlib.sha256(data).hexdigest()
         if checksum == meta.get("sha256"):
             try:
-                return load(data), meta
+                loaded = load(data)
             except SafetensorError as e:
                 raise error(f"{file}: not a safetensors file ({e}). Save the {kind} again.") from e
+            names = meta.pop("tensors", ())
+            if set(names) != set(loaded):
+                raise error(f"{file}: its tensors are not those that {pair.header.name} lists. Save the {kind} again.")
+            return {k: loaded[k] for k in names}, meta  # safetensors sorts them; the order of layers means something
         found.append(f"{checksum[:12]}… ({len(data)} bytes)")
     if not found:
         raise error(f"{pair.tensors}: no such file. A saved {kind} is a pair of .json and .safetensors files.")

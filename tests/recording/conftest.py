@@ -1,4 +1,4 @@
-"""One torch thread for these tests: their networks are small, and threads that spin on a busy machine only cost time."""
+"""One torch thread for these tests: their networks are small, and threads that spin on a busy machine cost time."""
 
 from __future__ import annotations
 

@@ -201,5 +201,7 @@ def test_chosen_outputs(kind: str, x: Tensor) -> None:
     assert some.outputs == 2 and some.kept == (2, 0) and torch.equal(some.f, every.f[:, [2, 0]])
     for layer in every.layers:
         assert torch.equal(some.sensitivities(layer.name, 0), every.sensitivities(layer.name, 2))
-        assert torch.equal(some.rows(1, 3, output=1).sensitivities(layer.name, 0), every.sensitivities(layer.name, 0)[1:3])
+        assert torch.equal(
+            some.rows(1, 3, output=1).sensitivities(layer.name, 0), every.sensitivities(layer.name, 0)[1:3]
+        )
         assert torch.equal(one.sensitivities(layer.name, 0), every.sensitivities(layer.name, 1))

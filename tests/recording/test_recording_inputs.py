@@ -1,0 +1,179 @@
+"""What `record` takes as inputs, what it refuses, and rows of networks whose gates come from a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from pathlens import data, models, record
+from pathlens.errors import (
+    DTypeError,
+    EmptyDataError,
+    NotFiniteError,
+    PathlensError,
+    RowIndexError,
+    ShapeError,
+)
+from pathlens.recording import as_rows
+
+X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(X)
+
+
+GOOD: dict[str, Any] = {
+    "tensor": X,
+    "tensor with a graph": (X.clone().requires_grad_() * 1),
+    "float32 array": X.numpy(),
+    "float64 array": X.double().numpy(),
+    "list": X.tolist(),
+    "Dataset of tuples": TensorDataset(X, torch.zeros(6)),
+    "Dataset of float64": TensorDataset(X.double()),
+    "Dataset of rows": X.unbind(),
+    "IterableDataset": Stream(),
+    "DataLoader": DataLoader(TensorDataset(X, torch.zeros(6)), batch_size=4),
+    "DataLoader of arrays": DataLoader(
+        TensorDataset(X), batch_size=4, collate_fn=lambda b: np.stack([r[0] for r in b])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_inputs_of_every_kind(name: str) -> None:
+    net = models.relu(3, (4,), seed=0)
+    random = torch.get_rng_state()
+    rec = record(net, GOOD[name])
+    assert torch.equal(torch.get_rng_state(), random)
+    assert rec.x.dtype == torch.float32 and not rec.x.requires_grad
+    assert torch.equal(rec.x, X)
+
+
+@pytest.mark.parametrize(
+    "values", [np.array([[1, 2], [3, 4]]), np.array([[True, False]]), np.arange(4, dtype=np.uint8)[None]]
+)
+def test_whole_numbers_take_the_dtype_of_the_network(values: np.ndarray) -> None:
+    net = models.relu(values.shape[1], (4,), seed=0)
+    assert torch.equal(record(net, values).x, torch.tensor(values, dtype=torch.float32))
+    assert torch.equal(record(net.double(), values).x, torch.tensor(values, dtype=torch.float64))
+
+
+def test_arrays_that_torch_itself_would_not_take() -> None:
+    array = X.numpy().copy()
+    array.flags.writeable = False
+    net = models.relu(3, (4,), seed=0)
+    assert torch.equal(record(net, array).x, X)
+    assert torch.equal(record(net, array[::-2]).x, X.flip(0)[::2])
+    assert torch.equal(record(net, array.astype(">f4")).x, X)
+    assert torch.equal(record(net, array.astype(np.longdouble)).x, X)
+
+
+def test_a_tensor_is_not_copied_but_an_array_is() -> None:
+    assert as_rows(X).data_ptr() == X.data_ptr()
+    array = X.numpy().copy()
+    rows = as_rows(array)
+    array[:] = 0
+    assert torch.equal(rows, X)
+
+
+def with_nan(row: int) -> Tensor:
+    x = X.clone()
+    x[row, 1] = torch.nan
+    return x
+
+
+BAD: list[tuple[str, Any, type[PathlensError], str]] = [
+    ("float64 tensor", X.double(), DTypeError, r"Inputs are torch.float64, the network is torch.float32\. Convert"),
+    ("integer tensor", torch.ones(2, 3, dtype=torch.int64), DTypeError, "Inputs are torch.int64"),
+    ("NaN", with_nan(4), NotFiniteError, "first in row 4"),
+    ("infinity", np.array([[1.0, 2.0, np.inf]]), NotFiniteError, "first in row 0"),
+    ("too large for float32", np.full((2, 3), 1e300), NotFiniteError, "infinity"),
+    ("no rows", torch.empty(0, 3), EmptyDataError, r"empty: shape \(0, 3\)"),
+    ("no columns", torch.empty(3, 0), EmptyDataError, r"empty: shape \(3, 0\)"),
+    ("empty list", [], ShapeError, r"expected shape \(n, ...\), got \(0,\)"),
+    ("empty Dataset", TensorDataset(torch.empty(0, 3)), EmptyDataError, "the Dataset has no items"),
+    ("empty DataLoader", DataLoader(TensorDataset(torch.empty(0, 3))), EmptyDataError, "the DataLoader has no items"),
+    ("one row", X[0], ShapeError, r"batch dimension: expected shape \(n, ...\), got \(3,\)"),
+    ("a number", 3.0, ShapeError, r"got \(\)"),
+    ("ragged", [[1.0, 2.0], [3.0]], ShapeError, "do not have one shape"),
+    ("strings", np.array([["a", "b"]]), DTypeError, "Inputs must be real numbers, got an array of <U1"),
+    ("complex", np.ones((2, 3), dtype=complex), DTypeError, "complex128"),
+    ("objects", [[object()]], DTypeError, "array of object"),
+    ("None", None, DTypeError, "NoneType"),
+    ("a data set of ours", data.circle(8), DTypeError, r"Give its rows: data\.x"),
+    ("items of text", DataLoader(["a", "b"]), DTypeError, "an item of the DataLoader is a"),
+    ("uneven batches", DataLoader([X[0], X[0, :2]], batch_size=1), ShapeError, "rows of the DataLoader have different"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "error", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_bad_inputs(value: Any, error: type[PathlensError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        record(models.relu(3, (4,), seed=0), value)
+
+
+def test_networks_without_parameters() -> None:
+    rec = record(nn.ReLU(), [[1, -2]])
+    assert rec.layers == () and torch.equal(rec.f, torch.tensor([[1.0, 0.0]]))
+    rec = record(nn.Flatten(), X[:, None])
+    assert rec.sites == () and rec.untracked == ()
+
+
+# --- gates from a table ----------------------------------------------------------------------------------------
+
+
+def table() -> models.GatedNetwork:
+    return models.frg(3, (5, 4), 2, examples=10, seed=0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_rows_of_a_table(stream: bool) -> None:
+    net = table()
+    first, some = record(net, X, stream=stream), record(net, X, rows=[9, 0, 9, 3, 4, 5], stream=stream)
+    bits = net.source.tables[0].bits
+    assert torch.equal(first.rows(0, 6).gates("relu1@0"), bits[:6])
+    assert torch.equal(some.rows(0, 6).gates("relu1@0"), bits[[9, 0, 9, 3, 4, 5]])
+    assert torch.allclose(some.rows(1, 3).f, net(X[1:3], torch.tensor([0, 9])))
+    for kind in (torch.int32, torch.uint8):
+        again = record(net, X, rows=torch.tensor([9, 0, 9, 3, 4, 5], dtype=kind), stream=stream)
+        assert torch.equal(again.rows(0, 6).f, some.rows(0, 6).f)
+
+
+def test_rows_of_a_table_in_batches() -> None:
+    net, numbers = table(), [9, 0, 9, 3, 4, 5]
+    whole = record(net, X, rows=numbers)
+    parts = record(net, X, rows=numbers, max_bytes=8 * whole.bytes_per_row, stream=False)
+    assert torch.allclose(parts.f, whole.f) and all(torch.equal(parts.bits[s], whole.bits[s]) for s in whole.sites)
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        ([0, 1], ShapeError, r"rows has shape \(2,\), expected \(6,\)"),
+        ([0.0] * 6, DTypeError, "rows are torch.float32, expected integers"),
+        ([True] * 6, DTypeError, "rows are torch.bool"),
+        ([0, 1, 2, 3, 4, 10], RowIndexError, r"rows 0…10 asked for, the table of gates has 10 examples"),
+        ([0, 1, 2, 3, 4, -1], RowIndexError, r"rows -1…4 asked for"),
+    ],
+)
+def test_bad_rows_of_a_table(rows: Any, error: type[PathlensError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        record(table(), X, rows=rows)
+
+
+def test_more_inputs_than_the_table_has_examples() -> None:
+    with pytest.raises(RowIndexError, match=r"rows 0…10 asked for.*record\(net, X, rows=…\)"):
+        record(table(), torch.randn(11, 3))
+
+
+def test_rows_mean_nothing_without_a_table() -> None:
+    net = models.relu(3, (4,), seed=0)
+    assert torch.equal(record(net, X, rows=[7] * 6).f, record(net, X).f)
