@@ -93,6 +93,7 @@ def train(
     device: str | torch.device | None = None,
     compile: bool = True,
     autocast: torch.dtype | None = None,
+    threads: int | None = None,
     progress: bool | Callable[[str, float, float], None] = True,
     label: str = "training",
 ) -> Trajectory | Runs:
@@ -104,8 +105,8 @@ def train(
         One network is trained in place and gives a Trajectory. A list is trained together and gives Runs. With
         `seeds` or `settings`, `net` is the pattern: copies of it are initialised from each seed and trained together.
     data : DataSet, (X, y), Dataset, DataLoader, or a sampler
-        A sampler has ``sample(n, generator) -> (x, y)``: every step gets a fresh batch (`batch_size` rows), and an epoch
-        is one step.
+        A sampler has ``sample(n, generator) -> (x, y)``: every step gets a fresh batch (`batch_size` rows), and an
+        epoch is one step.
     epochs : int
     loss : {"mse", "half_mse", "cross_entropy"} or function of (output, target)
         Each member's loss is its mean over the batch; members do not influence each other.
@@ -142,6 +143,8 @@ def train(
         Capture the step once and replay it; on CUDA also fuse it and run it as a CUDA graph.
     autocast : torch.dtype, optional
         Lower precision of the forward pass (weights stay as they are).
+    threads : int, optional
+        CPU threads while training. Default: torch's setting, but one thread where a step is too small to share out.
     progress : bool or function
         Show a progress bar, or call ``progress(label, epochs done, epochs)``.
 
@@ -219,12 +222,13 @@ def train(
         config=json.loads(json.dumps(config)),  # as a checkpoint gives it back: lists instead of tuples
     )
     folder = None if checkpoint is None else Path(checkpoint)
-    if folder is not None and resume:
-        run.restore(folder)
-    elif folder is not None:
-        forget_checkpoints(folder)
-    with _bar(label, epochs, run.epoch, len(members), progress) as tick:
-        run.go(epochs, folder, checkpoint_every, stop_below, tick)
+    with _threads(threads if threads is not None else run.good_threads()):
+        if folder is not None and resume:
+            run.restore(folder)
+        elif folder is not None:
+            forget_checkpoints(folder)
+        with _bar(label, epochs, run.epoch, len(members), progress) as tick:
+            run.go(epochs, folder, checkpoint_every, stop_below, tick)
     for i, member in enumerate(members):
         run.stack.write(i, member)
     return run.trajectories[0] if single else Runs(run.trajectories, members, member_settings)
@@ -285,6 +289,16 @@ def initialise(net: nn.Module, seed: int) -> None:
             reset = getattr(m, "reset_parameters", None)
             if callable(reset):
                 reset()
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

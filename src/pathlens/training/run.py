@@ -31,6 +31,7 @@ OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
 }
 _EVALUATED_AT_ONCE = 65536  # rows times members in one evaluation pass
+_WORTH_SHARING = 1e8  # floating-point operations in one step: about two milliseconds on one core
 _NO_SIGNAL = 1e-7  # outputs that vary less than this, relative to the inputs, do not start to learn in float32
 
 
@@ -108,6 +109,11 @@ class Run:
         )
         self._restored_optimiser: dict[str, Tensor] | None = None
         self._on_disk: set[tuple[int, int]] = set()  # (member, moment) pairs that this run's checkpoint already has
+
+    def good_threads(self) -> int:
+        """One thread for small steps: sharing them out costs more than it gains, many times more on a busy machine."""
+        small = self.stack.device.type == "cpu" and self.stack.flops(self.data.x[: self.batch]) < _WORTH_SHARING
+        return 1 if small else torch.get_num_threads()
 
     # --- optimiser ---------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from pathlens.errors import OptionError, ShapeError
 
@@ -130,6 +131,15 @@ class Stack:
     def rest(self) -> list[Tensor]:
         """What a forward pass needs beside the trained weights."""
         return [*self.fixed.values(), *self.buffers.values()]
+
+    def flops(self, x: Tensor) -> int:
+        """Floating-point operations of one gradient step of all members on a batch of this shape, about."""
+        rows = torch.zeros(1, dtype=torch.long, device=self.device) if self.needs_rows else None
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            self.pattern.eval()
+            self._forward(self.flat[0], x[:1], rows, [t[0] for t in self.rest()])
+            self.pattern.train()
+        return 3 * self.k * len(x) * counter.get_total_flops()
 
     def dropout_shapes(self, x: Tensor, rows: Tensor | None) -> list[tuple[int, ...]]:
         """Shapes of the random numbers one forward pass of one member needs."""

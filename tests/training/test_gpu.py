@@ -1,0 +1,81 @@
+"""On a CUDA device: compiled CUDA graphs compute what the CPU computes."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import pathlens as pl
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def worst(a, b):
+    pairs = zip(a.state_dict().values(), b.state_dict().values())
+    return max(float((p.cpu() - q.cpu()).detach().abs().max()) for p, q in pairs)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
+@pytest.mark.parametrize("compile", [True, False])
+def test_cuda_equals_cpu(optimizer, compile):
+    data = pl.data.circle(100, dtype=torch.float64)  # the last batch is smaller than the others
+    net = pl.models.dlgn(2, (8, 8), piecewise_constant=True).double()
+    options = {"epochs": 12, "lr": 1e-3, "batch_size": 32, "seeds": [0, 1, 2], "optimizer": optimizer, "clip": 1.0,
+               "schedule": "cosine", "progress": False}  # fmt: skip
+    cpu = pl.train(net, data, device="cpu", **options)
+    gpu = pl.train(net, data, device="cuda", compile=compile, **options)
+    for a, b in zip(cpu.networks, gpu.networks):
+        assert worst(a, b) <= 1e-11
+
+
+def test_batch_norm_and_settings_on_cuda():
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(20, 1, 6, 6, generator=g, dtype=torch.float64)
+    y = torch.randint(0, 3, (20,), generator=g)
+    template = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
+    )
+    net = pl.gated_twin(template.double(), "dlgn", x[:2])
+    options = {"epochs": 8, "batch_size": 5, "seeds": [0, 1], "settings": [{"lr": 1e-3, "beta": 2.0}, {"lr": 3e-3, "beta": 8.0}],
+               "loss": "cross_entropy", "progress": False}  # fmt: skip
+    cpu, gpu = (pl.train(net, (x, y), device=d, **options) for d in ("cpu", "cuda"))
+    for a, b in zip(cpu.networks, gpu.networks):
+        assert worst(a, b) <= 1e-10
+
+
+def test_resume_on_cuda(tmp_path):
+    data = pl.data.circle(64)
+    net = pl.models.relu(2, (8, 8))
+
+    class Stop:
+        def __init__(self, at):
+            self.at = at
+
+        def __call__(self, progress):
+            if progress > self.at:
+                raise KeyboardInterrupt
+            return 1.0
+
+        def __repr__(self):
+            return "Stop()"
+
+    def go(folder, at):
+        return pl.train(copy.deepcopy(net), data, epochs=10, batch_size=16, seeds=[0, 1], device="cuda", schedule=Stop(at),
+                        checkpoint=folder, checkpoint_every=2, progress=False)  # fmt: skip
+
+    whole = go(tmp_path / "a", 2.0)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "b", 0.5)
+    resumed = go(tmp_path / "b", 2.0)
+    for a, b in zip(whole.networks, resumed.networks):
+        assert worst(a, b) <= 1e-6
+
+
+def test_records_on_cuda_equal_those_on_the_cpu():
+    net = pl.models.dlgn(3, (8, 8), 2, seed=0).double()
+    x = torch.randn(20, 3, dtype=torch.float64)
+    a, b = pl.record(net, x), pl.record(copy.deepcopy(net).cuda(), x)
+    for layer in a.layers:
+        for k in range(2):
+            assert torch.allclose(a.sensitivities(layer.name, k), b.sensitivities(layer.name, k).cpu(), atol=1e-12)
