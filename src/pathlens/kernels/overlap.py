@@ -1,7 +1,7 @@
-"""The overlap kernel Λ and the neural path kernel Σ∘Λ of fully connected networks: products of gate Grams.
+"""The overlap kernel Λ and the neural path kernel: how much two inputs have in common, path by path.
 
-Convolutional and residual networks, whose paths share weights between positions or skip layers, go through `paths`.
-May import linops, records, recording and the errors.
+Fully connected networks are products of Gram matrices, built here; convolutional and residual ones, whose paths share
+weights between positions or skip layers, go through `recursion`. May import linops, records, recording and the errors.
 """
 
 from __future__ import annotations
@@ -13,45 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import RecordError
+from pathlens.kernels.recursion import path_kernel
+from pathlens.kernels.sources import Sides, Source, probe, resolve
+from pathlens.kernels.wiring import Wiring
 from pathlens.linops import Factor, GramSum, RowStream
-from pathlens.recording import RecordStream, record
-from pathlens.records import Record
-
-Source = Record | RecordStream
-
-
-class GateRows:
-    """Gate bits (or soft values) of a record stream, by site, as a row source of factors."""
-
-    def __init__(self, stream: RecordStream, soft: bool) -> None:
-        self.n, self._stream, self._soft = stream.n, stream, soft
-
-    def rows(self, lo: int, hi: int) -> Mapping[str, Tensor]:
-        """Factor name → (hi − lo, w)."""
-        return gate_matrices(self._stream.rows(lo, hi), self._soft)
-
-
-def gate_matrices(rec: Record, soft: bool) -> dict[str, Tensor]:
-    """Site → (n, w): hard bits, or the network's own gate values where ``soft``."""
-    found = {}
-    for site in rec.sites:
-        gate = rec.gates(site) if soft and site in rec.soft else rec.bits[site]
-        if gate.ndim != 2:
-            raise RecordError(
-                f"overlap: the gates at site '{site}' have shape {tuple(gate.shape)}, expected (n, width): the record is "
-                "of a convolutional network, whose paths the record alone does not tell. Call overlap(net, X)."
-            )
-        found[site] = gate
-    if not found:
-        raise RecordError("overlap: the record has no gate sites, so there are no paths to compare.")
-    return found
-
-
-def _sides(source: Source, soft: bool) -> dict[str, Any]:
-    if isinstance(source, Record):
-        return gate_matrices(source, soft)
-    stream = RowStream(GateRows(source, soft))
-    return {name: stream[name] for name in stream.names}
+from pathlens.recording import GatedNetwork, RecordStream
+from pathlens.records import Layer, Record
 
 
 def overlap(
@@ -60,59 +27,196 @@ def overlap(
     *,
     columns: Any = None,
     soft: bool = False,
+    include_inputs: bool = False,
     max_bytes: int | None = None,
 ) -> GramSum:
     """Overlap kernel Λ: how many paths are active for both of two inputs.
 
-    Λ(s, t) = ∏_l Σ_i g_{l,i}(s) g_{l,i}(t), one factor per gate site; a path is a sequence of hidden units.
+    Λ(s, t) = Σ_π ∏_l g_{π_l}(s) g_{π_l}(t) over paths π, sequences of connected hidden units. In a fully connected
+    network this is ∏_l Σ_i g_{l,i}(s) g_{l,i}(t), one factor per gate site.
 
     Parameters
     ----------
     source : Record, RecordStream or nn.Module
-        A record of the rows, or the network itself together with ``X``.
-    X : (n, ...), optional
-        Inputs, where ``source`` is a network; it is recorded without a backward pass.
-    columns : Record, RecordStream or inputs, optional
+        A record of the rows, or the network itself together with ``X``. A record does not tell how layers are wired:
+        convolutional networks, and those with shortcuts, must be given as ``overlap(net, X)``.
+    X : (n, ...) or Record, optional
+        Inputs (recorded without a backward pass) or their record, where ``source`` is a network.
+    columns : Record, RecordStream or (m, ...), optional
         A second set of inputs: the result is the n × m kernel between both.
     soft : bool
-        Use the network's own (soft) gate values instead of the hard bits q > 0.
+        Use the network's own (soft or leaky) gate values instead of the hard bits q > 0.
+    include_inputs : bool
+        Count the input node as part of a path, as the NPF papers do: d times as many in a fully connected network.
     max_bytes : int, optional
         Memory that may be allocated beyond the factors.
 
     Returns
     -------
-    GramSum of shape (n, n) or (n, m); ``exact_counts()`` gives integers where the gates are hard.
+    GramSum of shape (n, n) or (n, m). Fully connected with hard gates: ``exact_counts()`` gives integers.
 
     Notes
     -----
-    Exact. Costs n·m·Σ_l 2w_l operations; bits are counted 32 at a time where numba is installed. NPK paper, Λ; the
-    half-space paper's overlap kernel.
+    Exact. Fully connected: n·m·Σ_l 2w_l operations, bits counted 32 at a time where numba is installed. Otherwise
+    n·m·Σ_l 2C_lP_l, with P positions and C channels, in float64, so that counts are exact up to 2⁵³. There, paths
+    through different positions are different paths, even where they use the same weights; a shortcut is a connection
+    like any other; biases start no path. Half-space paper, section 3.2; NPF paper, Definition 2.2.
 
     Examples
     --------
     >>> from pathlens import models
     >>> X = torch.tensor([[1.0, 0.0], [0.8, 0.1], [-1.0, 0.0]])
-    >>> int(overlap(models.dlgn(2, hidden=(8, 8), seed=0), X).exact_counts()[0, 2])  # gates of −x are the opposite
-    0
+    >>> K = overlap(models.dlgn(2, hidden=(8, 8), seed=0), X)
+    >>> K.exact_counts()  # without biases the gates of −x are the opposite of those of x
+    array([[ 6,  6,  0],
+           [ 6,  6,  0],
+           [ 0,  0, 30]])
     """
-    rows = _recorded(source, X)
-    cols = None if columns is None else _recorded(columns if isinstance(columns, Source) else source, columns)
-    left = _sides(rows, soft)
-    right = {name: None for name in left} if cols is None else _sides(cols, soft)
-    if set(left) != set(right):
+    sides = resolve("overlap", source, X, columns, sensitivities=False, max_bytes=max_bytes)
+    wiring = _wiring(sides)
+    if wiring is not None and not wiring.chain:
+        return path_kernel(wiring, sides, "walks" if include_inputs else "paths", soft, "overlap", max_bytes)
+    made = _factors("overlap", sides, soft, False)
+    terms = [[Factor(site, left, right) for site, left, right in made]]
+    K = GramSum.from_factors(terms, dtype=_dtype(sides, made), name="overlap", max_bytes=max_bytes)
+    return K * float(_first_layer(probe(sides.rows)).inputs) if include_inputs else K
+
+
+def npk(
+    source: Source | nn.Module,
+    X: Any = None,
+    *,
+    columns: Any = None,
+    soft: bool = False,
+    max_bytes: int | None = None,
+) -> GramSum:
+    """Neural path kernel: inner products of path features, H(s, t) = Σ_b φ_s(b) φ_t(b).
+
+    A feature φ_x(b) is the sum of x(input node)·(gates along the path) over all paths with the same weights b. In a
+    fully connected network no two paths share all weights, and H = Σ∘Λ with the Gram matrix Σ of the inputs (of ones,
+    for a piecewise constant network). Between random values of variance σ², E[f_s f_t] = σ^{2D} H on D weight layers.
+
+    Parameters
+    ----------
+    source, X, columns, soft, max_bytes
+        As for `overlap`.
+
+    Returns
+    -------
+    GramSum of shape (n, n) or (n, m).
+
+    Notes
+    -----
+    Exact. Convolutions share weights between positions, so that H needs the kernel between every position p of s and
+    q of t:
+
+    R_0(p, q) = Σ_c x_s(c, p) x_t(c, q),  R_l(p, q) = [Σ_c g_{l,s}(c, p) g_{l,t}(c, q)]·Σ_k R_{l−1}(p + k, q + k),
+
+    with H = P⁻² Σ_{pq} R_L(p, q) after global average pooling and H = Σ_p R_L(p, p) after flattening (which needs only
+    p = q throughout). It costs n·m·Σ_l P_l²(2C_l + k_l) operations, or n·m·Σ_l P_l(2C_l + k_l) after flattening.
+    Shortcuts add the fields of their branches; batch-norm counts as one weight per channel, biases start no path.
+    Max-pooling, grouped convolutions and layers used twice are refused. NPF paper, Lemma 2.1; DGN paper, Lemma 4.1.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> X = torch.tensor([[1.0, 0.0], [1.0, 0.5], [-1.0, 0.0]])
+    >>> npk(models.dlgn(2, hidden=(8, 8), seed=0), X).dense()
+    tensor([[ 6.0000,  6.0000,  0.0000],
+            [ 6.0000, 11.2500,  0.0000],
+            [ 0.0000,  0.0000, 30.0000]])
+    """
+    sides = resolve("npk", source, X, columns, sensitivities=False, max_bytes=max_bytes)
+    wiring = _wiring(sides)
+    if wiring is not None and not wiring.chain:
+        return path_kernel(wiring, sides, "npk", soft, "npk", max_bytes)
+    made = _factors("npk", sides, soft, True)
+    terms = [[Factor(site, left, right) for site, left, right in made]]
+    return GramSum.from_factors(terms, name="npk", max_bytes=max_bytes)
+
+
+# --- the fully connected form ------------------------------------------------------------------------------------
+
+
+def _wiring(sides: Sides) -> Wiring | None:
+    """How the value network is wired; None where only a record tells, or a module that nobody converted."""
+    if not isinstance(sides.net, GatedNetwork):
+        return None
+    return Wiring(sides.net, probe(sides.rows).x)
+
+
+def _value_layers(rec: Record) -> list[Layer]:
+    return [layer for layer in rec.layers if layer.part != "gate"]
+
+
+def _first_layer(rec: Record) -> Layer:
+    return _value_layers(rec)[0]
+
+
+def check_chain(what: str, rec: Record) -> None:
+    """Refuse a record that cannot be of dense layers and gates in turn."""
+    layers, remedy = _value_layers(rec), f"Convert the network with gated_twin and call {what}(net, X)."
+    if not rec.sites:
+        raise RecordError(f"{what}: the record has no gate sites, so there are no paths to compare.")
+    for site in rec.sites:
+        if rec.bits[site].ndim != 2:
+            raise RecordError(
+                f"{what}: the gates at site '{site}' have shape {tuple(rec.bits[site].shape)}, expected (n, width): "
+                f"the network is convolutional, and how its layers are wired is not told by a record. {remedy}"
+            )
+    widths = [rec.bits[site].shape[1] for site in rec.sites]
+    made = [layer.outputs for layer in layers[:-1]]
+    if made != widths or any(layer.calls != (None,) for layer in layers):
         raise RecordError(
-            f"overlap: rows have the gate sites {', '.join(left)}, columns {', '.join(right)}. "
-            "Record both with the same network."
+            f"{what}: gate sites have widths {widths}, the layers before the last make {made}: the network is not a "
+            f"chain of dense layers and gates. {remedy}"
         )
-    dtype = rows.f.dtype if isinstance(rows, Record) else rows.rows(0, 1).f.dtype
-    factors = [Factor(name, left[name], right[name]) for name in left]
-    hard = all(not isinstance(f.left, Tensor) or f.left.dtype == torch.bool for f in factors)
-    return GramSum.from_factors([factors], dtype=dtype if hard else None, name="overlap", max_bytes=max_bytes)
+    for site, layer in zip(rec.sites, layers[1:]):
+        h = rec.layer_inputs[layer.name][0]
+        open_only = site not in rec.soft and not rec.gate_label.startswith("soft")
+        if h.shape != rec.bits[site].shape or (open_only and bool((h[~rec.bits[site]] != 0).any())):
+            raise RecordError(
+                f"{what}: layer '{layer.name}' reads something that the gates of site '{site}' have not switched, such "
+                f"as a shortcut, a bias after the gate or another nonlinearity. {remedy}"
+            )
 
 
-def _recorded(source: Any, X: Any) -> Source:
-    if isinstance(source, Source):
-        return source
-    made = record(source, X, sensitivities=False)
-    assert isinstance(made, Source)
-    return made
+def _matrices(what: str, rec: Record, soft: bool, inputs: bool) -> dict[str, Tensor]:
+    """Factor name → (n, r): hard bits (or soft values) of every site, and what the first value layer reads."""
+    check_chain(what, rec)
+    found: dict[str, Tensor] = {}
+    if inputs:
+        found["x"] = rec.layer_inputs[_first_layer(rec).name][0]
+    for site in rec.sites:
+        found[site] = rec.soft[site] if soft and site in rec.soft else rec.bits[site]
+    return found
+
+
+class _GateRows:
+    """The same, recomputed from a stream when asked."""
+
+    def __init__(self, what: str, stream: RecordStream, soft: bool, inputs: bool) -> None:
+        self.n, self._stream, self._options = stream.n, stream, (soft, inputs)
+        self._what = what
+
+    def rows(self, lo: int, hi: int) -> Mapping[str, Tensor]:
+        """Factor name → (hi − lo, r)."""
+        return _matrices(self._what, self._stream.rows(lo, hi), *self._options)
+
+
+def _side(what: str, source: Source, soft: bool, inputs: bool) -> dict[str, Any]:
+    if isinstance(source, Record):
+        return dict(_matrices(what, source, soft, inputs))
+    stream = RowStream(_GateRows(what, source, soft, inputs))
+    return {name: stream[name] for name in stream.names}
+
+
+def _factors(what: str, sides: Sides, soft: bool, inputs: bool) -> list[tuple[str, Any, Any]]:
+    left = _side(what, sides.rows, soft, inputs)
+    right = _side(what, sides.cols, soft, inputs) if sides.cols is not None else dict.fromkeys(left)
+    return [(name, left[name], right[name]) for name in left]
+
+
+def _dtype(sides: Sides, made: list[tuple[str, Any, Any]]) -> torch.dtype | None:
+    """Bool factors say nothing of the dtype: take the network's."""
+    return probe(sides.rows).f.dtype if all(left.dtype == torch.bool for _, left, _ in made) else None

@@ -1,0 +1,251 @@
+"""Path kernels of convolutional and residual networks, by a recursion over the steps of the value network.
+
+Fields of different weight layers share no path, so it is enough to carry one kernel between positions per field, and
+the masks. Fully connected chains, which are products of Grams, live in `overlap`. May import linops, recording and the
+errors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, fx
+
+from pathlens.errors import BudgetError, ScaleError
+from pathlens.kernels.fields import Mask, Sums, Term, Windows
+from pathlens.kernels.sources import Sides, Source, pieces, probe
+from pathlens.kernels.wiring import Step, Wiring
+from pathlens.linops import CustomKernel, GramSum
+from pathlens.linops.budget import human_bytes, resolve_budget
+from pathlens.linops.progress import Meter
+
+
+class PathRecursion:
+    """Runs the steps of a value network on blocks of pairs of examples.
+
+    Parameters
+    ----------
+    wiring : Wiring
+    """
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self.steps, self.device = wiring.steps, wiring.device
+
+    # --- running -----------------------------------------------------------------------------------------------
+
+    def run(self, left: Block, right: Block, mode: str) -> Tensor:
+        """The kernel on one block of pairs, (a, b), float64.
+
+        Parameters
+        ----------
+        mode : {"npk", "paths", "walks"}
+            Products of path features; numbers of paths of hidden units; the same with the input node counted.
+        """
+        count = mode != "npk"
+        sums = Sums(left.rows, right.rows, self.wiring.diagonal or count, count)
+        live: dict[fx.Node, list[Term]] = {}
+        last = {n: i for i, s in enumerate(self.steps) for n in s.reads}
+        result: Tensor | None = None
+        for i, s in enumerate(self.steps):
+            terms = [t for n in s.reads for t in live[n]]
+            if s.kind == "input":
+                live[s.node] = [self._input(s, left, right, count)]
+            elif s.kind == "gate":
+                mask = Mask(left.gates[s.detail].reshape(left.rows, s.channels, -1),
+                            right.gates[s.detail].reshape(right.rows, s.channels, -1))  # fmt: skip
+                live[s.node] = [_started(t, mode).masked(mask) for t in terms]
+            elif s.kind == "weight":
+                live[s.node] = [self._weight(s, terms, sums, mode)]
+            elif s.kind == "norm":
+                live[s.node] = [t if count else replace(t, key=(*t.key, s.name)) for t in terms]
+            elif s.kind == "add":
+                live[s.node] = [replace(t, factor=t.factor * sign) for n, sign in s.detail for t in live[n]]
+            elif s.kind == "cat":
+                live[s.node] = self._join(s, live)
+            elif s.kind == "map":
+                live[s.node] = [t.mapped(*s.detail) for t in terms]
+            elif s.kind == "scale":
+                live[s.node] = [replace(t, factor=t.factor * s.detail) for t in terms]
+            elif s.kind == "output":
+                result = self._result(s, terms, sums)
+            else:  # pass, or a constant added: a bias starts no path of its own
+                live[s.node] = terms
+            for n in s.reads:
+                if last[n] == i:
+                    live.pop(n, None)
+        assert result is not None
+        return result
+
+    def _input(self, s: Step, left: Block, right: Block, count: bool) -> Term:
+        channels = torch.zeros(s.channels, dtype=torch.long, device=self.device)  # the input is no random field
+        if self.wiring.ones or count:
+            return Term(("input",), channels, (), None)
+        shape = (s.channels, math.prod(s.spatial))
+        mask = Mask(left.x.reshape(left.rows, *shape), right.x.reshape(right.rows, *shape))
+        return Term(("input",), channels, (mask,), None)
+
+    def _sum_pairs(self, terms: list[Term], sums: Sums) -> Tensor | None:
+        """Σ over pairs of terms that share paths; a path that is counted meets itself alone."""
+        total: Tensor | None = None
+        for i, first in enumerate(terms):
+            for j, second in enumerate(terms):
+                if first.key != second.key or (sums.count and i != j):
+                    continue
+                part = sums.pair(first, second, self._born(first.key))
+                if not sums.count:
+                    part = part * (first.factor * second.factor)
+                total = part if total is None else total + part
+        return total
+
+    def _weight(self, s: Step, terms: list[Term], sums: Sums, mode: str) -> Term:
+        starts = mode == "paths" and any(t.key == ("input",) for t in terms)
+        rest = [t for t in terms if t.key != ("input",)] if starts else terms
+        if s.detail is not None and s.detail[0] is not None:
+            rest = [t.mapped(s.detail[0], None) for t in rest]
+        total = self._sum_pairs(rest, sums)
+        if total is not None:
+            total = self._windows(s, total, sums)
+        if starts:  # a path of hidden units may start here; it does so once, however many inputs the unit reads
+            one = torch.ones(sums.a, sums.b, math.prod(s.spatial), dtype=torch.float64, device=self.device)
+            total = one if total is None else total + one
+        assert total is not None
+        channels = torch.arange(s.channels, device=self.device)
+        return Term((s.name,), channels, (), total)
+
+    def _born(self, key: tuple[str, ...]) -> int:
+        """Positions of a field when its layer made it."""
+        kind = "input" if key[0] in ("input", "start") else "weight"
+        return next(
+            math.prod(s.spatial) for s in self.steps if s.kind == kind and (kind == "input" or s.name == key[0])
+        )
+
+    def _windows(self, s: Step, total: Tensor, sums: Sums) -> Tensor:
+        if s.detail is None:  # dense: over all positions, the same one for both examples
+            if sums.diagonal:
+                return total.sum(-1, keepdim=True)
+            return torch.diagonal(total, dim1=-2, dim2=-1).sum(-1)[..., None, None]
+        geometry: Windows = s.detail[1]
+        copies = 1 if sums.diagonal else 2
+        t = geometry.sum_windows(total.reshape(*total.shape[:2], *s.detail[2] * copies), copies)
+        return t.reshape(*total.shape[:2], *(math.prod(s.spatial),) * copies)
+
+    def _join(self, s: Step, live: dict[fx.Node, list[Term]]) -> list[Term]:
+        at = 0
+        joined: list[Term] = []
+        for n in s.detail:
+            width = next(t.channels for t in self.steps if t.node is n)
+            moved = torch.full((s.channels,), -1, dtype=torch.long, device=self.device)
+            moved[at : at + width] = torch.arange(width, device=self.device)
+            joined.extend(t.mapped(None, moved) for t in live[n])
+            at += width
+        return joined
+
+    def _result(self, s: Step, terms: list[Term], sums: Sums) -> Tensor:
+        """Mean over outputs; after a dense layer all outputs have the same kernel."""
+        total = self._sum_pairs(terms, sums)
+        assert total is not None
+        summed = total.sum(-1) if sums.diagonal else torch.diagonal(total, dim1=-2, dim2=-1).sum(-1)
+        read = next(t for t in self.steps if t.node is s.reads[0])
+        return summed / (read.channels * math.prod(read.spatial))
+
+
+def _started(term: Term, mode: str) -> Term:
+    """A gated input is a hidden unit where paths of hidden units are counted."""
+    return replace(term, key=("start",)) if mode == "paths" and term.key == ("input",) else term
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Block:
+    """Gates and inputs of some rows, float64."""
+
+    rows: int
+    x: Tensor
+    gates: dict[str, Tensor]
+
+
+def _block(source: Source, index: Tensor, soft: bool, most: int) -> Block:
+    found = list(pieces(source, index, most))
+    x = torch.cat([r.x for r in found]).double()
+    gates = {}
+    for site in source.sites:
+        parts = [r.gates(site) if soft else r.bits[site] for r in found]
+        gates[site] = torch.cat(parts).double()
+    return Block(len(index), x, gates)
+
+
+def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, max_bytes: int | None) -> GramSum:
+    """A path kernel as an operator; tiles are cut into blocks of pairs that fit the budget."""
+    recursion = PathRecursion(wiring)
+    first = probe(sides.rows)
+    dtype, device = first.f.dtype, first.f.device
+    budget = resolve_budget(max_bytes, device)
+    diagonal = wiring.diagonal or mode != "npk"
+    values = wiring.count_values if diagonal else wiring.pair_values
+    pair_bytes, row_bytes = 5 * 8 * values, 3 * 8 * wiring.row_values
+    room = budget // 2
+    if pair_bytes + 2 * row_bytes > room:
+        raise BudgetError(
+            f"{name}: one pair of examples needs {human_bytes(2 * (pair_bytes + 2 * row_bytes))}, the budget is "
+            f"{human_bytes(budget)}. Raise max_bytes."
+        )
+    edge = 1
+    while 4 * edge * edge * pair_bytes + 4 * edge * row_bytes <= room and edge < 512:
+        edge *= 2
+    scale = 0
+
+    def compute(rows: Tensor, cols: Tensor, out: Tensor, meter: Meter) -> None:
+        other = sides.rows if sides.cols is None else sides.cols
+        mirror = sides.symmetric and torch.equal(rows, cols)
+        for i in range(0, len(rows), edge):
+            left = _block(sides.rows, rows[i : i + edge], soft, edge)
+            for j in range(i if mirror else 0, len(cols), edge):
+                same = mirror and i == j
+                right = left if same else _block(other, cols[j : j + edge], soft, edge)
+                tile = (recursion.run(left, right, mode) * 2.0**-scale).to(dtype)
+                out[i : i + edge, j : j + edge] = tile
+                if mirror and not same:
+                    out[j : j + edge, i : i + edge] = tile.T
+                meter.advance()
+
+    def tile(rows: Tensor, cols: Tensor) -> Tensor:
+        out = torch.empty(len(rows), len(cols), dtype=dtype, device=device)
+        with Meter(f"{name} by recursion", -(-len(rows) // edge) * -(-len(cols) // edge)) as meter:
+            compute(rows, cols, out, meter)
+        if not bool(torch.isfinite(out).all()):
+            raise ScaleError(
+                f"{name}: entries leave the range of {dtype}. Record the network in float64: net.double()."
+            )
+        return out
+
+    kept: list[Tensor] = []
+
+    def diagonal_entries() -> Tensor:
+        if not kept:
+            entries = []
+            for i in range(sides.rows.n):
+                block = _block(sides.rows, torch.tensor([i]), soft, 1)
+                entries.append(recursion.run(block, block, mode).reshape(()) * 2.0**-scale)
+            kept.append(torch.stack(entries).to(dtype))
+        return kept[0]
+
+    # one power of two for all entries keeps counts of deep networks within float32, and exact
+    start = _block(sides.rows, torch.tensor([0]), soft, 1)
+    own = float(recursion.run(start, start, mode))
+    scale = int(torch.frexp(torch.tensor(own)).exponent) if own > 0 and own != float("inf") else 0
+    shape = (sides.rows.n, (sides.rows if sides.cols is None else sides.cols).n)
+
+    def rectangular_diagonal() -> Tensor:
+        index = torch.arange(shape[0])
+        return torch.cat([tile(index[i : i + 1], index[i : i + 1])[0] for i in range(shape[0])])
+
+    operator = CustomKernel(
+        shape, tile, diagonal_entries if sides.symmetric else rectangular_diagonal, dtype=dtype, device=device,
+        symmetric=sides.symmetric, name=name, tile_buffers=1, max_bytes=room,
+    )  # fmt: skip
+    return operator * 2.0**scale

@@ -1,0 +1,128 @@
+"""From what users give (a record, a stream, or a network with inputs) to row sources for kernels.
+
+Nothing here knows which kernel is built. May import records, recording and the errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import DTypeError, OptionError, RecordError, ShapeError
+from pathlens.recording import RecordStream, record
+from pathlens.records import Record
+
+Source: TypeAlias = Record | RecordStream
+
+
+@dataclass
+class Sides:
+    """Rows and columns of a kernel.
+
+    Attributes
+    ----------
+    rows : Record or RecordStream
+    cols : Record, RecordStream or None
+        None where the kernel is symmetric.
+    net : nn.Module or None
+        The network, where it was given.
+    """
+
+    rows: Source
+    cols: Source | None
+    net: nn.Module | None
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether rows and columns are the same object."""
+        return self.cols is None
+
+    def both(self) -> tuple[Source, ...]:
+        """The one or two sources."""
+        return (self.rows,) if self.cols is None else (self.rows, self.cols)
+
+
+def resolve(
+    what: str, source: Any, X: Any, columns: Any, *, sensitivities: bool, max_bytes: int | None = None
+) -> Sides:
+    """Record what has not been recorded yet, and check that rows and columns belong together."""
+    net: nn.Module | None = None
+    if isinstance(source, Source):
+        if X is not None:
+            raise OptionError(f"{what}: a record was given together with X. Give {what}(rec) or {what}(net, X).")
+        rows = source
+    elif isinstance(source, nn.Module):
+        net = source
+        if X is None:
+            raise OptionError(f"{what}: a network was given without inputs. Call {what}(net, X).")
+        rows = X if isinstance(X, Source) else _record(net, X, sensitivities, max_bytes)
+    else:
+        raise OptionError(f"{what}: expected a Record or a network with inputs, got {type(source).__name__}.")
+    if columns is None or columns is source or columns is rows:
+        return Sides(rows, None, net)
+    if isinstance(columns, Source):
+        cols = columns
+    elif net is None:
+        raise OptionError(
+            f"{what}: columns are {type(columns).__name__}, and rows come as a record. Record the columns too, or call "
+            f"{what}(net, X, columns=…)."
+        )
+    else:
+        cols = _record(net, columns, sensitivities, max_bytes)
+    _check_pair(what, rows, cols)
+    return Sides(rows, cols, net)
+
+
+def _record(net: nn.Module, X: Any, sensitivities: bool, max_bytes: int | None) -> Source:
+    return record(net, X, sensitivities=sensitivities, max_bytes=max_bytes)
+
+
+def _check_pair(what: str, rows: Source, cols: Source) -> None:
+    if rows.sites != cols.sites:
+        raise RecordError(
+            f"{what}: rows have the gate sites {', '.join(rows.sites) or 'none'}, columns "
+            f"{', '.join(cols.sites) or 'none'}. Record both with the same network."
+        )
+    mine, theirs = ([(a.name, a.inputs, a.outputs) for a in side.layers] for side in (rows, cols))
+    if mine != theirs or rows.outputs != cols.outputs:
+        raise RecordError(
+            f"{what}: rows come from a network with {len(mine)} layers and {rows.outputs} outputs, columns from one "
+            f"with {len(theirs)} and {cols.outputs}, or their sizes differ. Record both with the same network."
+        )
+    a, b = probe(rows), probe(cols)
+    if a.f.dtype != b.f.dtype or a.f.device != b.f.device:
+        raise DTypeError(
+            f"{what}: rows are {a.f.dtype} on {a.f.device}, columns {b.f.dtype} on {b.f.device}. Record both alike."
+        )
+    if a.x.shape[1:] != b.x.shape[1:]:
+        raise ShapeError(
+            f"{what}: rows are inputs of shape {tuple(a.x.shape[1:])}, columns of {tuple(b.x.shape[1:])}. "
+            "Record both with the same network."
+        )
+
+
+def probe(source: Source) -> Record:
+    """The record of the first row."""
+    return source.rows(0, 1)
+
+
+def runs(index: Tensor) -> list[tuple[int, int]]:
+    """An index as half-open ranges of neighbours, in its own order.
+
+    >>> runs(torch.tensor([3, 4, 5, 1, 1, 2]))
+    [(3, 6), (1, 2), (1, 3)]
+    """
+    values = index.cpu()
+    cuts = ((values.diff() != 1).nonzero()[:, 0] + 1).tolist()
+    return [(int(part[0]), int(part[-1]) + 1) for part in torch.tensor_split(values, cuts)]
+
+
+def pieces(source: Source, index: Tensor, most: int, output: int | None = None) -> Iterator[Record]:
+    """Records of the rows in `index`, in order, at most `most` rows at a time."""
+    for lo, hi in runs(index):
+        for start in range(lo, hi, most):
+            yield source.rows(start, min(start + most, hi), output)

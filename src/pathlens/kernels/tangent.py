@@ -1,0 +1,364 @@
+"""The neural tangent kernel and its parts: value, feature, single layers, one output, all outputs.
+
+Dense layers are products of two Gram matrices; layers with many positions are in `convolution`, parameters outside
+layers in `parameters`. May import linops, records, recording and the errors.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import OptionError, RecordError, unknown_name
+from pathlens.kernels.convolution import BlockTangent, LayerPlan, example_gradients, plan_layer
+from pathlens.kernels.parameters import ParameterGradients
+from pathlens.kernels.sources import Sides, Source, probe, resolve
+from pathlens.linops import Factor, GramSum, KernelOperator, RowStream
+from pathlens.linops.budget import resolve_budget
+from pathlens.recording import GatedNetwork, RecordStream
+from pathlens.records import Record
+
+_PARTS = ("all", "value", "feature")
+
+
+def ntk(
+    source: Source | nn.Module,
+    X: Any = None,
+    *,
+    part: str = "all",
+    layer: str | Sequence[str] | None = None,
+    outputs: str | int = "trace",
+    columns: Any = None,
+    frozen: bool = False,
+    max_bytes: int | None = None,
+) -> GramSum:
+    """Neural tangent kernel: inner products of the gradients of the outputs by the parameters.
+
+    K(s, t) = Σ_k ⟨∂f_k(s)/∂θ, ∂f_k(t)/∂θ⟩. A dense layer that reads h and whose pre-activation has sensitivities
+    δ = ∂f/∂q adds (h hᵀ + 1_bias) ∘ (δ δᵀ); a convolution with patches A and sensitivities D at its positions adds
+    ⟨D_sA_sᵀ, D_tA_tᵀ⟩.
+
+    Parameters
+    ----------
+    source : Record, RecordStream or nn.Module
+        A record with sensitivities, or any module together with ``X``: batch-norm scales, embeddings and other
+        parameters outside linear and convolutional layers are differentiated example by example, which needs the
+        module.
+    X : (n, ...), optional
+        Inputs, where ``source`` is a module. Batch-norm must be in eval mode.
+    part : {"all", "value", "feature"}
+        "value" is the gradient by the value network's weights (K^V), "feature" that by the gate network's (K^F); they
+        add up to "all" where these are separate. Where one weight makes both values and gates: with hard gates K^F = 0;
+        with soft ones "value" holds the gates fixed, "feature" holds the values fixed (both need the network, not a
+        record), and "all" includes the cross terms.
+    layer : str or sequence of str, optional
+        These layers (or parameters outside layers) alone, frozen or not.
+    outputs : "trace", "full" or int
+        Sum over outputs, (n, n); all pairs, (nc, nc) with row order (example, output), i = s·c + k; or one output.
+    columns : Record, RecordStream or (m, ...), optional
+        A second set of inputs: the result is rectangular.
+    frozen : bool
+        Include parameters that are not trained. The default is the kernel that gradient descent follows.
+    max_bytes : int, optional
+        Memory budget; with it, records and gradients that do not fit are recomputed block by block.
+
+    Returns
+    -------
+    GramSum of shape (n, n), (n, m), or c times that for ``outputs="full"``.
+
+    Notes
+    -----
+    Exact. Dense layers: n·m·Σ_l 2(w_{l−1} + c·w_l) operations for the trace. Convolutions with P positions, patches of
+    I numbers and m channels, per output: the smaller of 2nPIm + 2n²Im (gradients of each example) and 2n²P²(I + m)
+    (pairs of positions). Straight-through gates count as hard. DGN paper, equations 5–6; NPF paper, Proposition 4.1.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> net, X = models.dlgn(2, hidden=(8, 8), seed=0), torch.randn(5, 2)
+    >>> K, V, F = (ntk(net, X, part=part) for part in ("all", "value", "feature"))
+    >>> torch.allclose(K.dense(), (V + F).dense(), atol=1e-6)
+    True
+    >>> ntk(nn.Sequential(nn.Linear(2, 3), nn.GELU(), nn.Linear(3, 2)), X, outputs="full").shape
+    (10, 10)
+    """
+    if part not in _PARTS:
+        raise unknown_name("part of the tangent kernel", part, _PARTS)
+    if isinstance(source, GatedNetwork) and part != "all" and source.source is None and not source.gate.hard:
+        source, part = _Held(source, part), "all"
+    if isinstance(source, nn.Module) and (frozen or layer is not None):
+        source = copy.deepcopy(source).requires_grad_(True)  # the record then tells of every parameter
+    budget = None if max_bytes is None else resolve_budget(max_bytes, torch.device("cpu"))
+    sides = resolve("ntk", source, X, columns, sensitivities=True, max_bytes=None if budget is None else budget // 2)
+    first = probe(sides.rows)
+    _check_outputs(outputs, first)
+    _check_recorded(first)
+    room = resolve_budget(max_bytes, first.f.device)
+    plans, names = _choose(sides, first, part, layer, frozen)
+    others = ParameterGradients(sides.net, names) if names and sides.net is not None else None
+    K = _build(sides, first, plans, others, outputs, room, max_bytes)
+    return GramSum(K.root, K.dtype, K.device, name="ntk", max_bytes=max_bytes)
+
+
+def _check_outputs(outputs: str | int, first: Record) -> None:
+    if isinstance(outputs, bool) or not (outputs in ("trace", "full") or isinstance(outputs, int)):
+        raise OptionError(f"ntk: outputs must be 'trace', 'full' or the number of an output, got {outputs!r}.")
+    if isinstance(outputs, int) and not 0 <= outputs < first.outputs:
+        raise OptionError(f"ntk: output {outputs} asked for, the record has {first.outputs}, counted from 0.")
+
+
+def _check_recorded(first: Record) -> None:
+    if not first.has_sensitivities:
+        raise RecordError("ntk: the record was taken without a backward pass. Record with sensitivities=True.")
+
+
+# --- which parameters --------------------------------------------------------------------------------------------
+
+
+class _Held(nn.Module):
+    """A self-gated soft network with its gates (part="value") or its values (part="feature") held fixed."""
+
+    def __init__(self, net: GatedNetwork, part: str) -> None:
+        super().__init__()
+        self.values = net.values
+        self._part = part
+        # kept out of the module tree: what is held fixed has no parameters to differentiate
+        self._fixed = [copy.deepcopy(net).requires_grad_(False)]
+        self.train(net.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        net = self._fixed[0]
+        inputs = torch.ones_like(x) if net.value_input == "ones" else x
+        if self._part == "value":
+            gates = net.gates(x)
+            return self.values(inputs, *(gates[name] for name in net.site_names))
+        scores: list[Tensor] = []
+
+        def unit(q: Tensor, slope: float) -> Tensor:
+            scores.append(q)
+            return net.gate.gated(q, slope)
+
+        self.values(inputs, *(unit,) * len(net.sites))
+        gates_now = [
+            s.slope + (1 - s.slope) * net.gate(q) if s.slope else net.gate(q) for q, s in zip(scores, net.sites)
+        ]
+        return net.values(inputs, *gates_now)
+
+
+def _part_of(name: str, first: Record) -> str:
+    """Which network a parameter outside layers belongs to."""
+    if any(layer.part == "shared" for layer in first.layers):
+        return "shared"
+    return "gate" if name.startswith("source.") else "value"
+
+
+def _wanted(part: str, which: str) -> bool:
+    return part == "all" or (part == "feature") == (which == "gate")
+
+
+def _check_part(part: str, first: Record) -> None:
+    shared = any(layer.part == "shared" for layer in first.layers)
+    if part == "all" or not shared:
+        return
+    if first.gate_label.startswith("soft"):
+        raise RecordError(
+            f"ntk: part={part!r} of a soft network whose weights make both values and gates is not in its record (the "
+            f"sensitivities hold their sum). Call ntk(net, X, part={part!r})."
+        )
+    if not first.sites:
+        raise RecordError(f"ntk: part={part!r} asked for, but the network has no gates. Use part='all'.")
+
+
+def _choose(
+    sides: Sides, first: Record, part: str, layer: str | Sequence[str] | None, frozen: bool
+) -> tuple[list[LayerPlan], list[str]]:
+    """The layers with a gradient, and the parameters outside layers, that enter the kernel."""
+    _check_part(part, first)
+    net = sides.net
+    named = None if layer is None else [layer] if isinstance(layer, str) else list(layer)
+    if named is not None:
+        known = [a.name for a in first.layers] + list(first.untracked)
+        for name in named:
+            if name not in known:
+                raise unknown_name("layer of the record", name, known)
+    layers = [
+        a
+        for a in first.layers
+        if (a.name in named if named is not None else _wanted(part, a.part) and (frozen or a.trainable))
+    ]
+    names = [
+        name
+        for name in first.untracked
+        if (name in named if named is not None else _wanted(part, _part_of(name, first)))
+    ]
+    if names and net is None:
+        raise RecordError(
+            f"ntk: the parameters {', '.join(names[:4])}{' …' if len(names) > 4 else ''} are in no linear or "
+            "convolutional layer, so that a record does not tell their gradient. Call ntk(net, X), or name the layers "
+            "you want."
+        )
+    if not layers and not names:
+        raise RecordError(
+            f"ntk: part={part!r} has no parameter that is trained. For frozen ones pass frozen=True; layers: "
+            f"{', '.join(f'{a.name} ({a.part})' for a in first.layers)}."
+        )
+    n = max(side.n for side in sides.both())
+    # sensitivities are absent where f does not depend on a layer: the gates of a hard network
+    plans = [plan_layer(a, a.bias, first, n) for a in layers if a.identity or a.name in first.sensitivity]
+    return plans, names
+
+
+# --- the kernel --------------------------------------------------------------------------------------------------
+
+
+def _build(
+    sides: Sides,
+    first: Record,
+    plans: list[LayerPlan],
+    others: ParameterGradients | None,
+    outputs: str | int,
+    room: int,
+    max_bytes: int | None,
+) -> GramSum:
+    flat = [p for p in plans if p.flat and not p.explicit]
+    spatial = [p for p in plans if p not in flat]
+    made: list[KernelOperator] = []
+    resident = all(isinstance(side, Record) for side in sides.both())
+    if resident:
+        held = [p for p in spatial if p.explicit]
+        size = first.f.dtype.itemsize * first.outputs * sum(side.n for side in sides.both())
+        numbers = sum(p.gradient_size for p in held) + (others.size if others else 0)
+        if numbers * size > room // 4:
+            held = []
+        else:
+            made.extend(_gradient_terms(sides, first, held, others, outputs))
+            others = None
+        spatial = [p for p in spatial if p not in held]
+        made.extend(_dense_terms(sides, first, flat, outputs, room))
+    elif not spatial and others is None:
+        made.extend(_dense_terms(sides, first, flat, outputs, room))
+    else:  # one pass over the stream for all of them
+        spatial = plans
+    if spatial or others is not None:
+        blocks = BlockTangent(sides, spatial, others, others.size if others else 0, outputs, room // 2)
+        made.append(blocks.operator("ntk blocks", max_bytes))
+    if not made:  # hard gates: f does not depend on these layers
+        made.append(_zero(sides, first, outputs))
+    total: Any = made[0]
+    for K in made[1:]:
+        total = total + K
+    return total if isinstance(total, GramSum) else total * 1.0
+
+
+def _zero(sides: Sides, first: Record, outputs: str | int) -> GramSum:
+    times = first.outputs if outputs == "full" else 1
+    left = first.f.new_zeros(sides.rows.n * times, 1)
+    right = None if sides.cols is None else first.f.new_zeros(sides.cols.n * times, 1)
+    return GramSum.from_factors([[Factor("0", left, right)]])
+
+
+def _dense_matrices(rec: Record, plan: LayerPlan, outputs: str | int) -> dict[str, Tensor]:
+    """Factors of one dense layer: what it reads, and its sensitivities (absent for the last layer's identity)."""
+    a, c = plan.layer, rec.outputs
+    h = rec.layer_inputs[a.name][0].reshape(rec.n, -1)
+    if outputs == "full":
+        h = h.repeat_interleave(c, 0)
+        if a.identity:
+            eye = torch.eye(c, dtype=torch.bool, device=h.device)
+            return {f"{a.name}.in": h, f"{a.name}.out": eye.repeat(rec.n, 1)}
+        return {f"{a.name}.in": h, f"{a.name}.out": rec.sensitivity[a.name].reshape(rec.n * c, -1)}
+    if a.identity:
+        return {f"{a.name}.in": h}
+    d = rec.sensitivity[a.name]
+    return {f"{a.name}.in": h, f"{a.name}.out": (d if outputs == "trace" else d[:, int(outputs)]).reshape(rec.n, -1)}
+
+
+class _DenseRows:
+    """Factors of all dense layers, recomputed from a stream when asked, a few rows at a time."""
+
+    def __init__(self, stream: RecordStream, plans: list[LayerPlan], outputs: str | int, room: int) -> None:
+        self._times = stream.outputs if outputs == "full" else 1
+        self.n = stream.n * self._times
+        self._stream, self._plans, self._outputs = stream, plans, outputs
+        self._most = max(room // 8 // max(4 * stream.bytes_per_row, 1), 1)
+
+    def rows(self, lo: int, hi: int) -> Mapping[str, Tensor]:
+        """Factor name → (hi − lo, r)."""
+        start, stop = lo // self._times, -(-hi // self._times)
+        parts: dict[str, list[Tensor]] = {}
+        for at in range(start, stop, self._most):
+            rec = self._stream.rows(at, min(at + self._most, stop))
+            for plan in self._plans:
+                for name, matrix in _dense_matrices(rec, plan, self._outputs).items():
+                    parts.setdefault(name, []).append(matrix)
+        cut = slice(lo - start * self._times, hi - start * self._times)
+        return {name: torch.cat(found)[cut] for name, found in parts.items()}
+
+
+def _dense_side(source: Source, plans: list[LayerPlan], outputs: str | int, room: int) -> dict[str, Any]:
+    if isinstance(source, Record):
+        return {k: v for plan in plans for k, v in _dense_matrices(source, plan, outputs).items()}
+    stream = RowStream(_DenseRows(source, plans, outputs, room))
+    return {name: stream[name] for name in stream.names}
+
+
+def _dense_terms(sides: Sides, first: Record, plans: list[LayerPlan], outputs: str | int, room: int) -> list[GramSum]:
+    """(h hᵀ + 1_bias) ∘ (δ δᵀ) for every dense layer."""
+    if not plans:
+        return []
+    left = _dense_side(sides.rows, plans, outputs, room)
+    right = dict.fromkeys(left) if sides.cols is None else _dense_side(sides.cols, plans, outputs, room)
+    times = first.outputs if outputs == "full" else 1
+    n, m = sides.rows.n * times, None if sides.cols is None else sides.cols.n * times
+    made = []
+    for plan in plans:
+        name = plan.layer.name
+        inner: list[list[Factor]] = [[Factor(f"{name}.in", left[f"{name}.in"], right[f"{name}.in"])]]
+        if plan.bias:
+            inner.append([Factor.ones(n, m, device=first.f.device)])
+        K = GramSum.from_factors(inner)
+        out = f"{name}.out"
+        if out in left:
+            K = K * GramSum.from_factors([[Factor(out, left[out], right[out])]], dtype=_bool_dtype(left[out], first))
+        elif outputs == "trace":
+            K = K * float(first.outputs)
+        made.append(K)
+    return made
+
+
+def _bool_dtype(factor: Any, first: Record) -> torch.dtype | None:
+    return first.f.dtype if factor.dtype == torch.bool else None
+
+
+def _gradient_terms(
+    sides: Sides, first: Record, plans: list[LayerPlan], others: ParameterGradients | None, outputs: str | int
+) -> list[GramSum]:
+    """G Gᵀ with per-example gradients held in memory."""
+    wanted = range(first.outputs) if outputs in ("trace", "full") else [int(outputs)]
+
+    def matrix(rec: Record, plan: LayerPlan | None) -> Tensor:
+        size = plan.gradient_size if plan is not None else others.size if others is not None else 0
+        out = torch.empty(rec.n, len(wanted), size, dtype=first.f.dtype, device=first.f.device)
+        step = max((1 << 24) // max(first.nbytes, 1), 1)  # patches are larger than the image they come from
+        for lo in range(0, rec.n, step):
+            cut = rec.rows(lo, min(lo + step, rec.n))
+            for at, k in enumerate(wanted):
+                if plan is not None:
+                    out[lo : lo + step, at] = example_gradients(cut, plan, k)
+                elif others is not None:
+                    out[lo : lo + step, at] = others(cut.x, cut.kept[k] if cut.kept else k)
+        return out.flatten(0, 1) if outputs == "full" else out.flatten(1)
+
+    made = []
+    jobs: list[tuple[str, LayerPlan | None]] = [(p.layer.name, p) for p in plans]
+    if others is not None:
+        jobs.append(("other parameters", None))
+    for name, plan in jobs:
+        sources = [side for side in sides.both() if isinstance(side, Record)]
+        matrices = [matrix(rec, plan) for rec in sources]
+        made.append(GramSum.from_factors([[Factor(name, *matrices)]]))
+    return made

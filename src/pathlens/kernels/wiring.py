@@ -1,0 +1,326 @@
+"""How the value network of a gated network is wired: its graph as steps that a path kernel can follow.
+
+Layers, gates, additions and joins are recognised by what they are; every other operation is probed, and must turn out
+to be a fixed map of positions and channels, else it is refused by name. What the steps do to kernels is in `recursion`.
+May import recording and the errors.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from pathlens.errors import RecordError
+from pathlens.kernels.fields import SpatialMap, Windows
+from pathlens.recording import GatedNetwork
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_PASS = (nn.Identity, nn.modules.dropout._DropoutNd)
+_MAX_POOLS = ("max_pool", "maxpool", "boolean_dispatch")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node: what to do, its name, which nodes it reads, and the sizes it makes."""
+
+    kind: str  # input, gate, weight, pass, norm, add, cat, map, scale, output
+    name: str
+    reads: tuple[fx.Node, ...]
+    node: fx.Node
+    channels: int
+    spatial: tuple[int, ...]
+    detail: Any = None
+
+
+def _refuse(node: fx.Node, why: str, remedy: str) -> RecordError:
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return RecordError(f"path kernel: node '{node.name}' ({target}): {why}. {remedy}.")
+
+
+class _Shapes(fx.Interpreter):
+    """Runs the value network on one row and keeps every value."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.seen: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        self.seen[n] = result
+        return result
+
+
+def _value_arguments(net: GatedNetwork, x: Tensor, ids: Tensor | None) -> tuple[Any, ...]:
+    """What the network hands to its value network."""
+    caught: list[tuple[Any, ...]] = []
+    handle = net.values.register_forward_pre_hook(lambda module, inputs: caught.append(inputs))
+    try:
+        with torch.no_grad():
+            net(x, ids) if ids is not None else net(x)
+    finally:
+        handle.remove()
+    return caught[0]
+
+
+class Wiring:
+    """The value network as steps, built once from its graph and one row.
+
+    Parameters
+    ----------
+    net : GatedNetwork
+    x : (1, ...)
+        One input; only shapes are kept.
+    """
+
+    def __init__(self, net: GatedNetwork, x: Tensor) -> None:
+        # double, so that maps of positions are found to rounding; a copy, so that nothing of the user's moves
+        twin = copy.deepcopy(net).double().eval()
+        ids = torch.zeros(1, dtype=torch.long, device=x.device) if net.needs_rows else None
+        arguments = _value_arguments(twin, x[:1].double(), ids)
+        self.ones = net.value_input == "ones"
+        self.input_shape = tuple(arguments[0].shape[1:])
+        self.device = x.device
+        module = twin.values
+        shapes = _Shapes(module)
+        with torch.no_grad():
+            shapes.run(*arguments)
+        self._seen, self._module = shapes.seen, module
+        holders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self._data = {holders[0]}
+        self._gates = dict(zip(holders[1:], net.site_names))
+        self._shape: dict[fx.Node, tuple[int, tuple[int, ...]]] = {}  # channels and positions, flattened or not
+        used: dict[str, str] = {}
+        self.steps: list[Step] = []
+        for node in module.graph.nodes:
+            if self._relevant(node):
+                self.steps.append(self._step(node, used))
+                self._shape[node] = self.steps[-1].channels, self.steps[-1].spatial
+        del self._seen, self._module
+        maps = [s.detail for s in self.steps if s.kind == "map"]
+        joins = any(s.kind == "add" and len(s.detail) > 1 for s in self.steps)
+        self.diagonal = all(m[0] is None or m[0].selects for m in maps) and not (maps and joins)
+        self.pair_values = max(math.prod(s.spatial) ** (1 if self.diagonal else 2) for s in self.steps)
+        self.count_values = max(math.prod(s.spatial) for s in self.steps)
+        self.row_values = sum(s.channels * math.prod(s.spatial) for s in self.steps)
+
+    # --- building ----------------------------------------------------------------------------------------------
+
+    def _relevant(self, node: fx.Node) -> bool:
+        if node in self._data:
+            return True
+        value = self._seen.get(node)
+        reads = any(n in self._data for n in node.all_input_nodes)
+        if node.op == "output" or (reads and isinstance(value, Tensor) and value.dtype.is_floating_point):
+            self._data.add(node)
+            return True
+        return False
+
+    def _step(self, node: fx.Node, used: dict[str, str]) -> Step:
+        reads = tuple(n for n in node.all_input_nodes if n in self._data and n is not node)
+        value = self._seen[reads[0]] if node.op == "output" else self._seen[node]
+        made = (value.shape[1], tuple(value.shape[2:])) if value.ndim > 1 else (1, ())
+
+        def step(kind: str, detail: Any = None) -> Step:
+            keeps = kind in ("gate", "norm", "pass", "add", "scale", "output") and reads
+            channels, spatial = self._shape[reads[0]] if keeps else made
+            return Step(kind, node.name, reads, node, channels, spatial, detail)
+
+        if node.op in ("placeholder", "output"):
+            return step("input" if node.op == "placeholder" else "output")
+        gates = [n for n in node.all_input_nodes if n in self._gates]
+        if gates:
+            return step("gate", self._gates[gates[0]])
+        source = self._seen[reads[0]]
+        if node.op == "call_module":
+            return self._module_step(node, step, source, used)
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        name = target.strip("_")
+        if any(name.startswith(p) for p in _MAX_POOLS):
+            raise _refuse(node, "max-pooling switches paths by their values, which a record of gates does not tell",
+                          "Use average-pooling: gated_twin(…, max_pool='average')")  # fmt: skip
+        if name in ("add", "sub", "rsub"):
+            return step("add", self._operands(node, name, reads))
+        if name in ("cat", "concat", "concatenate"):
+            return step("cat", self._parts(node, reads))
+        if name in ("mul", "multiply", "truediv", "div", "neg"):
+            return step("scale", self._number(node, name))
+        if name in ("linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "einsum", "bmm", "tensordot"):
+            raise _refuse(node, "weights used by a function call have no layer of their own",
+                          "Use nn.Linear or nn.Conv modules")  # fmt: skip
+        return self._flatten_or_map(node, step, source)
+
+    def _module_step(self, node: fx.Node, step: Any, source: Tensor, used: dict[str, str]) -> Step:
+        name = str(node.target)
+        module = self._module.get_submodule(name)
+        if isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
+            if name in used:
+                why = f"the weights of '{name}' are used twice (also in node '{used[name]}'), so that paths are not "
+                raise _refuse(node, why + "products of different weights", "Give each call a layer of its own")
+            used[name] = node.name
+            if isinstance(module, nn.Linear):
+                if source.ndim != 2:
+                    raise _refuse(
+                        node, f"it reads a tensor of shape {tuple(source.shape)}", "Flatten or pool before it"
+                    )
+                return step("weight", None)
+            if module.groups != 1:
+                raise _refuse(node, f"'{name}' has {module.groups} groups", "Path kernels need ungrouped convolutions")
+            return step("weight", self._geometry(module, source))
+        if isinstance(module, _NORMS):
+            return step("norm")
+        if isinstance(module, _PASS):
+            return step("pass")
+        if "MaxPool" in type(module).__name__:
+            raise _refuse(node, "max-pooling switches paths by their values, which a record of gates does not tell",
+                          "Use average-pooling: gated_twin(…, max_pool='average')")  # fmt: skip
+        if any(True for _ in module.parameters()):
+            raise _refuse(
+                node, f"{type(module).__name__} has weights whose paths are not known", "Use nn.Linear or nn.Conv"
+            )
+        return self._flatten_or_map(node, step, source)
+
+    def _geometry(self, module: Any, source: Tensor) -> tuple[SpatialMap | None, Windows, tuple[int, ...]]:
+        kernel, dilation = tuple(module.kernel_size), tuple(module.dilation)
+        if module.padding == "valid":
+            pads: tuple[tuple[int, int], ...] = ((0, 0),) * len(kernel)
+        elif module.padding == "same":
+            totals = [d * (k - 1) for d, k in zip(dilation, kernel)]
+            pads = tuple((t // 2, t - t // 2) for t in totals)
+        else:
+            pads = tuple((p, p) for p in module.padding)
+        spatial: SpatialMap | None = None
+        read = tuple(source.shape[2:])
+        if module.padding_mode != "zeros":
+            widths = [v for pair in reversed(pads) for v in pair]
+            spatial, _ = self._probe(lambda t: F.pad(t, widths, mode=module.padding_mode), source[:, :1])
+            read = tuple(n + a + b for n, (a, b) in zip(read, pads))
+            pads = ((0, 0),) * len(kernel)
+        return spatial, Windows(kernel, tuple(module.stride), pads, dilation), read
+
+    def _parts(self, node: fx.Node, reads: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+        """The tensors that a join puts one after the other."""
+        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        given: Any = node.args[0] if node.args else node.kwargs.get("tensors", ())
+        parts = tuple(given)
+        if any(self._flattened(n) for n in reads):
+            raise _refuse(node, "it joins flattened tensors", "Join channels before flattening")
+        if dim not in (1, 1 - self._seen[reads[0]].ndim):
+            raise _refuse(node, f"it joins tensors along dimension {dim}", "Only channels (dimension 1) can be joined")
+        if any(n not in self._data for n in parts):
+            raise _refuse(node, "it joins the data with a constant", "Only tensors of the network can be joined")
+        return parts
+
+    def _operands(self, node: fx.Node, name: str, reads: tuple[fx.Node, ...]) -> tuple[tuple[fx.Node, float], ...]:
+        """(tensor, sign) of an addition; constants are biases, which start no path."""
+        if "alpha" in node.kwargs or len(node.args) != 2:
+            raise _refuse(node, "it is an addition with options", "Write a + b")
+        signs = {"add": (1.0, 1.0), "sub": (1.0, -1.0), "rsub": (-1.0, 1.0)}[name]
+        found = tuple((a, sign) for a, sign in zip(node.args, signs) if isinstance(a, fx.Node) and a in self._data)
+        if len({self._shape[a] for a, _ in found}) > 1:
+            shapes = " and ".join(str(tuple(self._seen[a].shape)) for a, _ in found)
+            raise _refuse(node, f"it adds tensors of different layout, {shapes}", "Add tensors of one shape")
+        return found
+
+    def _number(self, node: fx.Node, name: str) -> float:
+        if name == "neg":
+            return -1.0
+        others = [a for a in (*node.args, *node.kwargs.values()) if not (isinstance(a, fx.Node) and a in self._data)]
+        value = self._seen[others[0]] if others and isinstance(others[0], fx.Node) else others[0] if others else None
+        if isinstance(value, Tensor) and value.numel() == 1 and not isinstance(value, nn.Parameter):
+            value = value.item()
+        if not isinstance(value, (int, float)):
+            raise _refuse(
+                node, "it multiplies by something that is not a fixed number", "Use batch-norm or a weight layer"
+            )
+        return 1.0 / float(value) if name in ("truediv", "div") else float(value)
+
+    def _flattened(self, node: fx.Node) -> bool:
+        return self._seen[node].ndim == 2 and math.prod(self._shape[node][1]) > 1
+
+    def _flatten_or_map(self, node: fx.Node, step: Any, source: Tensor) -> Step:
+        value = self._seen[node]
+        if value.shape == source.shape and torch.equal(value, source):
+            return step("pass")
+        if value.ndim == 2 and value.numel() == source.numel() and torch.equal(value.flatten(), source.flatten()):
+            # channels and positions stay apart until a dense layer has summed over both
+            made: Step = step("pass")
+            return made
+        read = next(n for n in node.all_input_nodes if n in self._data)
+        if self._flattened(read):
+            raise _refuse(node, "it rearranges a flattened tensor", "Pool or slice before flattening")
+        arguments = fx.map_arg((node.args, node.kwargs), lambda n: n if n in self._data else self._seen[n])
+
+        def run(t: Tensor) -> Tensor:
+            args, kwargs = fx.map_arg(arguments, lambda n: t)
+            if node.op == "call_module":
+                return self._module.get_submodule(str(node.target))(*args, **kwargs)
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            assert callable(node.target)
+            return node.target(*args, **kwargs)
+
+        try:
+            return step("map", self._probe(run, source))
+        except (ValueError, RuntimeError, IndexError) as error:
+            known = "Path kernels know pooling, padding, slicing, flattening, additions and joins of channels"
+            raise _refuse(node, f"it is not a map of positions alone ({error})", known) from error
+
+    def _probe(self, run: Any, source: Tensor) -> tuple[SpatialMap | None, Tensor | None]:
+        """Find T and π with run(t)(c, p) = Σ_q T(p, q) t(π(c), q), and verify them."""
+        shape, (channels, size) = source.shape, (source.shape[1], math.prod(tuple(source.shape[2:])))
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            scale = 1 + torch.rand(channels, dtype=torch.float64, device=source.device)
+            field = 1 + torch.rand(size, dtype=torch.float64, device=source.device)
+            out = run((scale[:, None] * field).reshape(shape))
+            if out.ndim < 2 or out.shape[0] != 1:
+                raise ValueError("it changes the batch")
+            peak = out.flatten(2).abs().amax(2)[0] if out.ndim > 2 else out[0].abs()
+            if not bool((peak > 0).any()):
+                raise ValueError("its result is zero")
+            probe_channel = int(peak.argmax())
+            unit = torch.zeros(size, dtype=torch.float64, device=source.device)
+            columns = []
+            for q in range(size):
+                unit[q] = 1.0
+                result = run(unit.expand(channels, size).reshape(shape))
+                columns.append(result[0, probe_channel].flatten())
+                unit[q] = 0.0
+            matrix = torch.stack(columns, 1)  # (P′, P)
+            pattern = matrix @ field
+            at = int(pattern.abs().argmax())
+            ratio = out[0].flatten(1)[:, at] / pattern[at] if out.ndim > 2 else out[0] / pattern[at]
+            distance, nearest = (ratio[:, None] - scale).abs().min(1)
+            moved = torch.where(distance < 1e-9, nearest, -1)
+            check = torch.randn(shape, dtype=torch.float64, device=source.device)
+            want = torch.einsum("pq,cq->cp", matrix, check.reshape(channels, size)[moved.clamp(min=0)])
+            want = want * (moved >= 0)[:, None]
+            if not torch.allclose(run(check)[0].reshape(want.shape), want, rtol=1e-9, atol=1e-9):
+                raise ValueError("it mixes channels, or is not linear")
+        same_channels = len(moved) == channels and bool((moved == torch.arange(channels, device=moved.device)).all())
+        identity = matrix.shape[0] == size and torch.equal(
+            matrix, torch.eye(size, dtype=torch.float64, device=matrix.device)
+        )
+        return (None if identity else SpatialMap(matrix)), (None if same_channels else moved)
+
+    # --- what the chain form asks -------------------------------------------------------------------------------
+
+    @property
+    def chain(self) -> bool:
+        """Dense layers and gates in turn, each read once: the kernel is then a product of Grams."""
+        kinds: list[str] = []
+        reads: list[fx.Node] = []
+        for s in self.steps:
+            if s.kind not in ("pass", "norm"):
+                kinds.append("dense" if s.kind == "weight" and s.detail is None else s.kind)
+            reads.extend(s.reads)
+        hidden = len(self._gates)
+        expected = ["input", *(["dense", "gate"] * hidden), "dense", "output"]
+        return kinds == expected and len(set(reads)) == len(reads)
