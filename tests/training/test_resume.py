@@ -82,8 +82,9 @@ def test_every_optimiser_resumes(tmp_path, optimizer, momentum):
     data = pl.data.circle(64)
 
     def go(folder, stop):
-        return pl.train(pl.models.relu(2, (6,)), data, epochs=12, optimizer=optimizer, momentum=momentum, lr=0.01, seeds=[0, 1],
-                        schedule=_stop_after(stop), checkpoint=folder, checkpoint_every=2, progress=False)  # fmt: skip
+        return pl.train(pl.models.relu(2, (6,)), data, epochs=12, optimizer=optimizer, momentum=momentum, lr=0.01,
+                        seeds=[0, 1], schedule=_stop_after(stop), checkpoint=folder, checkpoint_every=2,
+                        progress=False)  # fmt: skip
 
     whole = go(tmp_path / "a", None)
     with pytest.raises(KeyboardInterrupt):

@@ -72,8 +72,8 @@ def test_every_optimiser_with_its_options(optimizer):
                     schedule="cosine", progress=False, **options)  # fmt: skip
     for seed, trained in zip([0, 1], runs.networks):
         alone = copy.deepcopy(pattern).reinitialise(seed)
-        train_plainly(alone, data.x, data.y, steps=150, loss=mse, optimizer=OPTIMISERS[optimizer], batch_size=16, seed=seed,
-                      clip=0.5, rate=cosine, lr=0.003, **options)  # fmt: skip
+        train_plainly(alone, data.x, data.y, steps=150, loss=mse, optimizer=OPTIMISERS[optimizer], batch_size=16,
+                      seed=seed, clip=0.5, rate=cosine, lr=0.003, **options)  # fmt: skip
         assert worst(trained, alone) <= 1e-12
 
 
@@ -93,8 +93,8 @@ def test_members_may_differ_in_rate_and_beta():
 
 def conv_net():
     # no bias before batch-norm: its true gradient is zero, and Adam would turn rounding noise into full steps
-    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-                         nn.Linear(16, 3))  # fmt: skip
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
+                         nn.Flatten(), nn.Linear(16, 3))  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["relu", "dlgn", "dlgn_pwc", "soft_galu"])
@@ -120,8 +120,8 @@ def test_fixed_random_gates_get_their_rows():
     runs = pl.train(pattern, data, epochs=20, lr=0.01, batch_size=16, seeds=[0, 1], progress=False)
     for seed, trained in zip([0, 1], runs.networks):
         alone = copy.deepcopy(pattern).reinitialise(seed)
-        train_plainly(alone, data.x, data.y, steps=60, loss=mse, optimizer=torch.optim.Adam, batch_size=16, seed=seed, lr=0.01,
-                      rows=True)  # fmt: skip
+        train_plainly(alone, data.x, data.y, steps=60, loss=mse, optimizer=torch.optim.Adam, batch_size=16, seed=seed,
+                      lr=0.01, rows=True)  # fmt: skip
         assert worst(trained, alone) <= 1e-12
 
 
