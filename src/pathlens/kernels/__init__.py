@@ -1,5 +1,43 @@
 """Kernels of gated networks: overlap, neural path and neural tangent kernels, as lazy operators."""
 
-from pathlens.kernels.overlap import overlap
+from pathlens.kernels.infinite import random_gate_limit, relu_cntk, relu_nngp, relu_ntk
+from pathlens.kernels.measures import (
+    Norms,
+    Nu,
+    class_blocks,
+    cumulative_spectrum,
+    drift,
+    effective_rank,
+    frobenius_norm,
+    kernel_alignment,
+    nu,
+    part_norms,
+    spectral_ecdf,
+    spectrum,
+    target_alignment,
+)
+from pathlens.kernels.overlap import npk, overlap
+from pathlens.kernels.tangent import ntk
 
-__all__ = ["overlap"]
+__all__ = [
+    "Norms",
+    "Nu",
+    "class_blocks",
+    "cumulative_spectrum",
+    "drift",
+    "effective_rank",
+    "frobenius_norm",
+    "kernel_alignment",
+    "npk",
+    "ntk",
+    "nu",
+    "overlap",
+    "part_norms",
+    "random_gate_limit",
+    "relu_cntk",
+    "relu_nngp",
+    "relu_ntk",
+    "spectral_ecdf",
+    "spectrum",
+    "target_alignment",
+]
