@@ -77,7 +77,7 @@ def test_run_trains_once_and_writes_artifacts_and_a_page(tmp_path: Path) -> None
     for name in ("fake.one", "fake.two"):
         artifact = load(tmp_path / "o" / "artifacts" / f"{name}.quick.json")
         assert artifact.seeds == (0, 1, 2) and artifact.verdict == "reproduced" and artifact.config["device"] == "cpu"
-    assert "one, reproduced: more on top: 4 (3–5), needed above 2" in output
+    assert "one (1 of 1 claims reproduced): more on top: 4 (3–5), needed above 2" in output
     assert "A fake [thing]" in (tmp_path / "o" / "index.html").read_text()
 
 
@@ -134,7 +134,7 @@ def test_demo_says_where_the_page_is_and_what_it_shows(tmp_path: Path, monkeypat
     lines = invoke("demo", "--out", "d", "--seeds", "3").strip().splitlines()
     page = tmp_path / "d" / "index.html"
     assert lines[0] == f"The page: {page}" and page.exists() and not opened
-    assert lines[1].startswith("one, reproduced: more on top: 4 (3–5)") and len(lines) == 1 + 2
+    assert lines[1].startswith("one (1 of 1 claims reproduced): more on top: 4 (3–5)") and len(lines) == 1 + 2
     invoke("demo", "--out", "d", "--open")
     assert opened == [page.as_uri()]
 

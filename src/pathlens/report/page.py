@@ -92,24 +92,23 @@ def write_page(artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, ti
 
 
 def headline(artifact: Artifact) -> str:
-    """One line about an artifact: its verdict and the numbers of its first claim.
+    """One line about an artifact: how many of its claims are reproduced, and the numbers of the first one.
 
     Examples
     --------
     >>> claim = Claim("more paths on top", threshold=2, comparison=">", null=1, measured=(31.0, 11.0, 74.0))
     >>> headline(Artifact("hs.fig3", "Paths", "half-space", "quick", claims=(claim,)))
-    'Figure 3, reproduced: more paths on top: 31 (11–74), needed above 2'
+    'Figure 3 (1 of 1 claims reproduced): more paths on top: 31 (11–74), needed above 2'
     """
-    start = f"{_short(artifact.name)}, {artifact.verdict}: "
     if not artifact.claims:
-        return start + artifact.title
+        return f"{_short(artifact.name)}: {artifact.title}"
+    good = sum(artifact.verdict_of(claim) == "reproduced" for claim in artifact.claims)
+    start = f"{_short(artifact.name)} ({good} of {len(artifact.claims)} claims reproduced): "
     claim = artifact.claims[0]
     numbers = read_spread([value for value in claim.measured if value is not None])
     unit = f" {claim.unit}" if claim.unit else ""
-    more = len(artifact.claims) - 1
     row = f"{claim.row}: " if claim.row else ""
-    return (f"{start}{row}{claim.text}: {numbers}{unit}, needed {_SIGNS[claim.comparison]} {number(claim.threshold)}"
-            + (f"; {more} more claim{'s' * (more > 1)} on the page" if more else ""))
+    return f"{start}{row}{claim.text}: {numbers}{unit}, needed {_SIGNS[claim.comparison]} {number(claim.threshold)}"
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------
