@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -450,7 +451,7 @@ def relu_cntk(
 
     def self_pairs(images: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
         index, parts = torch.arange(len(images), device=x.device), []
-        count = len(limit.offsets(*x.shape[-2:], True)) * -(-len(images) // edge**2)
+        count = len(limit.offsets(x.shape[-2], x.shape[-1], True)) * -(-len(images) // edge**2)
         with Meter(f"{what}: diagonal", count) as meter:
             for _, some in _chunks(index, edge**2):
                 one, its = images[some], powers[:, some]
@@ -469,7 +470,7 @@ def relu_cntk(
         mirror = y is x and torch.equal(rows, cols)
         strips = -(-len(rows) // edge)
         blocks = strips * (strips + 1) // 2 if mirror else strips * -(-len(cols) // edge)
-        with Meter(what, blocks * len(limit.offsets(*x.shape[-2:], False))) as meter:
+        with Meter(what, blocks * len(limit.offsets(x.shape[-2], x.shape[-1], False))) as meter:
             for i, some in _chunks(rows, edge):
                 for j, other in _chunks(cols, edge):
                     if mirror and j < i:
@@ -477,7 +478,7 @@ def relu_cntk(
                     same = mirror and i == j
                     pair = torch.stack(
                         limit.block(x[some], y[other], px[:, some], py[:, other], same=same, paired=False,
-                                    done=lambda same=same: meter.advance(2 if same else 1))
+                                    done=partial(meter.advance, 2 if same else 1))
                     )  # fmt: skip
                     out[:, i : i + edge, j : j + edge] = pair
                     if mirror and not same:
