@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 DEMO_DIR ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench docs clean
+.PHONY: help demo test test-slow lint bench docs picture clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,8 +48,14 @@ lint: $(VENV)/.dev  ## ruff and mypy
 bench: $(VENV)/.dev  ## measure speed; prints ratios, asserts nothing
 	@$(BIN)/python -m benchmarks.run
 
-docs: $(VENV)/.dev  ## check that every example in the docs runs
-	@$(BIN)/python -m pytest -q --doctest-glob='*.md' docs README.md
+docs: $(VENV)/.dev  ## write the reference, from docstrings, into build/docs
+	@echo "• writing build/docs"
+	@$(BIN)/pdoc --docformat numpy --output-directory build/docs pathlens '!pathlens.testing'
+	@echo "• open build/docs/index.html"
+
+picture: $(VENV)/.demo  ## draw the README's picture anew from the demo's artifacts
+	@test -d $(DEMO_DIR)/artifacts || $(MAKE) --no-print-directory demo
+	@$(BIN)/python -m pathlens.report.picture $(DEMO_DIR)/artifacts docs/images/opening.png
 
 clean:  ## remove the environment, caches and demo output
 	@rm -rf $(VENV) $(DEMO_DIR) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info

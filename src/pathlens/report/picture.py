@@ -120,3 +120,11 @@ def _draw_half_spaces(axes: Any, normals: np.ndarray) -> None:
     axes.set_xlim(-0.5, width - 0.5)
     axes.set_ylim(-layers + 0.5, 0.5)
     axes.set_aspect("equal")
+
+
+if __name__ == "__main__":
+    import sys
+
+    from pathlens.artifacts import load_folder
+
+    print(opening_picture(load_folder(sys.argv[1]), sys.argv[2]))
