@@ -63,7 +63,7 @@ def test_normals_are_the_gradients_of_the_gates_preactivations():
     net = pl.models.dlgn(2, (4, 4), seed=0).double()
     jacobian = torch.func.jacrev(lambda x: net.preactivations(x[None]))(torch.zeros(2, dtype=torch.float64))
     for normals, rows in zip(half_space.gate_normals(net.state_dict()), jacobian.values()):
-        rows = rows[0].numpy()
+        rows = rows[0].detach().numpy()
         assert np.allclose(normals, rows / np.linalg.norm(rows, axis=1, keepdims=True), atol=1e-12)
 
 
