@@ -73,7 +73,7 @@ def overlap(n: int = 4096, layers: int = 5, w: int = 128) -> tuple[float, float,
         return out
 
     assert torch.equal(bits("popcount"), products())
-    popcount, walk, bare = best_of(5, lambda: bits("popcount"), lambda: bits("torch"), products)
+    popcount, walk, bare = best_of(9, lambda: bits("popcount"), lambda: bits("torch"), products)
     return popcount, walk, bare
 
 
@@ -82,7 +82,7 @@ def tile_rate(n: int = 4096, r: int = 512) -> tuple[float, float]:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(n, r, generator=generator) for _ in range(2))
     kernel = GramSum.from_factors([[("x", left, right)]], backend="torch")
-    tiles, bare = best_of(5, kernel.dense, lambda: left @ right.T)
+    tiles, bare = best_of(7, kernel.dense, lambda: left @ right.T)
     work = 2.0 * n * n * r
     return work / tiles, work / bare
 

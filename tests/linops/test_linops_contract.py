@@ -206,3 +206,20 @@ def test_popcount_uses_two_threads_safely_from_two_threads(monkeypatch: pytest.M
     with ThreadPoolExecutor(2) as pool:
         for got in pool.map(lambda _: kernel.dense(), range(4)):
             assert torch.equal(got, want)
+
+
+def test_popcount_compiles_without_a_cache_where_none_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    numba = pytest.importorskip("numba")
+    from pathlens.linops.backends import popcount
+
+    asked = []
+
+    def njit(function: object, **options: bool) -> str:
+        asked.append(options)
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return "compiled"
+
+    monkeypatch.setattr(numba, "njit", njit)
+    assert popcount._compile(lambda: None) == "compiled"
+    assert asked == [{"nogil": True, "cache": True}, {"nogil": True}]

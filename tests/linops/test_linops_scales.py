@@ -57,6 +57,15 @@ def test_tiny_and_huge_rows_side_by_side() -> None:
     assert_kernel_close(kernel.dense(), (unit @ unit.T) ** 2, torch.ones(5))
 
 
+def test_huge_row_against_tiny_column_is_moderate() -> None:
+    x = torch.tensor([[1e30], [1e-30]])
+    kernel = GramSum.from_factors([[("x", x), ("x", x)]])  # 1e120 and 1e-120 on the diagonal, 1 beside it
+    assert kernel.tile([0], [1]).item() == pytest.approx(1.0, rel=1e-5)
+    assert kernel.tile([1], [0]).item() == pytest.approx(1.0, rel=1e-5)
+    with pytest.raises(ScaleError):
+        kernel.tile([0], [0])
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_cross_kernel_with_unequal_sides_keeps_both_terms(scale: float) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -17,7 +17,6 @@ from pathlens.errors import BudgetError, OptionError
 
 FRACTION_OF_FREE = 0.5  # the caller's own arrays, and the allocator's slack, need the rest
 TILE_EDGE = 2048  # beyond this a tile's matrix product gets no faster, and its buffers leave the cache
-_NO_LIMIT = 1 << 60  # control groups of version 1 write 'no limit' as a number near 2**63
 _UNKNOWN_FREE = 2 << 30  # where no system figure can be read
 
 
@@ -35,7 +34,7 @@ def _number(path: Path) -> int | None:
 
 def _group_free(folder: Path, limit: str, usage: str, cache_key: str) -> int | None:
     top, used = _number(folder / limit), _number(folder / usage)
-    if top is None or used is None or top >= _NO_LIMIT:
+    if top is None or used is None:
         return None
     cache = 0  # pages of files that the kernel drops under pressure count as usage but are free to take
     for line in (_read(folder / "memory.stat") or "").splitlines():

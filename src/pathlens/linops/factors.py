@@ -27,7 +27,7 @@ class RowSource(Protocol):
     """What can recompute any consecutive rows of one factor, or of a bundle of factors.
 
     ``n`` is the number of rows; ``rows(lo, hi)`` returns the tensor of shape (hi − lo, r), or a mapping from names to
-    such tensors. It must return the same numbers every time.
+    such tensors. It must return the same numbers every time, in tensors that it does not write to afterwards.
     """
 
     n: int
@@ -104,8 +104,8 @@ def _careful_log2_norms(block: Tensor, name: str, row_numbers: Tensor) -> Tensor
         row = int(bad.nonzero()[0, 0])
         column = int((~torch.isfinite(block[row])).nonzero()[0, 0])
         raise NotFiniteError(f"GramSum: factor {name!r} has {float(block[row, column])} at row "
-                             f"{int(row_numbers[row])}, column {column}, and {int(bad.sum())} of the rows looked at are not finite. "
-                             f"Clean the data, or check that training did not diverge.")
+                             f"{int(row_numbers[row])}, column {column}. Clean the data, or check that training did "
+                             f"not diverge.")
     exponent = torch.frexp(peak.double()).exponent.double().clamp(min=-1000.0)
     scaled = block.double() * torch.exp2(-exponent)[:, None]
     return torch.linalg.vector_norm(scaled, dim=1).log2().add_(exponent)
@@ -261,6 +261,7 @@ class RowStream:
         if key not in self._rows:  # one object per key, so that 'the same object on both sides' means what it says
             probe = check_matrix(self._probe[key], key or type(self.source).__name__)
             self._rows[key] = StreamedRows(key or type(self.source).__name__, self, key, probe)
+            self.forget()  # blocks kept so far lack this factor
         return self._rows[key]
 
     def block(self, index: Index) -> dict[str, tuple[Tensor, Tensor]]:
@@ -283,7 +284,7 @@ class RowStream:
             runs = torch.tensor_split(ordered, ((ordered.diff() != 1).nonzero()[:, 0] + 1).tolist())
             parts = [self._checked(int(run[0]), int(run[-1]) + 1) for run in runs]
             got = {}
-            for name in self.names:
+            for name in self._rows:
                 rows = torch.cat([part[name][0] for part in parts])
                 norms = torch.cat([part[name][1] for part in parts])
                 for part in parts:
@@ -295,8 +296,13 @@ class RowStream:
 
     def _checked(self, lo: int, hi: int) -> dict[str, tuple[Tensor, Tensor]]:
         checked = {}
-        for key, value in self._ask(lo, hi).items():
+        table = self._ask(lo, hi)
+        for key in self._rows:  # what nobody asked for is dropped
             probe, name = self._probe[key], key or type(self.source).__name__
+            if key not in table:
+                raise RecordError(f"RowStream: rows({lo}, {hi}) lack factor {name!r}, which rows(0, 1) had. "
+                                  f"A source must return the same factors for every block.")
+            value = table.pop(key)
             if value.shape != (hi - lo, *probe.shape[1:]) or value.dtype != probe.dtype:
                 raise ShapeError(f"RowStream: rows({lo}, {hi}) of factor {name!r} have shape {tuple(value.shape)} and "
                                  f"{value.dtype}, expected {(hi - lo, *probe.shape[1:])} and {probe.dtype}. "

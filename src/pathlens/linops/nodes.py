@@ -103,9 +103,8 @@ class Side:
         return len(self.exponent)
 
     def lift(self, by: Tensor) -> None:
-        """Multiply the unit rows by 2^by and lower the exponents to match; zero rows stay as they are."""
+        """Multiply the unit rows by 2^by, finite, and lower the exponents to match."""
         assert self._block is None, "a side is lifted before its rows are gathered"
-        by = torch.where(torch.isfinite(self.log_norm), by, 0.0)
         self.exponent = self.exponent - by
         self.log_norm = self.log_norm + by
         if self.shift is not None:

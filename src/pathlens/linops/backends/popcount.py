@@ -22,7 +22,7 @@ from pathlens.linops.backends import Pool
 from pathlens.linops.backends.torch_backend import Pair, gram_product, walk
 from pathlens.linops.nodes import Gram, Node, Side
 
-_STRIP = 1024  # columns worked on together: the words of a strip stay in the cache while rows pass by
+_STRIP = 512  # columns worked on together: their words lie side by side and stay in the cache while rows pass by
 _THREAD_WORK = 1 << 22  # pairs × words below which starting a second thread costs more than it gives
 
 
@@ -50,52 +50,53 @@ def _multiply_counts(rows: Any, cols: Any, starts: Any, row_scale: Any, col_scal
                      high: int) -> None:
     """out[i·stride + j] = row_scale_i · col_scale_j · ∏_f popcount(rows_i,f & cols_f,j) for rows low ≤ i < high.
 
-    rows (b, W) and cols (W, c) hold the words of all factors; factor f owns words starts_f … starts_{f+1}−1.
+    rows (b, W) and cols (strips, W, width of a strip) hold the words of all factors; factor f owns words starts_f …
+    starts_{f+1}−1.
     """
-    width = cols.shape[1]
-    count = np.empty(_STRIP, np.uint32)
-    for j0 in range(0, width, _STRIP):
-        j1 = min(j0 + _STRIP, width)
-        size = j1 - j0
-        scale = col_scale[j0:j1]
+    number = out.dtype.type  # float32 times int32 would go through float64
+    count = np.empty(cols.shape[2], np.uint32)
+    for strip in range(cols.shape[0]):
+        words = cols[strip]
+        j0 = strip * cols.shape[2]
+        scale = col_scale[j0 : j0 + cols.shape[2]]
+        size = scale.shape[0]
         for i in range(low, high):
-            value = out[i * stride + j0 : i * stride + j1]
+            value = out[i * stride + j0 : i * stride + j0 + size]
             for j in range(size):
                 value[j] = row_scale[i] * scale[j]
             for f in range(starts.shape[0] - 1):
                 w, stop = starts[f], starts[f + 1]
                 # The usual widths (32, 64, 128) go without a round trip of the counts through memory.
                 if stop - w == 1:
-                    a0, b0 = rows[i, w], cols[w, j0:j1]
+                    a0, b0 = rows[i, w], words[w]
                     for j in range(size):
-                        value[j] *= np.int32(_ones(a0 & b0[j]))
+                        value[j] *= number(np.int32(_ones(a0 & b0[j])))
                 elif stop - w == 2:
-                    a0, a1 = rows[i, w], rows[i, w + 1]
-                    b0, b1 = cols[w, j0:j1], cols[w + 1, j0:j1]
+                    a0, a1, b0, b1 = rows[i, w], rows[i, w + 1], words[w], words[w + 1]
                     for j in range(size):
-                        value[j] *= np.int32(_ones(a0 & b0[j]) + _ones(a1 & b1[j]))
+                        value[j] *= number(np.int32(_ones(a0 & b0[j]) + _ones(a1 & b1[j])))
                 elif stop - w == 4:
                     a0, a1, a2, a3 = rows[i, w], rows[i, w + 1], rows[i, w + 2], rows[i, w + 3]
-                    b0, b1, b2, b3 = cols[w, j0:j1], cols[w + 1, j0:j1], cols[w + 2, j0:j1], cols[w + 3, j0:j1]
+                    b0, b1, b2, b3 = words[w], words[w + 1], words[w + 2], words[w + 3]
                     for j in range(size):
-                        value[j] *= np.int32(
-                            _ones(a0 & b0[j]) + _ones(a1 & b1[j]) + _ones(a2 & b2[j]) + _ones(a3 & b3[j]))
+                        value[j] *= number(np.int32(
+                            _ones(a0 & b0[j]) + _ones(a1 & b1[j]) + _ones(a2 & b2[j]) + _ones(a3 & b3[j])))
                 else:
                     for j in range(size):
                         count[j] = np.uint32(0)
                     while w + 4 <= stop:
                         a0, a1, a2, a3 = rows[i, w], rows[i, w + 1], rows[i, w + 2], rows[i, w + 3]
-                        b0, b1, b2, b3 = cols[w, j0:j1], cols[w + 1, j0:j1], cols[w + 2, j0:j1], cols[w + 3, j0:j1]
+                        b0, b1, b2, b3 = words[w], words[w + 1], words[w + 2], words[w + 3]
                         for j in range(size):
                             count[j] += _ones(a0 & b0[j]) + _ones(a1 & b1[j]) + _ones(a2 & b2[j]) + _ones(a3 & b3[j])
                         w += 4
                     while w < stop:
-                        a0, b0 = rows[i, w], cols[w, j0:j1]
+                        a0, b0 = rows[i, w], words[w]
                         for j in range(size):
                             count[j] += _ones(a0 & b0[j])
                         w += 1
                     for j in range(size):
-                        value[j] *= np.int32(count[j])
+                        value[j] *= number(np.int32(count[j]))
 
 
 _kernel = _compile(_multiply_counts)
@@ -107,6 +108,16 @@ def _words(sides: Sequence[Side]) -> np.ndarray:
         assert isinstance(side.node, Gram)
         parts.append(side.node.side_rows(side.right).bits(side.index))
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _strips(words: np.ndarray) -> np.ndarray:
+    """Words of m columns, (m, W), as (strips, W, width), the last strip padded with zeros."""
+    m, total = words.shape
+    width = min(m, _STRIP)
+    strips = -(-m // width)
+    padded = np.zeros((strips * width, total), np.uint32)
+    padded[:m] = words
+    return np.ascontiguousarray(padded.reshape(strips, width, total).transpose(0, 2, 1))
 
 
 def _scale(sides: Sequence[Side]) -> Tensor:
@@ -124,7 +135,7 @@ def count_product(pairs: Sequence[Pair], out: Tensor) -> bool:
     low, high = float(row_log.min() + col_log.min()), float(row_log.max() + col_log.max())
     if low < -reach or high + counts > reach:
         return False
-    words, columns = _words(lefts), np.ascontiguousarray(_words(rights).T)
+    words, columns = _words(lefts), _strips(_words(rights))
     sizes = [-(-pair[0].node.r // 32) for pair in pairs if isinstance(pair[0].node, Gram)]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     row_scale, col_scale = (torch.exp2(log).to(out.dtype).numpy() for log in (row_log, col_log))
