@@ -38,14 +38,21 @@ def _fully_connected(
 ) -> GatedNetwork:
     row = KINDS[kind]
     net = build(
-        trace(mlp(inputs, hidden, outputs, bias)), label or kind, source=source or row.source,
-        gate=make_gate(gate or row.gate, row.beta if beta is None else beta, row.epsilon if epsilon is None else epsilon),
-        piecewise_constant=piecewise_constant, trained=trained or row.trained,
+        trace(mlp(inputs, hidden, outputs, bias)),
+        label or kind,
+        source=source or row.source,
+        gate=make_gate(
+            gate or row.gate, row.beta if beta is None else beta, row.epsilon if epsilon is None else epsilon
+        ),
+        piecewise_constant=piecewise_constant,
+        trained=trained or row.trained,
         gates_from=row.gates_from if gates_from is None else gates_from,
-        init=Init(init) if isinstance(init, str) else init, seed=seed,
-    )  # fmt: skip
+        init=Init(init) if isinstance(init, str) else init,
+        seed=seed,
+    )
     if seed is None and net.init.scheme != "default":
-        net._draw()
+        net.draw_values()
+        net.draw_gates()
     return net
 
 
@@ -229,7 +236,8 @@ def dlgn(
         Gate weights from any epoch of another DLGN of the same sizes.
 
     >>> dlgn(2, hidden=(16,) * 5, piecewise_constant=True, seed=0)
-    GatedNetwork(dlgn: gates from separate linear network, soft β=4; value input ones; trains both; 5 sites; 2144 parameters)
+    GatedNetwork(dlgn: gates from separate linear network, soft β=4; value input ones; trains both; 5 sites;
+    2128 parameters)
     """
     return _fully_connected(
         "dlgn",

@@ -6,6 +6,8 @@ forward and soft going backward. Only torch is imported here.
 
 from __future__ import annotations
 
+import copy
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -52,6 +54,17 @@ class Hard(Gate):
         return torch.relu(q) if slope == 0.0 else nn.functional.leaky_relu(q, slope)
 
 
+def _number(what: str, value: float, positive: bool) -> float:
+    """A finite number that is positive, or not negative."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (positive and number == 0):
+        raise OptionError(f"{what} must be {'positive' if positive else 'at least 0'} and finite, got {value!r}.")
+    return number
+
+
 class _WithBeta(Gate):
     """β as a buffer, so that a schedule can move it and a stack of networks can hold one each."""
 
@@ -59,9 +72,7 @@ class _WithBeta(Gate):
 
     def __init__(self, beta: float) -> None:
         super().__init__()
-        if not float(beta) > 0:
-            raise OptionError(f"{type(self).__name__} gate: beta must be positive, got {beta}.")
-        self.register_buffer("beta", torch.tensor(float(beta)))
+        self.register_buffer("beta", torch.tensor(_number(f"{type(self).__name__} gate: beta", beta, positive=True)))
 
 
 class Soft(_WithBeta):
@@ -76,9 +87,7 @@ class Soft(_WithBeta):
 
     def __init__(self, beta: float = 4.0, epsilon: float = 0.0) -> None:
         super().__init__(beta)
-        if not float(epsilon) >= 0:
-            raise OptionError(f"Soft gate: epsilon must not be negative, got {epsilon}.")
-        self.register_buffer("epsilon", torch.tensor(float(epsilon)))
+        self.register_buffer("epsilon", torch.tensor(_number("Soft gate: epsilon", epsilon, positive=False)))
         self._scaled = float(epsilon) > 0
 
     def forward(self, q: Tensor) -> Tensor:
@@ -139,9 +148,12 @@ _BY_NAME: dict[str, type[Gate]] = {"hard": Hard, "soft": Soft, "straight_through
 
 
 def make_gate(gate: str | Gate, beta: float = 4.0, epsilon: float = 0.0) -> Gate:
-    """A gate from its name ("hard", "soft", "straight_through", "open"), or the gate itself."""
+    """A gate from its name ("hard", "soft", "straight_through", "open"), or a copy of a gate.
+
+    A copy, so that a schedule that moves one network's β leaves another network alone.
+    """
     if isinstance(gate, Gate):
-        return gate
+        return copy.deepcopy(gate)
     if gate not in _BY_NAME:
         raise unknown_name("gate function", gate, _BY_NAME)
     options: dict[str, Any] = {}

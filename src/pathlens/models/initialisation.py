@@ -15,7 +15,8 @@ from torch import nn
 from pathlens.errors import OptionError, unknown_name
 
 _SCHEMES = ("default", "he", "preserve", "bernoulli")
-_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,36 @@ class Init:
 
         `gate_square` is E[g²] of the gates that its layers read; the layers named in `ungated` read none.
         """
-        for name, layer in reversed(list(module.named_modules())):
-            reset = getattr(layer, "reset_parameters", None)
-            if reset is None:
-                continue
-            reset()
-            if self.scheme == "default" or not isinstance(layer, _WEIGHTED):
-                continue
-            fan_in = layer.weight[0].numel()
-            with torch.no_grad():
-                if self.scheme == "bernoulli":
-                    sigma = math.sqrt(2 / fan_in) if self.sigma is None else self.sigma
-                    layer.weight.bernoulli_(0.5).mul_(2 * sigma).sub_(sigma)
-                else:
-                    variance = (
-                        2 / fan_in if self.scheme == "he" else 1 / (fan_in * (1.0 if name in ungated else gate_square))
-                    )
-                    layer.weight.normal_(0.0, math.sqrt(variance))
-                if layer.bias is not None:
-                    layer.bias.zero_()
+        layers = [(name, m) for name, m in module.named_modules() if hasattr(m, "reset_parameters")]
+        for name, p in module.named_parameters():
+            if not any(not layer or name.startswith(f"{layer}.") for layer, _ in layers):
+                raise OptionError(
+                    f"Parameter '{name}' of shape {tuple(p.shape)} cannot be drawn anew: its module has no "
+                    "reset_parameters. Move it into a module of its own that has one, or keep the weights "
+                    "(no seed, and gates_from='dependent' or a checkpoint)."
+                )
+        for name, layer in reversed(layers):
+            layer.reset_parameters()
+            if self.scheme != "default" and isinstance(layer, _WEIGHTED):
+                self._draw(layer, 1.0 if name in ungated else gate_square)
+
+    def _draw(self, layer: nn.Module, gate_square: float) -> None:
+        assert isinstance(layer, _WEIGHTED)
+        fan_in = _fan_in(layer)
+        with torch.no_grad():
+            if self.scheme == "bernoulli":
+                sigma = math.sqrt(2 / fan_in) if self.sigma is None else self.sigma
+                layer.weight.bernoulli_(0.5).mul_(2 * sigma).sub_(sigma)
+            else:
+                variance = 2 / fan_in if self.scheme == "he" else 1 / (fan_in * gate_square)
+                layer.weight.normal_(0.0, math.sqrt(variance))
+            if layer.bias is not None:
+                layer.bias.zero_()
+
+
+def _fan_in(layer: nn.Module) -> float:
+    """Terms in the sum of one output; for a transposed convolution the mean over its outputs."""
+    assert isinstance(layer, _WEIGHTED)
+    if isinstance(layer, _TRANSPOSED):
+        return layer.weight[:, 0].numel() / layer.groups / math.prod(layer.stride)
+    return layer.weight[0].numel()

@@ -7,6 +7,7 @@ A `GatedNetwork` is a point in gate source × gate function × value input × wh
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, fx, nn
 from pathlens.errors import CheckpointError, OptionError, ShapeError, unknown_name
 from pathlens.models.gates import Gate, Hard, Open, leak, make_gate
 from pathlens.models.initialisation import Init
-from pathlens.models.sources import GateSource, GraphSource, TableSource
+from pathlens.models.sources import FunctionSource, GateSource, GraphSource, TableSource
 from pathlens.models.tracing import Site, apply_site
 
 _TRAINED = ("values", "gates", "both")
@@ -164,19 +165,31 @@ class GatedNetwork(nn.Module):
     def with_gate(self, gate: str | Gate, beta: float = 4.0, epsilon: float = 0.0) -> GatedNetwork:
         """A copy with another gate function and the same weights: `net.with_gate("hard")`."""
         clone = copy.deepcopy(self)
-        clone.gate = make_gate(gate, beta, epsilon).to(next(self.parameters()).device)
+        like = next(itertools.chain(self.parameters(), self.gate.buffers()), torch.empty(0))
+        clone.gate = make_gate(gate, beta, epsilon).to(like.device, like.dtype)
         return clone
 
     def reinitialise(self, seed: int) -> GatedNetwork:
-        """Draw the weights anew from `seed`, in place; gates that were given (FLNPF) stay as they are."""
+        """Draw the weights anew from `seed`, in place; gates that were given (FLNPF, GDLN) stay as they are.
+
+        Weights are drawn on the CPU, so that they are the same on every device; torch's own random state stays.
+        """
+        device = next((p.device for p in self.parameters()), torch.device("cpu"))
+        self.cpu()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self._draw()
+            torch.default_generator.manual_seed(seed)
+            self.draw_values()
+            self.draw_gates()
+        self.to(device)
         return self
 
-    def _draw(self) -> None:
+    def draw_values(self) -> None:
+        """Draw the value network's weights from torch's global generator."""
         self.init.apply(self.values, self._gate_square(self.gate), ungated=ungated_layers(self.values))
-        if self.source is None or self.gates_from == "given":
+
+    def draw_gates(self) -> None:
+        """Draw the gate source's weights from torch's global generator, or copy them, as `gates_from` says."""
+        if self.source is None or self.gates_from == "given" or isinstance(self.source, FunctionSource):
             return
         if self.gates_from == "dependent":
             load_matching(self.source, self.values.state_dict(), "the value network")
@@ -246,6 +259,9 @@ def ungated_layers(module: fx.GraphModule, prefix: str = "") -> frozenset[str]:
             after_site.add(node)
         elif node.op == "call_module":
             early.add(prefix + str(node.target))
+        elif node.op == "call_function":  # F.linear(x, self.layer.weight)
+            weights = [n for n in node.all_input_nodes if n.op == "get_attr"]
+            early.update(prefix + str(n.target).rpartition(".")[0] for n in weights)
     return frozenset(early)
 
 

@@ -5,13 +5,19 @@ Each maps a batch to one pre-activation per site. Applying a gate function to th
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor, fx, nn
 
 from pathlens.errors import OptionError, ShapeError
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 class GateSource(nn.Module, ABC):
@@ -41,7 +47,7 @@ class GraphSource(GateSource):
         return self.network(x, *(activation,) * self.count)
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, ...]:
-        raise OptionError("GraphSource.forward: call run(x, activation) instead.")
+        raise OptionError("GraphSource.forward: hidden units are the network's choice. Call run(x, activation).")
 
 
 class ShallowSource(GateSource):
@@ -62,8 +68,8 @@ class QuadraticSource(GateSource):
 
     def __init__(self, inputs: int, widths: Sequence[int], bias: bool, rank: int) -> None:
         super().__init__()
-        if rank < 1:
-            raise OptionError(f"Quadratic gates: rank must be at least 1, got {rank}.")
+        if not _is_count(rank):
+            raise OptionError(f"Quadratic gates: rank must be a positive integer, got {rank!r}. Try rank=1.")
         self.rank = rank
         self.linear_part = nn.ModuleList(nn.Linear(inputs, w, bias=bias) for w in widths)
         self.squares = nn.ModuleList(nn.Linear(inputs, w * rank, bias=False) for w in widths)
@@ -102,9 +108,11 @@ class TableSource(GateSource):
     def __init__(self, examples: int, widths: Sequence[int], probability: float) -> None:
         super().__init__()
         if not 0 < probability <= 1:
-            raise OptionError(f"Gate table: the probability of an open gate must be in (0, 1], got {probability}.")
-        if examples < 1:
-            raise ShapeError(f"Gate table: needs at least one example, got {examples}.")
+            raise OptionError(
+                f"Gate table: the probability of an open gate must be in (0, 1], got {probability}. Try 0.5."
+            )
+        if not _is_count(examples):
+            raise ShapeError(f"Gate table: examples must be a positive integer, got {examples!r}. Pass len(X).")
         self.probability = probability
         self.tables = nn.ModuleList(_Bits(examples, w, probability) for w in widths)
 
@@ -117,6 +125,12 @@ class TableSource(GateSource):
                     "Say which ones these are: net(x, rows=indices)."
                 )
             return tuple(t.to(x.dtype) for t in tables)
+        rows = torch.as_tensor(rows, device=tables[0].device)
+        if rows.dtype in (torch.bool, torch.uint8) or rows.is_floating_point() or rows.shape != x.shape[:1]:
+            raise ShapeError(
+                f"Gate table: rows must hold one integer for each of the {x.shape[0]} inputs, got shape "
+                f"{tuple(rows.shape)} of {rows.dtype}. Pass the example numbers of this batch."
+            )
         return tuple(t[rows].to(x.dtype) for t in tables)
 
 
@@ -137,11 +151,14 @@ class _Bits(nn.Module):
 
 
 class FunctionSource(GateSource):
-    """Gates given by the user as a function of x (GDLN): `function(x)` returns one score per unit and site."""
+    """Gates given by the user as a function of x (GDLN): `function(x)` returns one score per unit and site.
+
+    A function that is a module is copied, so that the user's own keeps its mode and its gradients.
+    """
 
     def __init__(self, function: Callable[[Tensor], Tensor | Sequence[Tensor]], widths: Sequence[int]) -> None:
         super().__init__()
-        self.function = function
+        self.function = copy.deepcopy(function) if isinstance(function, nn.Module) else function
         self.widths = tuple(widths)
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, ...]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +20,19 @@ from pathlens.errors import OptionError, ShapeError
 
 def check_sizes(inputs: int, hidden: Sequence[int], outputs: int) -> None:
     """Refuse widths that are not positive integers, and networks without a hidden layer."""
-    sizes = [inputs, *hidden, outputs]
-    if any(not isinstance(s, int) or isinstance(s, bool) or s < 1 for s in sizes):
-        raise ShapeError(
-            f"Network sizes must be positive integers, got inputs={inputs!r}, hidden={tuple(hidden)!r}, "
-            f"outputs={outputs!r}."
-        )
+    if isinstance(hidden, Integral) or not isinstance(hidden, Sequence):
+        raise ShapeError(f"hidden must be a sequence of widths, got {hidden!r}. Try hidden=(16,) * 5.")
+    check_positive(inputs=(inputs,), hidden=hidden, outputs=(outputs,))
     if len(hidden) == 0:
         raise ShapeError("A gated network needs at least one hidden layer, got hidden=(). Try hidden=(16,).")
+
+
+def check_positive(**sizes: Sequence[int]) -> None:
+    """Refuse sizes that are not positive integers; the keyword is what the message calls them."""
+    for name, values in sizes.items():
+        if any(not isinstance(v, Integral) or isinstance(v, bool) or v < 1 for v in values):
+            shown = values[0] if len(values) == 1 else tuple(values)
+            raise ShapeError(f"Network sizes must be positive integers, got {name}={shown!r}. Try 16.")
 
 
 def mlp(inputs: int, hidden: Sequence[int], outputs: int = 1, bias: bool = False) -> nn.Sequential:
@@ -46,8 +53,9 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int = 1, bias: bool = False
 
 
 def _conv_stack(channels: Sequence[int], kernel: int, bias: bool) -> OrderedDict[str, nn.Module]:
+    check_positive(channels=channels)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for i, (a, b) in enumerate(zip(channels, channels[1:]), start=1):
+    for i, (a, b) in enumerate(pairwise(channels), start=1):
         layers[f"conv{i}"] = nn.Conv2d(a, b, kernel, padding="same", bias=bias)
         layers[f"relu{i}"] = nn.ReLU()
     return layers
@@ -56,6 +64,7 @@ def _conv_stack(channels: Sequence[int], kernel: int, bias: bool) -> OrderedDict
 def _dense_stack(
     layers: OrderedDict[str, nn.Module], width: int, hidden: Sequence[int], outputs: int, bias: bool
 ) -> None:
+    check_positive(dense=hidden, outputs=(outputs,))
     first = sum(1 for name in layers if name.startswith("relu")) + 1
     for i, w in enumerate(hidden, start=first):
         layers[f"linear{i}"] = nn.Linear(width, w, bias=bias)
@@ -71,7 +80,11 @@ def vconv(
     size: int = 32,
     bias: bool = True,
 ) -> nn.Sequential:
-    """VCONV of the NPF paper: four 3×3 convolutions, flatten, two dense layers (paper and code: FACTS of the docs)."""
+    """VCONV of the NPF paper: four 3×3 convolutions, flatten, two dense layers.
+
+    >>> vconv(channels=(3, 4), dense=(8,), size=4)(torch.zeros(2, 3, 4, 4)).shape
+    torch.Size([2, 10])
+    """
     layers = _conv_stack(channels, 3, bias)
     layers["flatten"] = nn.Flatten()
     _dense_stack(layers, channels[-1] * size * size, dense, outputs, bias)
@@ -104,6 +117,7 @@ def conv5(
     The paper's '1 dense layer with 64 neurons' needs a 10-way head; ``dense=None`` drops the dense layer. Kernel size
     and the ReLU after the dense layer are not stated there.
     """
+    check_positive(layers=(layers,))
     stack = _conv_stack((channels,) + (filters,) * layers, 3, bias)
     stack["pool"] = nn.AdaptiveAvgPool2d(1)
     stack["flatten"] = nn.Flatten()
@@ -169,6 +183,11 @@ class ResNet(nn.Module):
         super().__init__()
         if shortcut not in ("projection", "pad"):
             raise OptionError(f"ResNet: shortcut must be 'projection' or 'pad', got {shortcut!r}.")
+        check_positive(blocks=blocks, widths=widths, outputs=(outputs,), channels=(channels,))
+        if len(blocks) != len(widths) or not widths:
+            raise ShapeError(
+                f"ResNet: needs one width per stage, got {len(blocks)} numbers of blocks and {len(widths)} widths."
+            )
         self.conv1 = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.relu = nn.ReLU()
@@ -240,10 +259,11 @@ class CircularConvNet(nn.Module):
         super().__init__()
         if pool not in ("average", "flatten"):
             raise OptionError(f"CircularConvNet: pool must be 'average' or 'flatten', got {pool!r}.")
-        if not 1 <= kernel <= length:
+        check_positive(length=(length,), channels=channels, kernel=(kernel,))
+        if kernel > length:
             raise ShapeError(f"CircularConvNet: kernel {kernel} does not fit length {length}.")
         stack: OrderedDict[str, nn.Module] = OrderedDict()
-        for i, (a, b) in enumerate(zip(channels, channels[1:]), start=1):
+        for i, (a, b) in enumerate(pairwise(channels), start=1):
             stack[f"conv{i}"] = _CircularConv1d(a, b, kernel, bias)
             stack[f"relu{i}"] = nn.ReLU()
         if pool == "average":

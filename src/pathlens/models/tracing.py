@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import copy
 import operator
+import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
@@ -32,7 +35,6 @@ _AFFINE_MODULES: tuple[type[nn.Module], ...] = (
     nn.ChannelShuffle,
 )  # fmt: skip
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_LINEAR_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MAX_POOLS: dict[type[nn.Module], type[nn.Module]] = {
     nn.MaxPool1d: nn.AvgPool1d, nn.MaxPool2d: nn.AvgPool2d, nn.MaxPool3d: nn.AvgPool3d,
     nn.AdaptiveMaxPool1d: nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool2d: nn.AdaptiveAvgPool2d,
@@ -52,26 +54,31 @@ _LINEAR_IN_FIRST = {
     "clone", "float", "double", "to", "expand", "expand_as", "repeat", "neg", "cumsum", "movedim", "swapaxes",
     "unflatten", "tile", "index_select", "t", "truediv", "div", "identity",
 }  # fmt: skip
-_LINEAR_JOINT = {
-    "add",
-    "sub",
-    "cat",
-    "concat",
-    "concatenate",
-    "stack",
-    "hstack",
-    "vstack",
-    "rsub",
-}  # any number of data arguments
+# linear in any number of data arguments together
+_LINEAR_JOINT = {"add", "sub", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "rsub"}
 _BILINEAR = {"mul", "matmul", "bmm", "mm", "einsum", "tensordot", "multiply"}  # linear if at most one argument is data
 _SHAPE_METHODS = {"size", "dim", "numel", "ndimension", "__len__"}
 _SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device"}
+# may return their input's own memory, so that an in-place change of one is seen through the other
+_ALIASING = {
+    "chunk", "contiguous", "double", "expand", "expand_as", "flatten", "float", "getitem", "movedim", "narrow",
+    "permute", "reshape", "reshape_as", "select", "split", "squeeze", "swapaxes", "t", "to", "transpose", "unflatten",
+    "unsqueeze", "view", "view_as",
+}  # fmt: skip
+_DROPOUTS: dict[str, type[nn.Module]] = {
+    "dropout": nn.Dropout, "dropout1d": nn.Dropout1d, "dropout2d": nn.Dropout2d, "dropout3d": nn.Dropout3d,
+}  # fmt: skip
+_ALIASING_MODULES = (nn.Flatten, nn.Unflatten, nn.Identity, *_DROPOUTS.values())
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 _REMEDIES = {
+    "batch_norm": "Use the module nn.BatchNorm1d, 2d or 3d instead of the function",
     "norm": "Use batch-norm, which is affine in eval mode",
     "softmax": "Drop it and train on logits",
     "clamp": "If it means a ReLU, write torch.relu",
-    "maximum": "If it means a ReLU, write torch.relu",
+    "max": "If it means a ReLU, write torch.relu; if a pooling, nn.MaxPool2d",
+    "hardtanh": "If it means a ReLU, write torch.relu",
+    "threshold": "If it means a ReLU, write torch.relu",
     "item": "A number read from the data is not affine; keep it a tensor or drop it",
 }
 
@@ -92,8 +99,9 @@ def apply_site(q: Tensor, gate: Any, slope: float) -> Tensor:
 class Traced:
     """A template's graph, with its ReLUs marked.
 
-    `root` holds the modules; `sites` are in the order of execution. `entry` is the batch-norm node after the first
-    linear layer, where there is one: a constant value input has to enter after it.
+    `root` is a copy of the template without its hooks, which holds the modules; `sites` are in the order of execution.
+    `entry` is the last batch-norm that the input passes on a single way before any site or branch: a constant value
+    input has to enter after it.
     """
 
     root: nn.Module
@@ -122,7 +130,14 @@ class _Proxy(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Follows the user's own modules, keeps torch's as leaves, and sees in-place operators."""
+    """Follows the user's own modules, keeps torch's and the declared ones as leaves, and sees in-place operators."""
+
+    def __init__(self, leaves: tuple[type[nn.Module], ...]) -> None:
+        super().__init__()
+        self.leaves = leaves
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, self.leaves) or super().is_leaf_module(m, module_qualified_name)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -132,17 +147,44 @@ def _fail(where: str, what: str, remedy: str, cls: type[ConversionError] = Conve
     return cls(f"gated_twin: {where}: {what}. {remedy}.")
 
 
-def _strip_hooks(module: nn.Module) -> None:
+#: the attributes in which a module keeps its hooks
+HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name)
+
+
+def copy_without_hooks(module: nn.Module) -> nn.Module:
+    """A deep copy whose hooks are empty; the hooks themselves are not copied, since they may not be copyable."""
+    memo: dict[int, Any] = {}
     for m in module.modules():
-        for name in (
-            "_forward_hooks",
-            "_forward_pre_hooks",
-            "_backward_hooks",
-            "_backward_pre_hooks",
-            "_state_dict_hooks",
-            "_load_state_dict_pre_hooks",
-        ):
-            getattr(m, name, {}).clear()
+        memo.update((id(vars(m)[name]), type(vars(m)[name])()) for name in HOOKS if vars(m).get(name))
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:  # whatever a user's attribute raises
+        raise _fail(
+            type(module).__name__,
+            f"it cannot be copied ({type(error).__name__}: {error})",
+            "Remove the attribute that copy.deepcopy cannot copy",
+        ) from error
+
+
+def _refuse_computed_weights(template: nn.Module) -> None:
+    """A weight that a hook or a parametrisation computes is not a parameter: the copies would freeze or lose it."""
+    for name, m in template.named_modules():
+        where = f"module '{name}'"
+        if any(nn.parameter.is_lazy(p) for p in m.parameters(recurse=False)):
+            raise _fail(where, "its weights have no shape yet", "Call the template once on data first")
+        if hasattr(m, "parametrizations"):
+            raise _fail(
+                where,
+                "its weight is parametrised",
+                "Call torch.nn.utils.parametrize.remove_parametrizations on it first",
+            )
+        known = isinstance(m, (nn.Linear, *_CONVOLUTIONS, *_BATCH_NORMS))
+        if known and any(isinstance(vars(m).get(key), Tensor) for key in ("weight", "bias")):
+            raise _fail(
+                where,
+                "its weight is computed by a hook (weight norm, spectral norm or pruning)",
+                "Remove it first, with torch.nn.utils.remove_weight_norm, remove_spectral_norm or prune.remove",
+            )
 
 
 def owner_of(node: fx.Node) -> str:
@@ -156,17 +198,15 @@ def describe(node: fx.Node) -> str:
     """How messages name a node: its operation, its name in the graph, and the module it came from."""
     if node.op == "call_module":
         return f"module '{node.target}'"
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     owner = owner_of(node)
-    return f"'{target}' (node {node.name}" + (f" in module '{owner}')" if owner else ")")
+    return f"'{_operation(node)}' (node {node.name}" + (f" in module '{owner}')" if owner else ")")
 
 
-def _follow(root: nn.Module, training: bool) -> fx.Graph:
+def _follow(root: nn.Module, training: bool, leaves: tuple[type[nn.Module], ...]) -> fx.Graph:
     root.train(training)
+    before = _random_state()
     try:
-        return _Tracer().trace(root)
-    except ConversionError:
-        raise
+        graph = _Tracer(leaves).trace(root)
     except Exception as error:  # fx raises TraceError, TypeError, or whatever the user's forward raises on a proxy
         raise _fail(
             type(root).__name__,
@@ -174,6 +214,34 @@ def _follow(root: nn.Module, training: bool) -> fx.Graph:
             "Control flow that depends on the data, item assignment and non-torch code cannot be converted; "
             "move them out of the module",
         ) from error
+    finally:
+        after = _random_state()
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])  # noqa: NPY002  # a user's forward may draw from it
+    if not (torch.equal(before[0], after[0]) and before[1] == after[1] and str(before[2]) == str(after[2])):
+        raise _fail(
+            type(root).__name__,
+            "its forward draws random numbers of its own, which would be frozen in the copy",
+            "Use nn.Dropout, or draw them outside the module",
+        )
+    _put_input_first(graph)
+    return graph
+
+
+def _random_state() -> tuple[Tensor, Any, dict[str, Any]]:
+    """State of the global generators of torch (CPU), Python and numpy."""
+    state = dict(np.random.get_state(legacy=False))  # noqa: NPY002
+    state["state"] = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in state["state"].items()}
+    return torch.get_rng_state(), random.getstate(), state
+
+
+def _put_input_first(graph: fx.Graph) -> None:
+    """`F.relu(input=x)` becomes `F.relu(x)`, so that all that follows finds the data in one place."""
+    for node in graph.nodes:
+        if not node.args and isinstance(node.kwargs.get("input"), fx.Node):
+            node.args = (node.kwargs["input"],)
+            node.kwargs = {k: v for k, v in node.kwargs.items() if k != "input"}
 
 
 def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
@@ -182,40 +250,84 @@ def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
     return node.kwargs.get(name, default)
 
 
-def _dropout_to_module(root: nn.Module, graph: fx.Graph, training: bool) -> None:
-    """Functional dropout bakes `training` into the graph; as a module it follows the mode."""
-    names = {"dropout": nn.Dropout, "dropout1d": nn.Dropout1d, "dropout2d": nn.Dropout2d, "dropout3d": nn.Dropout3d}
-    count = 0
-    for node in list(graph.nodes):
-        if node.op != "call_function" or getattr(node.target, "__name__", "") not in names:
+def _functional_dropouts(graph: fx.Graph) -> list[tuple[fx.Node, bool]]:
+    """Every functional dropout with its `training` flag, which is taken out of the graph."""
+    found = []
+    for node in graph.nodes:
+        if node.op != "call_function" or _operation(node) not in _DROPOUTS or not _from_torch(node.target):
             continue
-        active = _argument(node, 2, "training", True)
-        if active != training:
-            if active:
-                raise _fail(
-                    describe(node),
-                    "this dropout is on in eval mode too",
-                    "Pass training=self.training, or use nn.Dropout",
-                )
-            continue  # off in both modes: an identity, found again below
-        name = f"functional_dropout_{count}"
-        count += 1
-        if not hasattr(root, name):
-            root.add_module(name, names[node.target.__name__](float(_argument(node, 1, "p", 0.5))))
-        if _argument(node, 3, "inplace", False):
-            _redirect_later_uses(graph, node, node.args[0])
+        active = bool(_argument(node, 2, "training", node.kwargs.get("train", True)))
+        node.kwargs = {"p": _argument(node, 1, "p", 0.5), "inplace": bool(_argument(node, 3, "inplace", False))}
+        node.args = node.args[:1]
+        found.append((node, active))
+    return found
+
+
+def _dropouts_to_modules(root: nn.Module, graph: fx.Graph, flags: list[tuple[fx.Node, bool, bool]]) -> None:
+    """Functional dropout bakes `training` into the graph; as a module it follows the mode."""
+    for node, in_train, in_eval in flags:
+        source, p = node.args[0], node.kwargs["p"]
+        assert isinstance(source, fx.Node) and isinstance(p, int | float)
+        if p == 0 or not (in_train or in_eval):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+            continue
+        if in_eval:
+            raise _fail(
+                describe(node), "this dropout is on in eval mode", "Pass training=self.training, or use nn.Dropout"
+            )
+        name = f"functional_{node.name}"
+        while hasattr(root, name):
+            name += "_"
+        root.add_module(name, _DROPOUTS[_operation(node)](p, inplace=node.kwargs["inplace"]))
         with graph.inserting_before(node):
-            new = graph.call_module(name, (node.args[0],))
+            new = graph.call_module(name, (source,))
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         graph.erase_node(node)
 
 
-def _redirect_later_uses(graph: fx.Graph, node: fx.Node, source: Any) -> None:
-    """After an in-place operation every later reader of its input sees the result."""
+def _same_graph(root: nn.Module, train: fx.Graph, evaluate: fx.Graph) -> str | None:
+    """None if both modes compute the same, else the first line that differs."""
+    texts, constants = [], []
+    for graph in (train, evaluate):
+        # a tensor made inside forward is a new constant in each trace: compared by value below, not by name
+        texts.append([re.sub(r"_tensor_constant\d+(_\d+)?", "constant", n.format_node() or "") for n in graph.nodes])
+        constants.append([getattr(root, n.target) for n in graph.nodes if str(n.target).startswith("_tensor_constant")])
+    if len(texts[0]) != len(texts[1]):
+        shorter, longer = sorted(texts, key=len)
+        return next((b for a, b in zip(shorter, longer) if a != b), longer[len(shorter)])
+    different = next((a for a, b in zip(*texts) if a != b), None)
+    if different is None and not all(map(torch.equal, *constants)):
+        return "a constant tensor"
+    return different
+
+
+def _reads_shape(node: fx.Node) -> bool:
+    return (node.op == "call_method" and node.target in _SHAPE_METHODS) or (
+        node.target is getattr and node.args[1] in _SHAPE_ATTRIBUTES
+    )
+
+
+def _redirect_later_uses(graph: fx.Graph, node: fx.Node, storage: dict[fx.Node, fx.Node]) -> None:
+    """After an in-place operation every later reader of its input sees the result.
+
+    `storage` maps each earlier node to the one whose memory it may share: a reader of another view of that memory
+    would see the change too, or not, so that is refused.
+    """
+    source = node.args[0]
     if not isinstance(source, fx.Node):
         return
     order = {n: i for i, n in enumerate(graph.nodes)}
+    for other, owner in storage.items():
+        if owner is not storage[source] or other is source:
+            continue
+        if any(order[u] > order[node] and not _reads_shape(u) for u in other.users):
+            raise _fail(
+                describe(node),
+                f"it changes memory in place that {describe(other)} may share and that is read again later",
+                "Write it without the in-place operation",
+            )
     for user in list(source.users):
         if user is not node and order[user] > order[node]:
             user.replace_input_with(source, node)
@@ -230,11 +342,15 @@ _INPLACE_OPERATORS = {
 
 
 def _make_functional(root: nn.Module, graph: fx.Graph) -> None:
-    """Replace in-place operations by functional ones, keeping what the template computes."""
+    """Replace in-place operations by functional ones, keeping what the template computes.
+
+    In-place modules keep their flag here, since `root` also stands for the template; `twin.py` clears it in copies.
+    """
+    storage: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         inplace = False
-        if node.op == "call_module":
-            module = root.get_submodule(str(node.target))
+        module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if module is not None:
             inplace = bool(getattr(module, "inplace", False))
         elif node.op == "call_method" and node.target.endswith("_") and not node.target.endswith("__"):
             inplace = True
@@ -246,23 +362,27 @@ def _make_functional(root: nn.Module, graph: fx.Graph) -> None:
                     "Write it without the in-place method",
                 )
         elif node.op == "call_function":
+            name = getattr(node.target, "__name__", "")
             if node.target in _INPLACE_OPERATORS:
                 inplace, node.target = True, _INPLACE_OPERATORS[node.target]
-            elif getattr(node.target, "__name__", "").endswith("_") and hasattr(torch, node.target.__name__[:-1]):
-                inplace, node.target = True, getattr(torch, node.target.__name__[:-1])
+            elif name.endswith("_") and _from_torch(node.target):
+                functional = getattr(F, name[:-1], None) or getattr(torch, name[:-1], None)
+                if functional is None:
+                    raise _fail(describe(node), f"{name} has no functional form", "Write it without it")
+                inplace, node.target = True, functional
             elif node.kwargs.get("inplace"):
                 inplace = True
                 node.kwargs = {k: v for k, v in node.kwargs.items() if k != "inplace"}
-            elif node.target in (F.relu, F.leaky_relu) and _argument(
-                node, 1 if node.target is F.relu else 2, "inplace", False
-            ):
-                inplace = True
+            elif node.target in (F.relu, F.leaky_relu) and len(node.args) == (2 if node.target is F.relu else 3):
+                inplace = bool(node.args[-1])
                 node.args = node.args[:-1]
-        if inplace and node.args:
-            _redirect_later_uses(graph, node, node.args[0])
-    for module in root.modules():
-        if getattr(module, "inplace", False):
-            module.inplace = False  # type: ignore[assignment]
+            if node.kwargs.get("out") is not None:
+                raise _fail(describe(node), "it writes into out=", "Use what the function returns")
+        first = node.args[0] if node.args else None
+        shares = inplace or isinstance(module, _ALIASING_MODULES) or (module is None and _operation(node) in _ALIASING)
+        if inplace:
+            _redirect_later_uses(graph, node, storage)
+        storage[node] = storage[first] if shares and isinstance(first, fx.Node) else node
 
 
 def _relu_slope(root: nn.Module, node: fx.Node) -> float | None:
@@ -284,13 +404,16 @@ def _relu_slope(root: nn.Module, node: fx.Node) -> float | None:
 
 
 def _operation(node: fx.Node) -> str:
-    return (
-        node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target)).lstrip("_")
-    )
+    """Name of the function or method that a node calls."""
+    if isinstance(node.target, str):
+        return node.target
+    return getattr(node.target, "__name__", str(node.target)).lstrip("_")
 
 
-def _inputs(node: fx.Node) -> list[fx.Node]:
-    return list(node.all_input_nodes)
+def _from_torch(function: Any) -> bool:
+    """A function of torch or of the operator module, and not one of the user's that happens to have the same name."""
+    module = getattr(function, "__module__", None) or "torch"
+    return module.split(".")[0] in ("torch", "_operator", "builtins")
 
 
 _CONSTANT, _SHAPE, _DATA = range(3)
@@ -307,19 +430,20 @@ def _classify(
         if node.op in ("placeholder", "get_attr", "output"):
             role[node] = _DATA if node.op == "placeholder" else _CONSTANT
             continue
-        data = [n for n in _inputs(node) if role[n] == _DATA]
-        name = _operation(node)
-        if not data:
-            role[node] = max((role[n] for n in _inputs(node)), default=_CONSTANT)
+        inputs = node.all_input_nodes
+        if not any(role[n] == _DATA for n in inputs):
+            role[node] = max((role[n] for n in inputs), default=_CONSTANT)
             continue
         role[node] = _DATA
         if _relu_slope(root, node) is not None:
             relus.append(node)
+        elif _reads_shape(node):
+            role[node] = _SHAPE
         elif node.op == "call_module":
             module = root.get_submodule(str(node.target))
             if type(module) in _MAX_POOLS:
                 pools.append(node.name)
-            elif not isinstance(module, _AFFINE_MODULES + tuple(a for a in affine if isinstance(a, type))):
+            elif not isinstance(module, _AFFINE_MODULES + _types(affine)):
                 raise _refused(node, type(module).__name__)
             elif isinstance(module, _BATCH_NORMS) and not module.track_running_stats:
                 raise _fail(
@@ -327,43 +451,43 @@ def _classify(
                     "batch-norm without running statistics is not affine in eval mode",
                     "Set track_running_stats=True",
                 )
-            elif hasattr(module, "parametrizations"):
-                raise _fail(
-                    describe(node),
-                    "its weight is parametrised",
-                    "Call torch.nn.utils.parametrize.remove_parametrizations on it first",
-                )
-        elif (node.op == "call_method" and name in _SHAPE_METHODS) or (
-            node.target is getattr and node.args[1] in _SHAPE_ATTRIBUTES
-        ):
-            role[node] = _SHAPE
-        elif (
-            name in _MAX_POOL_FUNCTIONS
-            or name.replace("_with_indices", "") in _MAX_POOL_FUNCTIONS
-            or name.startswith("boolean_dispatch")
-        ):
-            pools.append(node.name)
-        elif name in _LINEAR_JOINT or node.target in affine:
+        elif node.target in affine:
             pass
-        elif name in _BILINEAR:
-            if len(data) > 1 or _data_count(node, role) > 1:
-                raise _fail(
-                    describe(node),
-                    "it multiplies two quantities that both depend on the input",
-                    "A gated network is linear between its gates; remove the product",
-                )
-        elif name in _LINEAR_IN_FIRST:
-            if any(n is not node.args[0] and n in data for n in data):
-                raise _fail(
-                    describe(node),
-                    "an argument other than the first depends on the input",
-                    "Only the first argument may",
-                )
-            if name == "truediv" and (not node.args or node.args[0] not in data):
-                raise _refused(node, "division by the data")
         else:
-            raise _refused(node, name)
+            _classify_call(node, role, pools)
     return role, relus, pools
+
+
+def _types(affine: tuple[Any, ...]) -> tuple[type[nn.Module], ...]:
+    return tuple(a for a in affine if isinstance(a, type) and issubclass(a, nn.Module))
+
+
+def _classify_call(node: fx.Node, role: dict[fx.Node, int], pools: list[str]) -> None:
+    """Refuse a function or method of the data unless it is a max-pool or affine."""
+    name = _operation(node)
+    if node.op == "call_function" and not _from_torch(node.target):
+        raise _refused(node, name)
+    if name.removesuffix("_with_indices") in _MAX_POOL_FUNCTIONS:
+        pools.append(node.name)
+    elif name in _BILINEAR:
+        if _data_count(node, role) > 1:
+            raise _fail(
+                describe(node),
+                "it multiplies two quantities that both depend on the input",
+                "A gated network is linear between its gates; remove the product",
+            )
+    elif name in _LINEAR_IN_FIRST:
+        first = node.args[0] if node.args else None
+        if _data_count(node, role) > 1 or not isinstance(first, fx.Node) or role[first] != _DATA:
+            raise _fail(
+                describe(node),
+                "an argument other than the first depends on the input",
+                "Only the first argument may; nothing affine divides or indexes by the data",
+            )
+        if node.kwargs.get("rounding_mode") is not None:
+            raise _refused(node, "a division that rounds")
+    elif name not in _LINEAR_JOINT:
+        raise _refused(node, name)
 
 
 def _data_count(node: fx.Node, role: dict[fx.Node, int]) -> int:
@@ -391,38 +515,37 @@ def _refused(node: fx.Node, what: str) -> ConversionError:
 
 def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) -> None:
     """Replace max-pooling by average-pooling of the same windows, in place."""
-    for node in list(graph.nodes):
-        if node.name not in names:
-            continue
+    for node in [n for n in graph.nodes if n.name in names]:
+        options = dict(node.kwargs)
         if node.op == "call_module":
             module: Any = root.get_submodule(str(node.target))
-            if getattr(module, "return_indices", False) or getattr(module, "dilation", 1) not in (1, (1, 1), (1, 1, 1)):
-                raise _fail(
-                    describe(node),
-                    "max-pooling with indices or dilation has no average counterpart",
-                    "Use plain max-pooling or average-pooling",
-                )
+            if type(module) not in _MAX_POOLS:  # a module called twice was replaced at its first call
+                continue
+            options = vars(module)
+        if options.get("return_indices") or options.get("dilation", 1) not in (1, (1,), (1, 1), (1, 1, 1)):
+            raise _fail(
+                describe(node),
+                "max-pooling with indices or dilation has no average counterpart",
+                "Use plain max-pooling or average-pooling",
+            )
+        if node.op == "call_module":
             average = _MAX_POOLS[type(module)]
             if hasattr(module, "output_size"):
                 new = average(module.output_size)
             else:
                 new = average(module.kernel_size, module.stride, module.padding, module.ceil_mode)
-            parent, _, child = str(node.target).rpartition(".")
-            setattr(root.get_submodule(parent), child, new)
+            root.set_submodule(str(node.target), new)
         else:
-            name = _operation(node).replace("_with_indices", "")
-            if name not in _MAX_POOL_FUNCTIONS or node.kwargs.get("dilation", 1) != 1 or len(node.args) > 4:
+            name = _operation(node)
+            if name not in _MAX_POOL_FUNCTIONS or len(node.args) > 4:
                 raise _fail(
                     describe(node),
                     "this max-pooling call has no average counterpart",
                     "Use nn.MaxPool2d or average-pooling",
                 )
             node.target = _MAX_POOL_FUNCTIONS[name]
-            node.kwargs = {
-                k: v
-                for k, v in node.kwargs.items()
-                if k in ("kernel_size", "stride", "padding", "ceil_mode", "output_size")
-            }
+            kept = ("kernel_size", "stride", "padding", "ceil_mode", "output_size")
+            node.kwargs = {k: v for k, v in options.items() if k in kept}
 
 
 def _name_sites(graph: fx.Graph, relus: list[fx.Node], root: nn.Module) -> tuple[Site, ...]:
@@ -441,16 +564,31 @@ def _name_sites(graph: fx.Graph, relus: list[fx.Node], root: nn.Module) -> tuple
     return tuple(sites)
 
 
-def _find_entry(root: nn.Module, graph: fx.Graph, first_relu: fx.Node) -> str | None:
-    """The batch-norm that directly follows the first linear layer, if any."""
-    for node in graph.nodes:
-        if node is first_relu:
-            return None
-        if node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), _LINEAR_LAYERS):
-            users = [u for u in node.users if u.op == "call_module"]
-            norm = next((u for u in users if isinstance(root.get_submodule(str(u.target)), _BATCH_NORMS)), None)
-            return None if norm is None else norm.name
-    return None
+def _find_entry(root: nn.Module, graph: fx.Graph, role: dict[fx.Node, int], relus: list[fx.Node]) -> str | None:
+    """The last batch-norm that the input passes before its way branches or reaches a ReLU, if any."""
+    node = next(n for n in graph.nodes if n.op == "placeholder")
+    entry = None
+    while True:
+        users = [u for u in node.users if role[u] == _DATA]
+        if len(users) != 1 or users[0] in relus:
+            return entry
+        node = users[0]
+        if node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), _BATCH_NORMS):
+            entry = node.name
+
+
+def _single_input(template: nn.Module, graph: fx.Graph) -> None:
+    """Refuse a forward with several inputs; one with a default that nobody reads is dropped."""
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    used = [n for n in inputs[1:] if n.users or not n.args]
+    if not inputs or used or any(str(n.target).startswith("*") for n in inputs):
+        raise _fail(
+            type(template).__name__,
+            f"its forward takes {', '.join(str(n.target) for n in inputs) or 'no input'}; expected one tensor",
+            "Wrap it in a module with one tensor input",
+        )
+    for n in inputs[1:]:
+        graph.erase_node(n)
 
 
 def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
@@ -463,38 +601,26 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
         that is neither a ReLU nor affine; the message names the node and a remedy.
     """
     if not isinstance(template, nn.Module):
-        raise ConversionError(f"gated_twin: the template must be an nn.Module, got {type(template).__name__}.")
-    mode = template.training
-    root = copy.deepcopy(template)
-    _strip_hooks(root)
-    graphs = {}
-    for training in (True, False):
-        graphs[training] = _follow(root, training)
-        _dropout_to_module(root, graphs[training], training)
-    root.train(mode)
-    train_nodes, eval_nodes = ([n.format_node() for n in graphs[t].nodes] for t in (True, False))
-    if train_nodes != eval_nodes:
-        differing = next(
-            (a or b for a, b in zip(train_nodes, eval_nodes) if a != b),
-            f"{len(train_nodes)} nodes against {len(eval_nodes)}",
+        raise ConversionError(
+            f"gated_twin: the template must be an nn.Module, got {type(template).__name__}. Pass the module itself."
         )
+    _refuse_computed_weights(template)
+    mode = template.training
+    root = copy_without_hooks(template)
+    graphs = {training: _follow(root, training, _types(affine)) for training in (True, False)}
+    root.train(mode)
+    dropouts = [_functional_dropouts(graphs[training]) for training in (True, False)]
+    different = _same_graph(root, graphs[True], graphs[False])
+    if different is not None:
         raise _fail(
             type(template).__name__,
-            f"it computes different things in train and eval mode, first at: {differing}",
+            f"it computes different things in train and eval mode, first at: {different}",
             "Use nn.Dropout and nn.BatchNorm modules instead of branching on self.training",
         )
     graph = graphs[False]
-    inputs = [n for n in graph.nodes if n.op == "placeholder"]
-    if len(inputs) != 1:
-        extra = [n for n in inputs[1:] if n.users]
-        if not inputs or extra or any(not n.args for n in inputs[1:]):
-            raise _fail(
-                type(template).__name__,
-                f"its forward takes {len(inputs)} inputs",
-                "Wrap it in a module with one tensor input",
-            )
-        for n in inputs[1:]:
-            graph.erase_node(n)
+    graph.owning_module = root  # type: ignore[assignment]  # fx asks it which calls are pure
+    _dropouts_to_modules(root, graph, [(node, on, off) for (_, on), (node, off) in zip(*dropouts)])
+    _single_input(template, graph)
     _make_functional(root, graph)
     output = next(n for n in graph.nodes if n.op == "output")
     if not isinstance(output.args[0], fx.Node):
@@ -503,7 +629,6 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
             "its forward does not return a single tensor",
             "Wrap it so that it returns the logits alone",
         )
-    graph.owning_module = root  # type: ignore[assignment]  # fx asks it which calls are pure
     graph.eliminate_dead_code()
     role, relus, pools = _classify(root, graph, affine)
     if not relus:
@@ -514,6 +639,102 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
             NoGateError,
         )
     sites = _name_sites(graph, relus, root)
-    entry = _find_entry(root, graph, relus[0])
+    entry = _find_entry(root, graph, role, relus)
     batch_norm = any(isinstance(m, _BATCH_NORMS) for m in root.modules())
     return Traced(root, graph, sites, tuple(n.name for n in relus), entry, tuple(pools), batch_norm)
+
+
+# --- graphs of the two networks ----------------------------------------------------------------------------------
+
+
+def site_graph(traced: Traced) -> tuple[fx.Graph, list[fx.Node], fx.Node | None]:
+    """A copy of the traced graph with one extra input per site; returns each site's node, and the entry node."""
+    graph = fx.Graph()
+    graph.owning_module = traced.root  # type: ignore[assignment]
+    mapped: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(traced.graph, mapped)
+    graph.output(result)
+    by_name = {old.name: new for old, new in mapped.items()}
+    last = next(n for n in graph.nodes if n.op == "placeholder")
+    marked = []
+    for i, (site, name) in enumerate(zip(traced.sites, traced.site_nodes)):
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"gate_{i}")
+        node = by_name[name]
+        with graph.inserting_after(node):
+            new = graph.call_function(apply_site, (node.args[0], last, site.slope))
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        marked.append(new)
+    return graph, marked, by_name[traced.entry] if traced.entry else None
+
+
+def gate_graph(traced: Traced, with_entry: bool) -> fx.Graph:
+    """The graph that returns what every site reads; what follows the last site is dropped."""
+    graph, sites, entry = site_graph(traced)
+    reads = [site.args[0] for site in sites]
+    if with_entry:
+        reads.append(entry)
+    output = next(n for n in graph.nodes if n.op == "output")
+    output.args = (tuple(reads),)
+    return graph
+
+
+def value_graph(traced: Traced, enters_late: bool = False, constant: bool = False) -> fx.Graph:
+    """The graph of the values; a constant input that would meet a batch-norm before any gate is refused."""
+    graph, _, entry = site_graph(traced)
+    first = next(n for n in graph.nodes if n.op == "placeholder")
+    if enters_late:
+        assert entry is not None
+        entry.replace_all_uses_with(first)
+        graph.eliminate_dead_code()
+        for node in first.users:
+            if _reads_shape(node) and node.args[1:] != (0,) and any(not _takes_first(u) for u in node.users):
+                raise _fail(
+                    describe(node),
+                    "a piecewise-constant network's ones enter after the first batch-norm, where the input has another "
+                    "shape than the one read here",
+                    "Read the shape of a later tensor",
+                )
+    if constant:
+        gated: set[fx.Node] = set()
+        for node in graph.nodes:
+            if node.target is apply_site or any(n in gated for n in node.all_input_nodes):
+                gated.add(node)
+            elif node.op == "call_module" and isinstance(traced.root.get_submodule(str(node.target)), _BATCH_NORMS):
+                raise _fail(
+                    describe(node),
+                    "a piecewise-constant network's ones do not survive a batch-norm that comes before any gate",
+                    "Begin the template with one linear layer and its batch-norm, before it branches",
+                )
+    return graph
+
+
+def _takes_first(node: fx.Node) -> bool:
+    """`shape[0]`, the number of rows."""
+    return node.target is operator.getitem and bool(node.args[1] == 0)
+
+
+def graph_module(root: nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
+    """A module that runs `graph` with the modules of `root`, none of them in place; unused ones are dropped."""
+    graph.eliminate_dead_code()
+    module = fx.GraphModule(root, graph, class_name=name)
+    for node in graph.nodes:
+        if node.op != "get_attr":
+            continue
+        path, _, name = str(node.target).rpartition(".")
+        owner = root.get_submodule(path)
+        # fx puts the weights of a module that it followed into a blank one; with its class it can be drawn anew
+        if path and hasattr(owner, "reset_parameters"):
+            module.set_submodule(path, owner)
+        # fx makes buffers of all tensors; what was not part of the template's state is not part of this one's
+        elif name not in owner._parameters and (
+            name not in owner._buffers or name in owner._non_persistent_buffers_set
+        ):
+            module.get_submodule(path)._non_persistent_buffers_set.add(name)
+    module.delete_all_unused_submodules()
+    for m in module.modules():
+        if getattr(m, "inplace", False):
+            m.inplace = False  # type: ignore[assignment]
+    return module

@@ -1,0 +1,243 @@
+"""What a converted template must satisfy, tested on numbers.
+
+The tracer refuses by name what it does not know; here the graph is run in float64, with weights shaken so that none is
+zero by chance, and compared with the template and with what affine means. Only `tracing.py` is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from pathlens.errors import ConversionError
+from pathlens.models.tracing import HOOKS, Traced, describe, gate_graph, graph_module, value_graph
+
+_POINTS = (0.0, 1.0, 1.75, -0.5)  # places on a line; the last two must be what the first two say
+_TOLERANCE = 1e-8  # relative, in float64; what is not affine misses it by far
+
+
+class Checker:
+    """The tests of one traced template on one example.
+
+    All run on a single float64 copy of the template on the CPU; torch's random state is as before afterwards.
+    """
+
+    def __init__(self, traced: Traced, template: nn.Module, example: Tensor) -> None:
+        self.traced = traced
+        self.name = type(template).__name__
+        self.hooked = {name: m for name, m in template.named_modules() if m._forward_hooks or m._forward_pre_hooks}
+        self.copy = copy.deepcopy(traced.root).cpu().double()
+        first = example.detach()[:1].cpu().double()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(0)
+            _shake(self.copy)
+            scale = max(1.0, float(first.std())) if first.numel() > 1 else 1.0
+            # batch-norm in train mode turns two flat rows into ±1 whatever they are, so those need a third
+            others = [torch.randn_like(first) for _ in range(1 if first.ndim > 2 else 2)]
+            self.rows = torch.cat([first, *(first + scale * other for other in others)])
+            self.far = 100 * scale * torch.randn_like(first)
+        self.values: fx.GraphModule  # made once the template has run, since it turns in-place modules functional
+        self.gates: tuple[Tensor, ...] = ()
+        self.output = torch.empty(0)
+
+    def refresh(self) -> None:
+        """Take over modules that were replaced in the traced template (max-pools that became average-pools)."""
+        for node in self.traced.graph.nodes:
+            if node.op == "call_module":
+                module = self.traced.root.get_submodule(str(node.target))
+                if type(module) is not type(self.copy.get_submodule(str(node.target))):
+                    self.copy.set_submodule(str(node.target), copy.deepcopy(module))
+        self.values = graph_module(self.copy, value_graph(self.traced), "Values")
+        self._run_relu_twin(training=False)
+
+    # --- the template ------------------------------------------------------------------------------------------
+
+    def equals_template(self) -> None:
+        """The ReLU network of the graph is the template, hooks and all, in both modes, row by row."""
+        expected = self._run_template()
+        self.values = graph_module(self.copy, value_graph(self.traced), "Values")
+        for training in (True, False):  # eval last: its gates serve the other tests
+            with self._buffers_kept():
+                got = self._run_relu_twin(training)
+            want = expected[training]
+            if not isinstance(want, Tensor) or want.shape != got.shape or want.shape[:1] != self.rows.shape[:1]:
+                shape = tuple(want.shape) if isinstance(want, Tensor) else type(want).__name__
+                raise ConversionError(
+                    f"gated_twin: {self.name}: for {len(self.rows)} inputs it returns {shape}, expected one tensor "
+                    f"with {len(self.rows)} rows. Wrap it so that it returns one row per input."
+                )
+            if not torch.allclose(want, got, rtol=_TOLERANCE, atol=1e-10 * float(1 + want.abs().max())):
+                error = float((want - got).abs().max() / want.abs().max().clamp_min(1e-30))
+                raise ConversionError(
+                    f"gated_twin: {self.name}: in {'train' if training else 'eval'} mode the converted network differs "
+                    f"from the template by {error:.1e} (relative). Something that cannot be followed changes its "
+                    "output: a hook that rewrites activations, an in-place change through a view, or randomness; "
+                    "remove it."
+                )
+
+    def _run_template(self) -> dict[bool, Any]:
+        """Outputs in both modes, with the user's forward hooks on the copy while it runs."""
+        try:
+            for name, m in self.hooked.items():
+                vars(self.copy.get_submodule(name)).update({h: vars(m)[h] for h in HOOKS if "forward" in h})
+            with self._buffers_kept():
+                return {training: self._run(self.copy.train(training), self.rows.clone()) for training in (False, True)}
+        finally:
+            for name in self.hooked:
+                blank = vars(nn.Module())
+                vars(self.copy.get_submodule(name)).update({h: blank[h] for h in HOOKS})
+
+    @contextmanager
+    def _buffers_kept(self) -> Iterator[None]:
+        """Batch statistics move in train mode; they are put back."""
+        before = {name: b.clone() for name, b in self.copy.named_buffers()}
+        yield
+        with torch.no_grad():
+            for name, b in self.copy.named_buffers():
+                b.copy_(before[name])
+
+    def _run(self, module: Callable[..., Any], *inputs: Any) -> Any:
+        """Run without gradients from a fixed seed; an exception becomes an error that says what was run."""
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.default_generator.manual_seed(1)
+                return module(*inputs)
+        except Exception as error:  # whatever the user's forward or hook raises
+            raise ConversionError(
+                f"gated_twin: {self.name}: it does not run on {len(inputs[0])} rows like the example's in float64 on "
+                f"the CPU ({type(error).__name__}: {error}). The template must accept `example`, any number of rows, "
+                "and a change of dtype by .double()."
+            ) from error
+
+    def _run_relu_twin(self, training: bool) -> Tensor:
+        heard: list[Tensor] = []
+
+        def unit(q: Tensor, slope: float) -> Tensor:
+            heard.append(slope + (1 - slope) * (q > 0).to(q.dtype))
+            return nn.functional.leaky_relu(q, slope)
+
+        self.values.train(training)
+        self.output = self._run(self.values, self.rows.clone(), *(unit,) * len(self.traced.sites))
+        self.gates = tuple(heard)
+        return self.output
+
+    # --- affine ------------------------------------------------------------------------------------------------
+
+    def values_affine(self) -> None:
+        """For fixed gates the value network is affine, and its rows do not depend on one another."""
+        batch = [_batch_axis(g, len(self.rows)) for g in self.gates]
+        gates = tuple(g.narrow(axis, 0, 1) for g, axis in zip(self.gates, batch))
+        pools = set(self.traced.max_pools)
+        points = self._points()
+        outputs = self._check_affine(self.values, points, gates, "the value path is not affine for fixed gates", pools)
+        if not torch.allclose(
+            outputs[:1], self.output[:1], rtol=_TOLERANCE, atol=1e-10 * float(1 + outputs[0].abs().max())
+        ):
+            raise ConversionError(
+                f"gated_twin: {self.name}: the output for one input depends on the other inputs of the batch (in eval "
+                "mode). Remove what mixes rows, such as a mean over the batch."
+            )
+
+    def gates_affine(self) -> None:
+        """With linear units, what every site reads is affine in the input."""
+        module = graph_module(self.copy, gate_graph(self.traced, with_entry=False), "Gates").eval()
+        self._check_affine(module, self._points(), (_linear,) * len(self.traced.sites), "the gate path is not affine")
+
+    def _points(self) -> list[Tensor]:
+        a = self.rows[:1]
+        return [a + t * (self.far - a) for t in _POINTS]
+
+    def _check_affine(
+        self,
+        module: fx.GraphModule,
+        points: list[Tensor],
+        rest: tuple[Any, ...],
+        claim: str,
+        skip: frozenset[str] | set[str] = frozenset(),
+    ) -> Any:
+        """All points in one pass if every tensor has rows first; one by one if not, or to be sure of a failure."""
+        watcher = _Watcher(module)
+        out = self._run(watcher.run, torch.cat(points), *rest)
+        together = all(len(v) == len(points) for v in watcher.seen.values() if v.ndim)
+        bad = None
+        if together:
+            bad = _first_not_affine(
+                [{n: v[i] for n, v in watcher.seen.items() if v.ndim} for i in range(4)], module, skip
+            )
+        if bad or not together:
+            separate = []
+            for point in points:
+                watcher = _Watcher(module)
+                self._run(watcher.run, point, *rest)
+                separate.append(watcher.seen)
+            bad = _first_not_affine(separate, module, skip)
+        if bad:
+            raise ConversionError(
+                f"gated_twin: {describe(bad[0])}: {claim} there (relative error {bad[1]:.1e}). "
+                "Replace it by an affine layer or a ReLU."
+            )
+        return out
+
+
+def _linear(q: Tensor, slope: float) -> Tensor:
+    return q
+
+
+def _batch_axis(tensor: Tensor, rows: int) -> int:
+    """The axis that holds the batch: the first of that length."""
+    return next((axis for axis, size in enumerate(tensor.shape) if size == rows), 0)
+
+
+def _shake(module: nn.Module) -> None:
+    """Add noise of a tenth of its size to every parameter, so that no branch is silent (a scale that starts at 0)."""
+    for p in module.parameters():
+        if p.dtype.is_floating_point and p.numel():
+            size = float(p.square().mean().sqrt())
+            p.add_(torch.randn_like(p), alpha=0.1 * (size or 1.0))
+
+
+class _Watcher(fx.Interpreter):
+    """Runs a graph and keeps every floating-point tensor that depends on its first input, by node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.seen: dict[fx.Node, Tensor] = {}
+        self.data: set[fx.Node] = {next(n for n in module.graph.nodes if n.op == "placeholder")}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if any(i in self.data for i in n.all_input_nodes):
+            self.data.add(n)
+            if isinstance(result, Tensor) and result.dtype.is_floating_point:
+                self.seen[n] = result
+        return result
+
+
+def _first_not_affine(
+    values: list[dict[fx.Node, Tensor]], module: fx.GraphModule, skip: frozenset[str] | set[str]
+) -> tuple[fx.Node, float] | None:
+    """The first node whose values at `_POINTS` do not lie on a line, with its relative error.
+
+    Nodes named in `skip` and all that depends on them are left out.
+    """
+    left_out: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        if node.name in skip or any(n in left_out for n in node.all_input_nodes):
+            left_out.add(node)
+            continue
+        if not all(node in seen for seen in values):
+            continue
+        a, b = values[0][node], values[1][node]
+        if not a.numel():
+            continue
+        scale = float(max(a.abs().max(), b.abs().max(), (b - a).abs().max()))
+        for t, seen in zip(_POINTS[2:], values[2:]):
+            error = float((seen[node] - (a + t * (b - a))).abs().max())
+            if not error <= _TOLERANCE * max(scale, 1e-30):
+                return node, error / max(scale, 1e-30)
+    return None
