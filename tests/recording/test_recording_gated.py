@@ -90,8 +90,20 @@ def template(name: str) -> tuple[nn.Module, Tensor]:
         "residual with batch-norm": models.ResNet((1, 1), (3, 4), outputs=2, channels=2),
         "leaky": nn.Sequential(nn.Flatten(), nn.Linear(72, 5), nn.LeakyReLU(0.2), nn.Linear(5, 2)),
         "reused convolution": Reused(),
+        "scaled output": Scaled(),
     }  # fmt: skip
     return nets[name], torch.randn(3, 2, 6, 6)
+
+
+class Scaled(nn.Module):
+    """The last layer's result is not the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.relu, self.output = nn.Linear(72, 4), nn.ReLU(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * self.output(self.relu(self.hidden(x.flatten(1))))
 
 
 class Reused(nn.Module):
@@ -110,7 +122,7 @@ class Reused(nn.Module):
 
 TEMPLATES = [
     "padding same, even kernel", "stride 2, numeric padding", "dilation", "grouped", "dense after flatten",
-    "global average", "residual with batch-norm", "leaky", "reused convolution", "1-D circular",
+    "global average", "residual with batch-norm", "leaky", "reused convolution", "scaled output", "1-D circular",
 ]  # fmt: skip
 
 

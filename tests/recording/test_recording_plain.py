@@ -48,6 +48,14 @@ class Functional(Base):
         return F.linear(h.relu(), self.c.weight, bias=self.c.bias)
 
 
+class Asks(Functional):
+    """Asking a weight for its shape or type is no use of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == self.a.weight.shape[1] and self.a.weight.size(0) == 4
+        return super().forward(x.to(self.a.weight.dtype))
+
+
 class ReusedLinear(Base):
     def forward(self, x: Tensor) -> Tensor:
         h = self.relu(self.a(x))
@@ -94,7 +102,6 @@ class AlsoByMatmul(Base):
 
 class OnlyByMatmul(Base):
     def forward(self, x: Tensor) -> Tensor:
-        assert self.b.weight.shape == (4, 4) and self.b.weight.dtype == x.dtype  # asking is no use
         return self.c(self.relu(self.a(x) @ self.b.weight))
 
 
@@ -150,8 +157,8 @@ class Leaky(Base):
 
 
 NETS = [
-    InPlace, Functional, ReusedLinear, TwoNames, TiedWeights, SharedBias, AlsoByMatmul, OnlyByMatmul, OwnParameters,
-    Computed, NormedTail, OneOutput, Squeezed, Cut, Leaky,
+    InPlace, Functional, Asks, ReusedLinear, TwoNames, TiedWeights, SharedBias, AlsoByMatmul, OnlyByMatmul,
+    OwnParameters, Computed, NormedTail, OneOutput, Squeezed, Cut, Leaky,
 ]  # fmt: skip
 
 
@@ -164,6 +171,24 @@ def test_gradients_of_modules_of_every_style(cls: type[nn.Module]) -> None:
     check_record(net, x, rec)
 
 
+class Overwrites(Base):
+    """Writes into a tensor after a layer has read it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        z = self.b(h)
+        h.mul_(3)
+        return self.c(z + h)
+
+
+def test_a_layer_input_is_what_the_layer_read() -> None:
+    net, x = Overwrites().double(), rows(3, 4)
+    rec = record(net, x)
+    assert torch.allclose(rec.inputs("b")[:, 0], net.a(x), rtol=0, atol=1e-14)
+    back = rec.sensitivities("c", 0)[:, 0] @ net.c.weight
+    assert torch.allclose(rec.sensitivities("a", 0)[:, 0], back @ net.b.weight + 3 * back, rtol=0, atol=1e-14)
+
+
 def test_untracked_is_what_the_layers_do_not_tell() -> None:
     told = {
         cls: (tuple(layer.name for layer in rec.layers), rec.untracked)
@@ -172,6 +197,7 @@ def test_untracked_is_what_the_layers_do_not_tell() -> None:
     }
     assert told[AlsoByMatmul] == (("a", "c"), ("b.weight",))
     assert told[OnlyByMatmul] == (("a", "c"), ("b.weight",))
+    assert told[Asks] == (("a", "b", "c"), ())
     assert told[Computed] == (("a", "c"), ("b.weight",))
     assert told[TiedWeights] == (("a", "c"), ("a.bias", "b.bias"))
     assert told[SharedBias] == (("a", "b", "c"), ("a.bias",))

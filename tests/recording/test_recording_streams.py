@@ -123,6 +123,17 @@ def test_bad_rows_and_outputs(stream: bool) -> None:
             record(net, x, outputs=outputs)
 
 
+def test_inputs_made_in_inference_mode() -> None:
+    net, x = CASES["plain"]()
+    with torch.inference_mode():
+        y = x * 1
+        inside = record(net, y, stream=True)
+    assert_same(record(net, y, stream=True).rows(0, N), record(net, x))
+    with torch.inference_mode():
+        y.zero_()  # which torch does not count as a change
+    assert_same(inside.rows(0, N), record(net, x))
+
+
 def test_training_afterwards_changes_nothing() -> None:
     net, x = CASES["dlgn"]()
     whole, stream = record(net, x), record(net, x, stream=True)
@@ -182,6 +193,15 @@ def test_without_a_backward_pass() -> None:
         for name in ("values.linear1", "values.output"):
             with pytest.raises(RecordError, match="without a backward pass"):
                 rec.sensitivities(name, 0)
+
+
+def test_bytes_are_those_of_the_tensors() -> None:
+    rec = record(models.dlgn(3, (5, 4), 2, seed=0), torch.randn(N, 3))
+    x, f, bits, soft = 3 * 4, 2 * 4, 5 + 4, (5 + 4) * 4
+    inputs = (5 + 5 + 4) * 4  # h1, q1, h2; the first layers of both networks read x itself
+    sensitivities = 2 * (2 * (5 + 4)) * 4  # two outputs, both networks
+    assert rec.bytes_per_row == x + f + bits + soft + inputs + sensitivities
+    assert rec.nbytes == N * rec.bytes_per_row
 
 
 def test_flops_are_those_of_the_matrix_products() -> None:
