@@ -1,6 +1,7 @@
 """Kernels of gated networks: overlap, neural path and neural tangent kernels, as lazy operators."""
 
 from pathlens.kernels.infinite import random_gate_limit, relu_cntk, relu_nngp, relu_ntk
+from pathlens.kernels.linearised import LinearFit, LinearisedModel
 from pathlens.kernels.measures import (
     Norms,
     Nu,
@@ -17,9 +18,21 @@ from pathlens.kernels.measures import (
     target_alignment,
 )
 from pathlens.kernels.overlap import npk, overlap
+from pathlens.kernels.regression import (
+    GateInformation,
+    KernelFit,
+    gate_information,
+    kernel_classification,
+    kernel_regression,
+    one_hot,
+)
 from pathlens.kernels.tangent import ntk
 
 __all__ = [
+    "GateInformation",
+    "KernelFit",
+    "LinearFit",
+    "LinearisedModel",
     "Norms",
     "Nu",
     "class_blocks",
@@ -27,10 +40,14 @@ __all__ = [
     "drift",
     "effective_rank",
     "frobenius_norm",
+    "gate_information",
     "kernel_alignment",
+    "kernel_classification",
+    "kernel_regression",
     "npk",
     "ntk",
     "nu",
+    "one_hot",
     "overlap",
     "part_norms",
     "random_gate_limit",

@@ -121,10 +121,8 @@ def npk(
     --------
     >>> from pathlens import models
     >>> X = torch.tensor([[1.0, 0.0], [1.0, 0.5], [-1.0, 0.0]])
-    >>> npk(models.dlgn(2, hidden=(8, 8), seed=0), X).dense()
-    tensor([[ 6.0000,  6.0000,  0.0000],
-            [ 6.0000, 11.2500,  0.0000],
-            [ 0.0000,  0.0000, 30.0000]])
+    >>> npk(models.dlgn(2, hidden=(8, 8), seed=0), X).diagonal()
+    tensor([ 6.0000, 11.2500, 30.0000])
     """
     sides = resolve("npk", source, X, columns, sensitivities=False, max_bytes=max_bytes)
     wiring = _wiring(sides)

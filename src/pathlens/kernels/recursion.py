@@ -21,6 +21,8 @@ from pathlens.linops import CustomKernel, GramSum
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
 
+_SAMPLED = 8  # examples whose own entries tell the size of a kernel
+
 
 class PathRecursion:
     """Runs the steps of a value network on blocks of pairs of examples.
@@ -235,9 +237,11 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
         return kept[0]
 
     # one power of two for all entries keeps counts of deep networks within float32, and exact
-    start = _block(sides.rows, torch.tensor([0]), soft, 1)
-    own = float(recursion.run(start, start, mode))
-    scale = int(torch.frexp(torch.tensor(own)).exponent) if own > 0 and own != float("inf") else 0
+    own = 0.0
+    for i in range(0, sides.rows.n, max(sides.rows.n // _SAMPLED, 1)):
+        block = _block(sides.rows, torch.tensor([i]), soft, 1)
+        own = max(own, float(recursion.run(block, block, mode)))
+    scale = math.frexp(own)[1] if math.isfinite(own) else 0
     shape = (sides.rows.n, (sides.rows if sides.cols is None else sides.cols).n)
 
     def rectangular_diagonal() -> Tensor:

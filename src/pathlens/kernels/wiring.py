@@ -80,14 +80,13 @@ class Wiring:
     """
 
     def __init__(self, net: GatedNetwork, x: Tensor) -> None:
-        # double, so that maps of positions are found to rounding; a copy, so that nothing of the user's moves
-        twin = copy.deepcopy(net).double().eval()
         ids = torch.zeros(1, dtype=torch.long, device=x.device) if net.needs_rows else None
-        arguments = _value_arguments(twin, x[:1].double(), ids)
+        arguments = [a.double() if isinstance(a, Tensor) else a for a in _value_arguments(net, x[:1], ids)]
         self.ones = net.value_input == "ones"
         self.input_shape = tuple(arguments[0].shape[1:])
         self.device = x.device
-        module = twin.values
+        # double, so that maps of positions are found to rounding; a copy, so that nothing of the user's moves
+        module = copy.deepcopy(net.values).double().eval()
         shapes = _Shapes(module)
         with torch.no_grad():
             shapes.run(*arguments)
@@ -291,7 +290,7 @@ class Wiring:
             for q in range(size):
                 unit[q] = 1.0
                 result = run(unit.expand(channels, size).reshape(shape))
-                columns.append(result[0, probe_channel].flatten())
+                columns.append(result[0, probe_channel].flatten().clone())  # it may be a view of the probe
                 unit[q] = 0.0
             matrix = torch.stack(columns, 1)  # (P′, P)
             pattern = matrix @ field

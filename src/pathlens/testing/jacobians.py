@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,9 @@ def jacobian(net: nn.Module, X: Tensor, names: Sequence[str] | None = None) -> T
         out = torch.func.functional_call(net, {**rest, **parameters}, (X,))
         return out if out.ndim == 2 else out[:, None]
 
-    blocks = torch.func.jacrev(f)({k: everything[k] for k in chosen})
+    with warnings.catch_warnings():  # some operations have no fast rule for batches of cotangents
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        blocks = torch.func.jacrev(f)({k: everything[k] for k in chosen})
     return torch.cat([blocks[k].flatten(2) for k in chosen], dim=2).detach()
 
 

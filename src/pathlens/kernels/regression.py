@@ -1,0 +1,267 @@
+"""Predicting with a kernel: ridge regression, classification by one-hot targets, and the information in gates.
+
+Any kernel operator of the package will do, or a plain matrix. Training a network is not done here. May import linops,
+the other kernels and the errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, ShapeError, unknown_name
+from pathlens.kernels.overlap import npk, overlap
+from pathlens.kernels.tangent import ntk
+from pathlens.linops import CustomKernel, KernelOperator
+
+
+@dataclass(frozen=True)
+class KernelFit:
+    """What kernel regression found.
+
+    Attributes
+    ----------
+    predictions : (m, c)
+        On the test rows; after `kernel_classification` one column per class.
+    coefficients : (n, c)
+        α with predictions = (K_test / s) α, where s is the mean of K_train's diagonal.
+    residual : float
+        ‖(K/s + ridge·I)α − y‖ / ‖y‖ of the linear system.
+    iterations : int
+        Of conjugate gradients; 0 for Cholesky.
+    method : str
+    """
+
+    predictions: Tensor
+    coefficients: Tensor
+    residual: float
+    iterations: int
+    method: str
+
+    @property
+    def labels(self) -> Tensor:
+        """The class with the largest prediction, (m,)."""
+        return self.predictions.argmax(1)
+
+
+def _operator(kernel: Any, name: str) -> KernelOperator:
+    if isinstance(kernel, KernelOperator):
+        return kernel
+    matrix = torch.as_tensor(kernel).detach()
+    if matrix.ndim != 2 or matrix.numel() == 0:
+        raise ShapeError(f"kernel regression: {name} has shape {tuple(matrix.shape)}, expected a matrix.")
+    n, m = matrix.shape
+    symmetric = n == m and torch.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-6 * float(matrix.abs().max()))
+    return CustomKernel(
+        (n, m), lambda i, j: matrix[i[:, None], j], (lambda: matrix.diagonal().clone()) if n == m else None,
+        dtype=matrix.dtype, device=matrix.device, symmetric=symmetric, name=name,
+    )  # fmt: skip
+
+
+def one_hot(labels: Any, classes: int | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Class labels as targets, (n, c): 1 − 1/c in the column of the class and −1/c elsewhere.
+
+    The mean over classes is taken off, since a kernel without constant feature cannot fit it.
+
+    Examples
+    --------
+    >>> one_hot(torch.tensor([0, 1]))
+    tensor([[ 0.5000, -0.5000],
+            [-0.5000,  0.5000]])
+    """
+    y = torch.as_tensor(labels)
+    if y.ndim != 1 or y.dtype.is_floating_point or y.dtype == torch.bool:
+        raise LabelError(f"Labels must be integers of shape (n,), got {y.dtype} of shape {tuple(y.shape)}.")
+    found = int(y.max()) + 1 if y.numel() else 0
+    c = found if classes is None else classes
+    if int(y.min()) < 0 or found > c:
+        raise LabelError(f"Labels run from {int(y.min())} to {int(y.max())}, expected 0 to {c - 1}. Set classes.")
+    return torch.nn.functional.one_hot(y.long(), c).to(dtype) - 1 / c
+
+
+def kernel_regression(
+    K_train: Any, y: Any, K_test: Any, ridge: float = 0.0, *, method: str = "auto", tol: float | None = None
+) -> KernelFit:
+    """Kernel ridge regression: predictions K_test (K_train + ridge·s·I)⁻¹ y with s = tr K_train / n.
+
+    Parameters
+    ----------
+    K_train : KernelOperator or (n, n)
+    y : (n,) or (n, c)
+        Targets.
+    K_test : KernelOperator or (m, n)
+        Test rows against training columns, e.g. ``ntk(test, columns=train)``.
+    ridge : float
+        In units of the mean diagonal, so that one value means the same for every kernel, however large its numbers.
+        0 interpolates, where K_train is not singular.
+    method, tol
+        Of the solver, as in ``K.solve``.
+
+    Returns
+    -------
+    KernelFit
+
+    Notes
+    -----
+    n³/3 operations by Cholesky where n² numbers fit the kernel's budget, else conjugate gradients.
+
+    Examples
+    --------
+    >>> x, x_test = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])
+    >>> kernel_regression(x @ x.T + 1, torch.tensor([1.0, 2.0]), x_test @ x.T + 1).predictions.round(decimals=4)
+    tensor([[3.]])
+    """
+    train, test = _operator(K_train, "K_train"), _operator(K_test, "K_test")
+    n, m = train.shape
+    if n != m or test.shape[1] != n:
+        raise ShapeError(
+            f"kernel regression: K_train is {n} × {m} and K_test {test.shape[0]} × {test.shape[1]}; expected n × n and "
+            "m × n. Build K_test with the training inputs as columns."
+        )
+    if train.dtype != test.dtype or train.device != test.device:
+        raise DTypeError(
+            f"kernel regression: K_train is {train.dtype} on {train.device}, K_test {test.dtype} on {test.device}. "
+            "Build both alike."
+        )
+    if not (isinstance(ridge, (int, float)) and ridge >= 0):
+        raise OptionError(f"kernel regression: ridge must be a number that is not negative, got {ridge!r}.")
+    targets = torch.as_tensor(y).detach().to(train.device, train.dtype)
+    targets = targets[:, None] if targets.ndim == 1 else targets
+    if targets.ndim != 2 or len(targets) != n:
+        raise ShapeError(f"kernel regression: y has shape {tuple(targets.shape)}, expected ({n},) or ({n}, c).")
+    if not bool(torch.isfinite(targets).all()):
+        raise NotFiniteError("kernel regression: y contains NaN or infinity. Remove or impute such rows.")
+    solved = train.normalised("n").solve(targets, ridge=float(ridge), method=method, tol=tol)
+    predictions = (test * (n / train.trace())) @ solved.solution
+    return KernelFit(predictions, solved.solution, solved.residual, solved.iterations, solved.method)
+
+
+def kernel_classification(
+    K_train: Any,
+    labels: Any,
+    K_test: Any,
+    ridge: float = 0.0,
+    *,
+    classes: int | None = None,
+    method: str = "auto",
+    tol: float | None = None,
+) -> KernelFit:
+    """Classify by regression on one-hot targets; ``fit.labels`` are the classes with the largest prediction.
+
+    Parameters
+    ----------
+    labels : (n,) integers in 0 … classes − 1
+    classes : int, optional
+        Default: the largest label plus one.
+    K_train, K_test, ridge, method, tol
+        As in `kernel_regression`.
+
+    Examples
+    --------
+    >>> x, x_test = torch.tensor([[1.0, 0.1], [-1.0, 0.2]]), torch.tensor([[2.0, 0.0], [-0.5, 0.0]])
+    >>> kernel_classification(x @ x.T, torch.tensor([1, 0]), x_test @ x.T, ridge=0.1).labels
+    tensor([1, 0])
+    """
+    train = _operator(K_train, "K_train")
+    y = one_hot(labels, classes, dtype=train.dtype)
+    return kernel_regression(train, y, K_test, ridge, method=method, tol=tol)
+
+
+# --- information in gates ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GateInformation:
+    """How well the gates of a network alone predict.
+
+    Attributes
+    ----------
+    kernel : str
+        Which kernel of the gates was used.
+    mse : float
+        Mean squared error on the test rows (of one-hot targets, for labels).
+    accuracy : float or None
+        On the test rows, for labels.
+    train_residual : float
+        ‖K α − y‖ / ‖y‖ on the training rows: 0 where the gates can fit the targets.
+    fit : KernelFit
+    """
+
+    kernel: str
+    mse: float
+    accuracy: float | None
+    train_residual: float
+    fit: KernelFit
+
+
+def gate_information(
+    net: nn.Module,
+    train: tuple[Any, Any],
+    test: tuple[Any, Any],
+    *,
+    kernel: str = "npk",
+    soft: bool = False,
+    ridge: float = 1e-4,
+    classes: int | None = None,
+    max_bytes: int | None = None,
+) -> GateInformation:
+    """Information stored in the gates of a network: how well values trained on them generalise (NPF Definition 5.1).
+
+    The definition trains the values from scratch with the gates held fixed. Here that is done in the limit of wide
+    value networks, where training is kernel regression with the neural path kernel of the gates (Theorem 5.1), so that
+    no training run, step size or seed enters. The network's own values are not used, except for ``kernel="value"``.
+
+    Parameters
+    ----------
+    net : nn.Module
+        A gated network, or a fully connected ReLU module.
+    train, test : (X, y)
+        Inputs and targets: integers are classes, floats (n,) or (n, c) are regressed.
+    kernel : {"npk", "overlap", "value"}
+        Path features; paths alone, as for a piecewise constant network; or the value part of the tangent kernel at the
+        network's present values, which is what a finite network with these values would follow.
+    soft : bool
+        Use soft gate values in the path kernels.
+    ridge : float
+        In units of the mean diagonal. Path kernels are often singular, so that some is needed.
+    classes, max_bytes
+        As elsewhere.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> X = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    >>> y = (X[:, 0] * X[:, 1] > 0).long()
+    >>> gate_information(models.relu(2, hidden=(64, 64), seed=0), (X[:40], y[:40]), (X[40:], y[40:])).accuracy > 0.8
+    True
+    """
+    builders = {"npk": npk, "overlap": overlap, "value": ntk}
+    if kernel not in builders:
+        raise unknown_name("kernel of the gates", kernel, builders)
+    options: dict[str, Any] = {"part": "value"} if kernel == "value" else {"soft": soft}
+    build: Any = builders[kernel]
+    (X, y), (X_test, y_test) = train, test
+    K = build(net, X, max_bytes=max_bytes, **options)
+    K_test = build(net, X_test, columns=X, max_bytes=max_bytes, **options)
+    y, y_test = torch.as_tensor(y), torch.as_tensor(y_test)
+    labelled = not y.dtype.is_floating_point
+    if labelled and classes is None:
+        classes = int(torch.cat([y, y_test]).max()) + 1
+    targets = one_hot(y, classes, dtype=K.dtype) if labelled else y.to(K.dtype).reshape(len(y), -1)
+    wanted = one_hot(y_test, classes, dtype=K.dtype) if labelled else y_test.to(K.dtype).reshape(len(y_test), -1)
+    if len(wanted) != K_test.shape[0]:
+        raise ShapeError(f"gate_information: {K_test.shape[0]} test inputs and {len(wanted)} test targets.")
+    fit = kernel_regression(K, targets, K_test, ridge)
+    # (K/s)α = y − ridge·α up to the solver's residual: no second product with K is needed
+    left = ridge * fit.coefficients
+    accuracy = float((fit.labels.cpu() == y_test).double().mean()) if labelled else None
+    return GateInformation(
+        kernel,
+        float((fit.predictions.cpu() - wanted).square().mean()),
+        accuracy,
+        float(torch.linalg.vector_norm(left) / torch.linalg.vector_norm(targets)),
+        fit,
+    )

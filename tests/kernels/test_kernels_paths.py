@@ -1,0 +1,385 @@
+"""Overlap and path kernels against the enumeration of paths and of weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_networks import ConvNet, settle
+from torch import Tensor, nn
+
+from pathlens import models
+from pathlens.errors import BudgetError, OptionError, PathlensError, RecordError
+from pathlens.kernels import npk, overlap
+from pathlens.models import GatedNetwork
+from pathlens.recording import record
+from pathlens.testing.jacobians import count_shared_paths, path_features
+from pathlens.testing.tolerance import assert_kernel_close
+
+
+def check_paths(net: GatedNetwork, X: Tensor, *, soft: bool = False) -> None:
+    phi = path_features(net, X, hard=not soft)
+    want = phi @ phi.T
+    K = npk(net, X, soft=soft)
+    assert float(want.abs().max()) > 0, "no active path tests nothing"
+    assert_kernel_close(K.dense(), want, want.diagonal())
+    assert torch.allclose(K.diagonal(), want.diagonal(), rtol=1e-12, atol=0)
+    half = len(X) // 2
+    cross = npk(net, X[:half], columns=X[half:], soft=soft)
+    assert cross.shape == (half, len(X) - half) and not cross.symmetric
+    assert_kernel_close(cross.dense(), want[:half, half:], want.diagonal()[:half], want.diagonal()[half:])
+    if not soft:
+        counts = count_shared_paths(net, X)
+        assert torch.equal(overlap(net, X).dense().long(), counts)
+        assert torch.equal(overlap(net, X[:half], columns=X[half:]).dense().long(), counts[:half, half:])
+
+
+def open_twin(template: nn.Module, kind: str, X: Tensor) -> GatedNetwork:
+    """A twin whose gates leave paths open: tiny networks are often dead."""
+    for seed in range(20):
+        net = models.gated_twin(template, kind, X[:2], seed=seed)
+        if (
+            sum(float(g.flatten(1).any(1).double().mean()) for g in net.gates(X, hard=True).values())
+            > len(net.sites) - 0.5
+        ):
+            return net
+    raise AssertionError("no seed leaves gates open")
+
+
+# --- fully connected -------------------------------------------------------------------------------------------
+
+KINDS = ("relu", "soft_relu", "galu", "soft_galu", "dlgn", "dlgn_pwc", "dln")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_dense_networks(kind: str, bias: bool) -> None:
+    X = torch.randn(6, 3).double()
+    net = open_twin(models.mlp(3, (3, 2), 1, bias=bias).double(), kind, X)
+    check_paths(net, X)
+    check_paths(net, X, soft=True)
+
+
+def test_one_hidden_layer_and_inputs_counted() -> None:
+    net, X = models.galu(3, hidden=(7,), seed=0).double(), torch.randn(5, 3).double()
+    counts = overlap(net, X).exact_counts()
+    assert np.array_equal(overlap(net, X, include_inputs=True).exact_counts(), 3 * counts)
+    gates = net.gates(X)["relu1@0"]
+    assert np.array_equal(counts, (gates @ gates.T).long().numpy())
+
+
+def test_counts_are_integers_whatever_the_size() -> None:
+    net, X = models.dln(2, hidden=(500,) * 20, seed=0), torch.randn(3, 2)
+    assert overlap(net, X).exact_counts()[0, 1] == 500**20
+
+
+def test_a_record_and_a_stream_give_the_same() -> None:
+    net, X = models.dlgn(3, hidden=(8, 5), seed=0).double(), torch.randn(11, 3).double()
+    K = overlap(net, X)
+    rec, stream = record(net, X), record(net, X, stream=True)
+    assert torch.equal(overlap(rec).dense(), K.dense())
+    assert torch.equal(overlap(stream).dense(), K.dense())
+    assert torch.equal(overlap(net, rec).dense(), K.dense())
+    assert torch.equal(npk(stream).dense(), npk(net, X).dense())
+    assert torch.allclose(overlap(stream, soft=True).dense(), overlap(net, X, soft=True).dense(), rtol=1e-12)
+
+
+def test_soft_means_the_network_s_own_gates() -> None:
+    net, X = models.dlgn(3, hidden=(8, 5), beta=2.0, seed=0).double(), torch.randn(4, 3).double()
+    want = torch.ones(4, 4).double()
+    for g in net.gates(X).values():
+        want = want * (g @ g.T)
+    assert torch.allclose(overlap(net, X, soft=True).dense(), want, rtol=1e-12)
+    assert not torch.allclose(overlap(net, X).dense(), want, rtol=1e-2)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 9), st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(0, 10**6))
+def test_overlap_is_what_it_counts(n: int, hidden: list[int], seed: int) -> None:
+    net = models.dlgn(2, hidden=tuple(hidden), seed=seed)
+    X = torch.randn(n, 2, generator=torch.Generator().manual_seed(seed))
+    counts = overlap(net, X).exact_counts()
+    assert np.array_equal(counts, counts.T)
+    assert (np.diag(counts)[:, None] >= counts).all()  # shared paths are among each input's own
+    product = np.ones((n, n), dtype=np.int64)
+    for bits in record(net, X).bits.values():  # type: ignore[union-attr]
+        product *= (bits.double() @ bits.double().T).long().numpy()
+    assert np.array_equal(counts, product)
+
+
+def test_twenty_layers_of_width_500_neither_overflow_nor_underflow() -> None:
+    net, X = models.dlgn(4, hidden=(500,) * 20, seed=0), torch.randn(6, 4)
+    K = npk(net, X).normalised().dense()
+    exact = overlap(net, X).exact_counts().astype(object)
+    sigma = (X.double() @ X.double().T).numpy()
+    want = exact.astype(np.float64) * sigma
+    want = torch.from_numpy(want / np.trace(want))
+    assert torch.isfinite(K).all() and float(K.trace()) == pytest.approx(1.0, rel=1e-5)
+    assert_kernel_close(K, want, want.diagonal())
+
+
+# --- convolutions and shortcuts ----------------------------------------------------------------------------------
+
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    "zero padding": {},
+    "flatten": {"pool": "flatten"},
+    "stride": {"stride": 2},
+    "stride, flatten": {"stride": 2, "pool": "flatten"},
+    "several channels": {"channels": (2, 2, 2), "kernel": 2, "padding": 0},
+    "circular": {"mode": "circular"},
+    "reflection": {"mode": "reflect"},
+    "dilation": {"dilation": 2, "padding": 2},
+    "dense after": {"channels": (1, 1, 2), "kernel": 2, "dense": 2},
+    "average pooling between": {"between": 2},
+    "batch-norm": {"norm": True},
+    "shortcut": {"channels": (1, 2, 2), "kernel": 1, "padding": 0, "shortcut": True},
+    "shortcut, kernel 3": {"channels": (1, 1, 1), "shortcut": True},
+    "shortcut, batch-norm": {"channels": (1, 2, 2), "kernel": 1, "padding": 0, "shortcut": True, "norm": True},
+    "pooled shortcut": {"channels": (1, 1, 1), "shortcut": True, "between": 2},
+    "pooled shortcut, flatten": {"channels": (1, 1, 1), "shortcut": True, "between": 2, "pool": "flatten"},
+    "two dimensions": {"dims": 2, "channels": (1, 1, 1), "kernel": 2, "padding": 1, "size": 3},
+    "two dimensions, stride": {"dims": 2, "channels": (1, 1, 1), "kernel": 2, "padding": 1, "stride": 2, "size": 4},
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("kind", ["galu", "dlgn"])
+def test_convolutional_networks(name: str, kind: str) -> None:
+    options = CONVOLUTIONS[name]
+    channels, size = options.get("channels", (1, 2, 1))[0], options.get("size", 6)
+    X = torch.randn(4, channels, *(size,) * options.get("dims", 1)).double()
+    net = open_twin(settle(ConvNet(**options)), kind, X)
+    check_paths(net, X)
+    if kind == "dlgn":
+        check_paths(net, X, soft=True)
+
+
+def test_piecewise_constant_convolution() -> None:
+    X = torch.randn(4, 1, 6).double()
+    for norm in (False, True):  # with batch-norm the ones enter after the first layer
+        net = models.gated_twin(settle(_Normed(norm)), "dlgn_pwc", X[:2], seed=3)
+        check_paths(net, X)
+
+
+class _Normed(nn.Module):
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv1d(1, 2, 3, padding=1), nn.Conv1d(2, 1, 2)
+        self.norm = nn.BatchNorm1d(2) if norm else nn.Identity()
+        self.output = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm(self.conv1(x)))
+        return self.output(F.relu(self.conv2(h)).mean(2))
+
+
+class _Branches(nn.Module):
+    """Channels joined, sliced, zero-padded, subtracted and scaled: what shortcuts of real networks do."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv1d(1, 2, 1), nn.Conv1d(2, 2, 1)
+        self.how = how
+        self.output = nn.Linear({"join": 4, "pad": 3}.get(how, 2), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.conv1(x))
+        if self.how == "join":
+            y = F.relu(torch.cat([self.conv2(h), h], dim=1))
+        elif self.how == "pad":
+            y = F.relu(F.pad(self.conv2(h), (0, 0, 0, 1)) + F.pad(h, (0, 0, 1, 0)))
+        elif self.how == "twice":
+            y = F.relu(self.conv2(h) + h + h)
+        elif self.how == "difference":
+            y = F.relu(0.5 * self.conv2(h) - h / 4)
+        elif self.how == "slices":
+            y = F.relu(self.conv2(h)[:, :, ::2] + h[:, :, 1::2] + h[:, :, ::2])
+        else:
+            y = F.relu(self.conv2(F.relu(x + x).repeat(1, 2, 1) + h))
+        return self.output(y.mean(-1))
+
+
+@pytest.mark.parametrize("how", ["join", "pad", "twice", "difference", "slices"])
+def test_branches(how: str) -> None:
+    X = torch.randn(4, 1, 4).double()
+    net = models.gated_twin(_Branches(how).double(), "galu", X[:2], seed=1)
+    phi = path_features(net, X)
+    want = phi @ phi.T
+    assert_kernel_close(npk(net, X).dense(), want, want.diagonal())
+    counts = count_shared_paths(net, X)
+    if how != "difference":  # the enumeration takes a scale for a number of routes
+        assert torch.equal(overlap(net, X).dense().long(), counts)
+
+
+class _DenseResidual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, width), nn.Linear(width, width), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        return self.c(F.relu(self.b(h) + h))
+
+
+def test_dense_shortcut() -> None:
+    X = torch.randn(5, 3).double()
+    net = models.gated_twin(_DenseResidual(2).double(), "galu", X[:2], seed=0)
+    check_paths(net, X)
+
+
+def test_a_record_shows_a_shortcut_around_a_gate() -> None:
+    class Around(_DenseResidual):
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.relu(self.a(x))
+            return self.c(F.relu(self.b(h)) + h)
+
+    X = torch.randn(5, 3).double()
+    net = open_twin(Around(2).double(), "galu", X)
+    check_paths(net, X)
+    with pytest.raises(RecordError, match="have not switched"):
+        overlap(record(net, X))
+
+
+def test_resnet_template() -> None:
+    """The recursion on a real residual network equals the mean over random values within its Monte-Carlo error."""
+    X = torch.randn(3, 3, 8, 8).double()
+    template = settle(models.ResNet((1, 1), (2, 3), outputs=1, shortcut="pad"))
+    net = models.gated_twin(template, "galu", X[:2], seed=0)
+    K = npk(net, X).dense()
+    gates = list(net.gates(X).values())
+    plain = {k: torch.zeros_like(v) for k, v in net.values.state_dict().items()}
+    plain |= {k: torch.ones_like(v) for k, v in plain.items() if k.endswith("running_var")}
+    weights = [k for k in plain if k.endswith("weight")]
+
+    def output(signs: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(net.values, plain | signs, (X, *gates))[:, 0]
+
+    draws = 4000
+    signs = {k: torch.randint(0, 2, (draws, *plain[k].shape)).double() * 2 - 1 for k in weights}
+    f = torch.func.vmap(output, chunk_size=500)(signs)
+    estimate = f.T @ f / draws
+    scale = K.diagonal().sqrt()
+    assert float(((estimate - K) / (scale[:, None] * scale)).abs().max()) < 0.25
+    assert torch.isfinite(overlap(net, X).dense()).all()
+
+
+def test_translation_invariance_of_pooled_circular_networks() -> None:
+    net = models.gated_twin(
+        models.CircularConvNet(6, channels=(1, 2, 2)).double(), "galu", torch.randn(2, 1, 6).double()
+    )
+    X = torch.randn(3, 1, 6).double()
+    moved = torch.cat([X, X.roll(2, -1)])
+    K = npk(net, moved).dense()
+    assert_kernel_close(K[:3, 3:], K[:3, :3], K.diagonal()[:3], K.diagonal()[3:])
+
+
+def test_blocks_do_not_change_the_result() -> None:
+    X = torch.randn(7, 1, 6).double()
+    net = models.gated_twin(ConvNet().double(), "galu", X[:2], seed=2)
+    whole = npk(net, X)
+    small = npk(net, X, max_bytes=45_000)
+    dense = whole.dense()
+    streamed = npk(net, record(net, X, stream=True)).dense()
+    for got in (small.dense(), streamed, small[:, :].dense()):
+        assert_kernel_close(got, dense, dense.diagonal())
+    assert torch.allclose(whole[[4, 1, 1], 2:5].dense(), dense[[4, 1, 1], 2:5], rtol=1e-12)
+    with pytest.raises(BudgetError, match="one pair of examples"):
+        npk(net, record(net, X), max_bytes=1000)
+
+
+def test_float32_counts_of_deep_convolutions_keep_their_ratios() -> None:
+    template = nn.Sequential(nn.Conv1d(1, 40, 3, padding=1), nn.ReLU())
+    for _ in range(24):
+        template.extend([nn.Conv1d(40, 40, 3, padding=1), nn.ReLU()])
+    template.extend([nn.Flatten(), nn.Linear(40 * 5, 1)])
+    X = torch.randn(3, 1, 5)
+    net = models.gated_twin(template, "dlgn", X[:2], seed=0)
+    K, double = overlap(net, X).normalised(), overlap(net.double(), X.double()).normalised()
+    assert K.dtype == torch.float32
+    assert_kernel_close(K.dense(), double.dense(), double.diagonal())
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+class _MaxPooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool, self.output = nn.Conv1d(1, 2, 1), nn.MaxPool1d(2), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.pool(F.relu(self.conv(x))).mean(-1))
+
+
+REFUSED: dict[str, tuple[nn.Module, str]] = {
+    "max-pooling": (_MaxPooled(), "max-pooling"),
+    "groups": (ConvNet(channels=(2, 2, 2), groups=2), "2 groups"),
+    "used twice": (ConvNet(channels=(2, 2, 2), reuse=True), "used twice"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_node(name: str) -> None:
+    template, message = REFUSED[name]
+    X = torch.randn(2, 1 if name == "max-pooling" else 2, 6).double()
+    net = models.gated_twin(template.double(), "galu", X)
+    for kernel in (npk, overlap):
+        with pytest.raises(RecordError, match=message):
+            kernel(net, X)
+
+
+def test_mean_over_channels_is_refused() -> None:
+    class Committee(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.hidden(x)).mean(1, keepdim=True)
+
+    X = torch.randn(2, 3).double()
+    with pytest.raises(RecordError, match="mixes channels"):
+        npk(models.gated_twin(Committee().double(), "galu", X), X)
+
+
+def test_records_that_do_not_tell_the_wiring() -> None:
+    X = torch.randn(3, 1, 6)
+    net = models.gated_twin(ConvNet(), "galu", X)
+    with pytest.raises(RecordError, match="convolutional"):
+        overlap(record(net, X))
+    with pytest.raises(RecordError, match="gated_twin"):
+        overlap(ConvNet(), X)
+    with pytest.raises(RecordError, match="no gate sites"):
+        overlap(nn.Linear(2, 1), torch.randn(3, 2))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda net, X: overlap(net),
+        lambda net, X: overlap(X),
+        lambda net, X: overlap(record(net, X), X),
+        lambda net, X: overlap(record(net, X), columns=X),
+        lambda net, X: npk(record(net, X), columns=record(models.relu(2, hidden=(3,)), X)),
+        lambda net, X: npk(record(net, X), columns=record(net.double(), X.double())),
+        lambda net, X: overlap(net, X * float("nan")),
+        lambda net, X: overlap(net, X.double()),
+        lambda net, X: overlap(net, X[:0]),
+    ],
+)
+def test_bad_input(call: Any) -> None:
+    with pytest.raises(PathlensError):
+        call(models.relu(2, hidden=(3, 3), seed=0), torch.randn(4, 2))
+
+
+def test_a_plain_fully_connected_module_needs_no_twin() -> None:
+    module = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
+    X = torch.randn(6, 2)
+    twin = models.gated_twin(module, "relu", X)
+    assert np.array_equal(overlap(module, X).exact_counts(), overlap(twin, X).exact_counts())
+    assert not issubclass(OptionError, RecordError)

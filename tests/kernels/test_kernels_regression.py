@@ -1,0 +1,135 @@
+"""Kernel regression, classification and the information in gates, against dense formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pathlens import models
+from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, PathlensError, ShapeError
+from pathlens.kernels import gate_information, kernel_classification, kernel_regression, npk, ntk, one_hot, overlap
+
+
+def data(n: int, m: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 3, generator=g).double(), torch.randn(m, 3, generator=g).double()
+
+
+@pytest.mark.parametrize("kernel", [overlap, npk, ntk])
+def test_ridge_regression_is_the_dense_formula(kernel: Any) -> None:
+    X, Y = data(12, 5)
+    net = models.dlgn(3, hidden=(32, 32), seed=0).double()
+    y = torch.randn(12, 2).double()
+    K, K_test = kernel(net, X), kernel(net, Y, columns=X)
+    fit = kernel_regression(K, y, K_test, ridge=0.1)
+    dense = K.dense()
+    scale = float(dense.trace()) / 12
+    want = K_test.dense() @ torch.linalg.solve(dense + 0.1 * scale * torch.eye(12).double(), y)
+    assert torch.allclose(fit.predictions, want, rtol=1e-9, atol=1e-9)
+    assert fit.residual < 1e-10
+    by_matrices = kernel_regression(dense, y, K_test.dense(), ridge=0.1)
+    assert torch.allclose(by_matrices.predictions, want, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(1e-30, 1e30), st.floats(1e-3, 1.0))
+def test_the_ridge_means_the_same_for_every_size_of_kernel(size: float, ridge: float) -> None:
+    X, Y = data(8, 4)
+    K, K_test, y = X @ X.T + 1, Y @ X.T + 1, X[:, :1]
+    one = kernel_regression(K, y, K_test, ridge).predictions
+    assert torch.allclose(kernel_regression(K * size, y, K_test * size, ridge).predictions, one, rtol=1e-8, atol=1e-10)
+
+
+def test_without_ridge_it_interpolates() -> None:
+    X, _ = data(10, 1)
+    net = models.relu(3, hidden=(64,), seed=0).double()
+    K = ntk(net, X)
+    y = torch.randn(10).double()
+    assert torch.allclose(kernel_regression(K, y, K).predictions[:, 0], y, atol=1e-7)
+
+
+def test_classification() -> None:
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(150, 2, generator=g)
+    labels = (X[:, 0] > 0).long() + 2 * (X[:, 1] > 0).long()
+    net = models.relu(2, hidden=(64, 64), seed=0)
+    K, K_test = ntk(net, X[:100]), ntk(net, X[100:], columns=X[:100])
+    fit = kernel_classification(K, labels[:100], K_test, ridge=1e-3)
+    assert fit.predictions.shape == (50, 4)
+    assert float((fit.labels == labels[100:]).double().mean()) > 0.8
+    assert torch.equal(fit.labels, fit.predictions.argmax(1))
+
+
+def test_one_hot() -> None:
+    y = one_hot(torch.tensor([2, 0]), 4, dtype=torch.float64)
+    assert y.shape == (2, 4) and torch.allclose(y.sum(1), torch.zeros(2).double())
+    assert torch.equal(y.argmax(1), torch.tensor([2, 0]))
+    for bad in (torch.tensor([0.5]), torch.tensor([-1]), torch.tensor([[0]])):
+        with pytest.raises(LabelError):
+            one_hot(bad)
+    with pytest.raises(LabelError, match="expected 0 to 1"):
+        one_hot(torch.tensor([2]), 2)
+
+
+def test_gates_that_know_more_predict_better() -> None:
+    """Gates along the two axes hold the exclusive or; gates along the diagonal do not."""
+    g = torch.Generator().manual_seed(1)
+    X = torch.randn(240, 2, generator=g)
+    y = (X[:, 0] * X[:, 1] > 0).long()
+
+    def gates(normals: list[list[float]]) -> models.GatedNetwork:
+        w = torch.tensor(normals)
+        return models.gdln(2, hidden=(4, 4), gates=lambda x: (x @ w.T, x @ w.T), seed=0)
+
+    good = gates([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    poor = gates([[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0], [-1.0, -1.0]])
+    train, test = (X[:160], y[:160]), (X[160:], y[160:])
+    for kernel in ("overlap", "npk", "value"):
+        best = gate_information(good, train, test, kernel=kernel)
+        assert best.accuracy is not None and best.kernel == kernel
+        if kernel == "overlap":
+            assert best.accuracy > 0.95
+            other = gate_information(poor, train, test, kernel=kernel)
+            assert other.accuracy is not None and other.accuracy < 0.7
+            assert best.mse < other.mse and best.train_residual < other.train_residual
+
+
+def test_gate_information_of_a_regression_and_a_convolution() -> None:
+    X = torch.randn(20, 1, 5).double()
+    template = torch.nn.Sequential(
+        torch.nn.Conv1d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(12, 1)
+    ).double()
+    net = models.gated_twin(template, "galu", X[:2], seed=0)
+    y = X[:, 0, :1]
+    found = gate_information(net, (X[:14], y[:14]), (X[14:], y[14:]), soft=True)
+    assert found.accuracy is None
+    K, K_test = npk(net, X[:14], soft=True), npk(net, X[14:], columns=X[:14], soft=True)
+    want = kernel_regression(K, y[:14], K_test, ridge=1e-4).predictions
+    assert found.mse == pytest.approx(float((want - y[14:]).square().mean()), rel=1e-9)
+    s = K.trace() / 14
+    left = K.dense() / s @ found.fit.coefficients - y[:14]
+    assert found.train_residual == pytest.approx(float(left.norm() / y[:14].norm()), rel=1e-6)
+
+
+def test_bad_input() -> None:
+    X, Y = data(6, 3)
+    K, K_test, y = X @ X.T, Y @ X.T, X[:, 0]
+    cases: list[tuple[type[PathlensError], Any]] = [
+        (ShapeError, lambda: kernel_regression(K_test, y, K_test, 0.1)),
+        (ShapeError, lambda: kernel_regression(K, y, K_test.T, 0.1)),
+        (ShapeError, lambda: kernel_regression(K, y[:3], K_test, 0.1)),
+        (ShapeError, lambda: kernel_regression(y, y, K_test, 0.1)),
+        (DTypeError, lambda: kernel_regression(K, y, K_test.float(), 0.1)),
+        (OptionError, lambda: kernel_regression(K, y, K_test, -1.0)),
+        (NotFiniteError, lambda: kernel_regression(K, y / 0, K_test, 0.1)),
+        (LabelError, lambda: kernel_classification(K, y, K_test, 0.1)),
+        (PathlensError, lambda: gate_information(models.relu(3), (X, y), (Y, y), kernel="ntk")),
+        (ShapeError, lambda: gate_information(models.relu(3).double(), (X, y), (Y, y))),
+    ]
+    for error, call in cases:
+        with pytest.raises(error):
+            call()
