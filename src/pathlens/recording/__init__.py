@@ -1,0 +1,25 @@
+"""From a network and a batch to a Record, a Snapshot or a Trajectory.
+
+A function-mode tape hears every `F.linear`, convolution and ReLU call, so gated networks and plain modules are recorded
+by the same code, reused layers and functional calls included. What takes a net elsewhere in the package goes through
+here. May import models, records, linops (memory budget, progress) and the errors.
+"""
+
+from pathlens.models import GatedNetwork
+from pathlens.recording.inputs import as_rows
+from pathlens.recording.streams import RecordStream, record, snapshot
+from pathlens.recording.trajectory import Moment, Trajectory
+from pathlens.records import Record, RowSource, Snapshot
+
+__all__ = [
+    "GatedNetwork",
+    "Moment",
+    "Record",
+    "RecordStream",
+    "RowSource",
+    "Snapshot",
+    "Trajectory",
+    "as_rows",
+    "record",
+    "snapshot",
+]

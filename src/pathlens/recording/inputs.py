@@ -1,0 +1,122 @@
+"""What a user gives as X, as one tensor of rows, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, RowIndexError, ShapeError
+from pathlens.models import GatedNetwork
+from pathlens.models.sources import TableSource
+
+
+def as_rows(X: Any, like: nn.Module | None = None) -> Tensor:
+    """Inputs as one tensor: from a tensor, an array, a Dataset of (x, ...) items or a DataLoader of such batches.
+
+    Parameters
+    ----------
+    X : Tensor, array, nested list, Dataset or DataLoader
+        n rows; a Dataset or DataLoader is read to its end, in its own order.
+    like : nn.Module, optional
+        Arrays and data sets take this module's dtype and everything its device; a tensor of another dtype is refused.
+
+    Returns
+    -------
+    Tensor, shape (n, ...)
+        Detached, finite, at least one row. A tensor is not copied where it need not be; an array is.
+
+    Examples
+    --------
+    >>> as_rows([[1, 2], [3, 4]])
+    tensor([[1., 2.],
+            [3., 4.]])
+    """
+    reference = next(like.parameters(), None) if like is not None else None
+    dtype = reference.dtype if reference is not None else None
+    if isinstance(X, Tensor):
+        x = X.detach()
+        if dtype is not None and x.dtype != dtype:
+            raise DTypeError(f"Inputs are {x.dtype}, the network is {dtype}. Convert one of them, e.g. X.to({dtype}).")
+    elif isinstance(X, (torch.utils.data.DataLoader, torch.utils.data.Dataset)):
+        x = _from_items(X)
+    else:
+        x = _from_array(X, dtype)
+    if dtype is not None:
+        x = x.to(dtype)
+    if x.ndim < 2:
+        raise ShapeError(
+            f"Inputs need a batch dimension: expected shape (n, ...), got {tuple(x.shape)}. For one row use X[None]."
+        )
+    if x.numel() == 0:
+        raise EmptyDataError(f"Inputs are empty: shape {tuple(x.shape)}. Give at least one row.")
+    finite = torch.isfinite(x)
+    if not finite.all():
+        bad = int((~finite).flatten(1).any(1).nonzero()[0])
+        raise NotFiniteError(f"Inputs contain NaN or infinity, first in row {bad}. Remove or impute such rows.")
+    if x.is_inference():  # autograd refuses tensors made in inference mode
+        x = x.clone()
+    return x if reference is None else x.to(reference.device)
+
+
+def _from_items(X: Any) -> Tensor:
+    loader = isinstance(X, torch.utils.data.DataLoader)
+    kind = "DataLoader" if loader else "Dataset"
+    with torch.random.fork_rng(devices=[]):  # a DataLoader draws a seed for its workers
+        if loader or isinstance(X, torch.utils.data.IterableDataset):
+            items = [_first(item) for item in X]
+        else:
+            items = [_first(X[i]) for i in range(len(X))]
+    if not items:
+        raise EmptyDataError(f"Inputs: the {kind} has no items.")
+    try:
+        tensors = [torch.as_tensor(item).detach() for item in items]
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise DTypeError(
+            f"Inputs: an item of the {kind} is a {type(items[0]).__name__}, expected a tensor or a tuple that starts "
+            "with one."
+        ) from e
+    shapes = {tuple(t.shape[1:] if loader else t.shape) for t in tensors}
+    if len(shapes) > 1:
+        raise ShapeError(f"Inputs: rows of the {kind} have different shapes: {sorted(shapes)[:3]}. Make them equal.")
+    return torch.cat(tensors) if loader else torch.stack(tensors)
+
+
+def _from_array(X: Any, dtype: torch.dtype | None) -> Tensor:
+    try:
+        array = np.asarray(X)
+    except ValueError as e:
+        raise ShapeError(f"Inputs: the rows of this {type(X).__name__} do not have one shape ({e}).") from e
+    if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
+        hint = " Give its rows: data.x." if isinstance(getattr(X, "x", None), Tensor) else ""
+        raise DTypeError(f"Inputs must be real numbers, got an array of {array.dtype} ({type(X).__name__}).{hint}")
+    if not array.dtype.isnative or array.dtype.itemsize > 8:  # torch knows neither other byte orders nor long doubles
+        array = array.astype(np.float64)
+    # a copy: the array may be read-only, or change later without torch knowing; torch takes no negative strides
+    return torch.from_numpy(np.array(array, order="C")).to(dtype or torch.float32)
+
+
+def _first(item: Any) -> Any:
+    return item[0] if isinstance(item, (tuple, list)) and len(item) else item
+
+
+def row_numbers(net: nn.Module, rows: Any, x: Tensor) -> Tensor | None:
+    """Which examples of a table of gates the rows of x are; None where no table asks."""
+    source = net.source if isinstance(net, GatedNetwork) else None
+    if not isinstance(source, TableSource):
+        return None
+    n = x.shape[0]
+    ids = torch.arange(n, device=x.device) if rows is None else torch.as_tensor(rows, device=x.device)
+    if ids.shape != (n,):
+        raise ShapeError(f"record: rows has shape {tuple(ids.shape)}, expected ({n},): one number per row of X.")
+    if ids.dtype == torch.bool or ids.dtype.is_floating_point or ids.dtype.is_complex:
+        raise DTypeError(f"record: rows are {ids.dtype}, expected integers: the numbers of the examples.")
+    size = int(next(source.buffers()).shape[0])
+    if int(ids.min()) < 0 or int(ids.max()) >= size:
+        raise RowIndexError(
+            f"record: rows {int(ids.min())}…{int(ids.max())} asked for, the table of gates has {size} examples. "
+            "Say which examples these are: record(net, X, rows=…)."
+        )
+    return ids.long()

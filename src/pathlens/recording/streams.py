@@ -1,0 +1,232 @@
+"""`record`, `snapshot` and `RecordStream`: whole data sets within a memory budget."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import BudgetError, RecordError
+from pathlens.linops.budget import human_bytes, resolve_budget
+from pathlens.linops.progress import Meter
+from pathlens.models import GatedNetwork
+from pathlens.recording.inputs import as_rows, row_numbers
+from pathlens.recording.taking import check_net, exact_gates, take, unwrapped
+from pathlens.records import Record, Snapshot
+
+#: bytes that a batch needs while it is computed, per byte of its record: activations, their gradients, copies;
+#: measured at 2.3 (fully connected, one output) to 3.0 (convolutions, four outputs)
+WORKING_FACTOR = 4
+
+
+class RecordStream:
+    """A row source that computes records when asked: frozen weights and the inputs, nothing else.
+
+    The inputs are not copied; a change of them in place is noticed and refused.
+
+    Attributes
+    ----------
+    n, outputs, sites, layers, gate_label, untracked, has_sensitivities
+        As in `Record`.
+    kept : tuple of int
+        Which outputs of the network are recorded; () means all.
+    bytes_per_row, flops_per_row : int
+        What a row takes, and what it costs to compute it again.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> stream = record(models.relu(2, hidden=(4,), seed=0), torch.randn(10, 2), stream=True)
+    >>> stream.rows(3, 7)
+    Record(4 rows, 1 outputs, 1 gate sites (hard), 2 layers, torch.float32, 0.0 MiB)
+    """
+
+    def __init__(
+        self, net: nn.Module, x: Tensor, probe: Record, ids: Tensor | None, sensitivities: bool = True
+    ) -> None:
+        try:
+            self._net = copy.deepcopy(net)
+        except RuntimeError as e:
+            raise RecordError(f"record: the network cannot be copied, as a stream needs ({e}).") from e
+        for p in self._net.parameters():
+            p.grad = None
+        self._x, self._ids, self._version = x, ids, x._version
+        self.n, self.outputs, self.kept = int(x.shape[0]), probe.outputs, probe.kept
+        self.sites, self.layers = probe.sites, probe.layers
+        self.bytes_per_row, self.flops_per_row = probe.bytes_per_row, probe.flops_per_row
+        self.gate_label, self.untracked = probe.gate_label, probe.untracked
+        self.has_sensitivities = sensitivities
+
+    def rows(self, lo: int, hi: int, output: int | None = None) -> Record:
+        """Compute rows lo…hi; `output` keeps the sensitivities of one output only, which costs less."""
+        if not 0 <= lo < hi <= self.n:
+            raise RecordError(f"RecordStream: rows {lo}:{hi} asked for, it has {self.n}.")
+        if output is not None and not 0 <= output < self.outputs:
+            raise RecordError(f"RecordStream: output {output} asked for, it has {self.outputs}, numbered from 0.")
+        if self._x._version != self._version:
+            raise RecordError(
+                "RecordStream: the inputs were changed in place after they were given. Record a copy: "
+                "record(net, X.clone())."
+            )
+        ids = None if self._ids is None else self._ids[lo:hi]
+        every = self.kept or range(self.outputs)
+        wanted = (self.kept or None) if output is None else [every[output]]
+        return take(self._net, self._x[lo:hi], wanted, ids, self.has_sensitivities)
+
+    def __repr__(self) -> str:
+        return (
+            f"RecordStream({self.n} rows × {human_bytes(self.bytes_per_row)}, recomputed when asked: "
+            f"{self.flops_per_row:.2e} flops a row, {self.outputs} outputs, {len(self.sites)} gate sites)"
+        )
+
+
+def record(
+    net: nn.Module,
+    X: Any,
+    *,
+    rows: Any = None,
+    outputs: int | Sequence[int] | None = None,
+    sensitivities: bool = True,
+    max_bytes: int | None = None,
+    stream: bool | None = None,
+) -> Record | RecordStream:
+    """Gates, layer inputs and output sensitivities of a network on a batch.
+
+    The network is left as it is: its weights, gradients, mode and hooks are not touched, nor is the random state.
+
+    Parameters
+    ----------
+    net : GatedNetwork or any nn.Module
+        In eval mode if it has batch-norm or dropout. It returns (n, c) or (n,), and keeps rows the first dimension of
+        everything that its linear and convolutional layers read.
+    X : Tensor, array, Dataset or DataLoader; (n, ...)
+    rows : integer tensor, optional
+        Example numbers, where gates come from a table; 0…n−1 otherwise.
+    outputs : int or sequence of int, optional
+        Record these outputs alone.
+    sensitivities : bool
+        False skips the backward pass: enough for gates and overlap kernels.
+    max_bytes : int, optional
+        Memory budget. A record that fits is materialised, otherwise a `RecordStream` is returned that recomputes rows.
+        Default: half of the free memory.
+    stream : bool, optional
+        Ask for a stream (True) or a materialised record (False) whatever the size.
+
+    Returns
+    -------
+    Record or RecordStream
+        Both are row sources: `n`, `sites`, `layers`, `rows(lo, hi, output=k)`.
+
+    Raises
+    ------
+    RecordError
+        Batch-norm or dropout in train mode; an output of another shape; rows that are not the first dimension.
+    BudgetError
+        The budget does not hold one row.
+
+    Notes
+    -----
+    Exact. One forward and c backward passes. What a straight-through gate passes back in training is not a derivative
+    of the network, and is not recorded.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> record(models.dlgn(2, hidden=(4, 4), seed=0), torch.randn(10, 2)).gates("relu1@0").shape
+    torch.Size([10, 4])
+    """
+    net = unwrapped(net)
+    check_net(net)
+    with torch.inference_mode(False):
+        x = as_rows(X, net)
+        net = exact_gates(net)
+        ids = row_numbers(net, rows, x)
+        chosen = [outputs] if isinstance(outputs, int) else outputs
+        n = x.shape[0]
+        probe = take(net, x[:1], chosen, None if ids is None else ids[:1], sensitivities)
+        row = probe.nbytes
+        budget = resolve_budget(max_bytes, x.device)
+        if WORKING_FACTOR * row > budget:
+            raise BudgetError(
+                f"record: one row needs about {human_bytes(WORKING_FACTOR * row)}, the budget is "
+                f"{human_bytes(budget)}. Raise max_bytes, or ask for fewer outputs."
+            )
+        if stream is None:
+            stream = n * row > budget // 2
+        if stream:
+            return RecordStream(net, x, probe, ids, sensitivities)
+        if WORKING_FACTOR * row * n <= budget:
+            # the record is to stay as it is when the caller's tensor changes
+            return take(net, x.clone() if x is X or _same_memory(x, X) else x, chosen, ids, sensitivities)
+        spare = max(budget - n * row, budget // 2)
+        batch = max(1, min(n, spare // (WORKING_FACTOR * row)))
+        whole: _Assembly | None = None
+        with Meter("recording", n) as meter:
+            for lo in range(0, n, batch):
+                cut = slice(lo, lo + batch)
+                part = take(net, x[cut], chosen, None if ids is None else ids[cut], sensitivities)
+                whole = whole or _Assembly(part, n)
+                whole.put(part, lo)
+                meter.advance(part.n)
+        assert whole is not None
+        return whole.record
+
+
+def _same_memory(x: Tensor, X: Any) -> bool:
+    return isinstance(X, Tensor) and x.untyped_storage().data_ptr() == X.untyped_storage().data_ptr()
+
+
+class _Assembly:
+    """A record of n rows that is filled batch by batch, so that nothing is held twice."""
+
+    def __init__(self, part: Record, n: int) -> None:
+        made: dict[tuple[Any, ...], Tensor] = {}
+
+        def room(t: Tensor) -> Tensor:  # tensors that are one in the part (x, read by two layers) stay one
+            key = (t.data_ptr(), t.shape, t.stride(), t.dtype)
+            if key not in made:
+                made[key] = t.new_empty((n, *t.shape[1:]))
+            return made[key]
+
+        self.record = Record(
+            room(part.x), room(part.f), {k: room(t) for k, t in part.bits.items()},
+            {k: room(t) for k, t in part.soft.items()}, part.layers,
+            {k: [room(t) for t in calls] for k, calls in part.layer_inputs.items()},
+            {k: room(t) for k, t in part.sensitivity.items()}, part.gate_label, part.flops_per_row, part.untracked,
+            part.kept, part.has_sensitivities,
+        )  # fmt: skip
+
+    @staticmethod
+    def _list(r: Record) -> list[Tensor]:
+        tensors = [r.x, r.f, *r.bits.values(), *r.soft.values(), *r.sensitivity.values()]
+        return tensors + [t for calls in r.layer_inputs.values() for t in calls]
+
+    def put(self, part: Record, lo: int) -> None:
+        """Copy a batch to its place."""
+        whole = self.record
+        same = (part.layers, part.sites, part.sensitivity.keys()) == (
+            whole.layers, whole.sites, whole.sensitivity.keys(),
+        )  # fmt: skip
+        if not same:
+            raise RecordError(
+                f"record: the network runs other layers on rows {lo}…{lo + part.n - 1} than on the rows before. "
+                "Control flow that depends on the data cannot be recorded batch by batch: raise max_bytes, or record "
+                "such rows apart."
+            )
+        for target, t in zip(self._list(whole), self._list(part)):
+            target[lo : lo + part.n] = t
+
+
+def snapshot(net: nn.Module) -> Snapshot:
+    """The weights of a network now, as copies.
+
+    >>> from pathlens import models
+    >>> snapshot(models.relu(2, hidden=(4,), seed=0))
+    Snapshot(relu: 2 tensors, 12 numbers)
+    """
+    net = unwrapped(net)
+    description = net.describe() if isinstance(net, GatedNetwork) else {"kind": type(net).__name__}
+    return Snapshot({k: v.detach().clone() for k, v in net.state_dict().items()}, description)

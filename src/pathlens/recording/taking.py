@@ -1,0 +1,217 @@
+"""One forward and one backward pass of a batch, turned into a `Record`."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import RecordError
+from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
+from pathlens.models.gates import leak
+from pathlens.recording.tape import Call, Tape, module_paths
+from pathlens.records import Layer, Record
+
+
+def check_net(net: nn.Module) -> None:
+    """Refuse what cannot be recorded before anything runs."""
+    if not isinstance(net, nn.Module):
+        raise RecordError(f"record: expected an nn.Module, got {type(net).__name__}. Give the network first, then X.")
+    for name, m in net.named_modules():
+        if m is not net and isinstance(m, GatedNetwork):
+            raise RecordError(
+                f"record: module '{name}' is a GatedNetwork inside another module, which hides its gates. Record it "
+                "itself, on the inputs that reach it."
+            )
+        if isinstance(m, torch.jit.ScriptModule):
+            raise RecordError(f"record: module '{name}' is compiled by torch.jit, and no call in it can be heard.")
+        norm = isinstance(m, nn.modules.batchnorm._BatchNorm)
+        drop = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
+        if (norm or drop) and m.training:
+            what = "batch-norm mixes the rows of a batch" if norm else "dropout is random"
+            raise RecordError(f"record: module '{name}' is in train mode, where {what}. Call net.eval() first.")
+        if norm and m.running_mean is None:
+            raise RecordError(
+                f"record: module '{name}' has no running statistics, so that it mixes the rows of a batch in eval "
+                "mode too. Set track_running_stats=True."
+            )
+
+
+def unwrapped(net: nn.Module) -> nn.Module:
+    """The module behind torch.compile; its code is what the tape hears, its names are what users know."""
+    inner = getattr(net, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else net
+
+
+def exact_gates(net: nn.Module) -> nn.Module:
+    """Straight-through gates compute hard gates; their made-up gradient must not enter a record."""
+    if isinstance(net, GatedNetwork) and isinstance(net.gate, StraightThrough):
+        clone = copy.copy(net)
+        clone._modules = dict(net._modules)
+        clone.gate = Hard()
+        return clone
+    return net
+
+
+def _part(net: nn.Module, name: str) -> str:
+    if not isinstance(net, GatedNetwork) or net.source is None:
+        return "shared"
+    return "gate" if name.startswith("source.") else "value"
+
+
+def _listen(net: nn.Module, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tape]:
+    """Run the network on stand-ins for its parameters, so that the live ones see no graph and no gradient."""
+    parameters = {k: p.detach() for k, p in net.named_parameters()}
+    names = {id(p): k for k, p in parameters.items()}
+    stack: list[tuple[str, nn.Module]] = []
+    if isinstance(net, GatedNetwork):
+        tape = Tape(names, clone=False, stack=stack)
+        with tape:
+            return torch.func.functional_call(net, parameters, (x, ids)), tape
+    # a user's forward may write into its input or its buffers
+    buffers = {k: b.detach().clone() for k, b in net.named_buffers()}
+    tape = Tape(names, clone=True, stack=stack)
+    with module_paths(net, stack), tape:
+        return torch.func.functional_call(net, parameters | buffers, (x.clone(),)), tape
+
+
+def take(net: nn.Module, x: Tensor, outputs: Sequence[int] | None, ids: Tensor | None, sensitivities: bool) -> Record:
+    """The record of one batch; the caller has checked modes and inputs."""
+    n = x.shape[0]
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+        f, tape = _listen(net, x, ids)
+        if isinstance(f, Tensor) and f.ndim == 0 and n == 1:  # a network that ends in squeeze()
+            f = f.reshape(1)
+        if not isinstance(f, Tensor) or f.ndim not in (1, 2) or f.shape[0] != n:
+            got = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
+            raise RecordError(
+                f"record: the network must return a tensor of shape (n, c), got {got} for {n} rows. Wrap it so that "
+                "it returns its outputs alone, rows first."
+            )
+        f2 = f if f.ndim == 2 else f[:, None]
+        wanted = list(range(f2.shape[1])) if outputs is None else list(outputs)
+        if not wanted or any(not 0 <= k < f2.shape[1] for k in wanted):
+            raise RecordError(f"record: outputs {wanted} asked for, the network has {f2.shape[1]}, numbered from 0.")
+        by_weight = _by_weight(tape, n)
+        last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
+        heard = [c for k, calls in by_weight.items() if k not in last for c in calls]
+        grads = _gradients(f2, heard, wanted) if sensitivities else {}
+    trainable = {k: p.requires_grad for k, p in net.named_parameters()}
+    biases = _biases(by_weight, tape.other, trainable)
+    layers, layer_inputs, sensitivity = [], {}, {}
+    flops = 0
+    for weight, calls in by_weight.items():
+        name, shape = weight.removesuffix(".weight"), calls[0].shape
+        size = math.prod(shape[1:])
+        geometry, part = tuple(c.convolution for c in calls), _part(net, weight)
+        layer = Layer(name, part, weight in biases, size, shape[0], geometry, weight in last, trainable[weight])
+        layers.append(layer)
+        layer_inputs[name] = [c.x for c in calls]
+        flops += sum(2 * c.out[0].numel() * size for c in calls)
+        if any(id(c) in grads for c in calls):
+            sensitivity[name] = torch.cat([_by_position(grads.get(id(c)), c, len(wanted)) for c in calls], dim=2)
+    bits, soft, label = _gates_of(net, x, ids, tape)
+    told = set(by_weight) | set(biases.values())
+    return Record(
+        x, f2.detach()[:, wanted], bits, soft, tuple(layers), layer_inputs, sensitivity, label,
+        flops * (1 + (len(wanted) if sensitivities else 0)),
+        tuple(k for k, train in trainable.items() if train and k not in told),
+        () if outputs is None else tuple(wanted), sensitivities,
+    )  # fmt: skip
+
+
+def _by_weight(tape: Tape, n: int) -> dict[str, list[Call]]:
+    """Calls by weight, without weights that are also used in other ways."""
+    found: dict[str, list[Call]] = {}
+    for call in tape.calls:
+        if call.out.shape[0] != n:
+            raise RecordError(
+                f"record: layer '{call.weight}' sees {call.out.shape[0]} rows where the batch has {n}. Rows must stay "
+                "the first dimension inside the network."
+            )
+        if call.weight not in tape.other:
+            found.setdefault(call.weight, []).append(call)
+    return found
+
+
+def _biases(by_weight: dict[str, list[Call]], other: set[str], trainable: dict[str, bool]) -> dict[str, str]:
+    """Weight → bias, where Σ_p D_p of that layer is the whole gradient of that bias.
+
+    Not so for a bias that some calls go without, that other layers share, or whose weight alone is frozen.
+    """
+    owners: dict[str, set[str]] = {}
+    for weight, calls in by_weight.items():
+        for call in calls:
+            if call.bias is not None:
+                owners.setdefault(call.bias, set()).add(weight)
+    found = {}
+    for bias, weights in owners.items():
+        weight = next(iter(weights))
+        whole = len(weights) == 1 and bias not in other and all(c.bias == bias for c in by_weight[weight])
+        if whole and trainable[bias] == trainable[weight]:
+            found[weight] = bias
+    return found
+
+
+def _is_output(call: Call, f: Tensor) -> bool:
+    """Whether the network returns this call's result unchanged: itself, or the clone that the tape handed on."""
+    if call.out is f:
+        return True
+    node = f.grad_fn
+    if call.out.shape != f.shape or node is None or type(node).__name__ != "CloneBackward0":
+        return False
+    before = node.next_functions[0][0]
+    if call.out.grad_fn is None:  # a leaf: the first layer
+        return getattr(before, "variable", None) is call.out
+    return before is call.out.grad_fn
+
+
+def _gradients(f: Tensor, calls: list[Call], outputs: list[int]) -> dict[int, list[Tensor | None]]:
+    """Per call, the gradient of every wanted output to the call's result; calls that f ignores are left out."""
+    if not calls or not f.requires_grad:
+        return {}
+    found: dict[int, list[Tensor | None]] = {id(c): [] for c in calls}
+    outs = [c.out for c in calls]
+    for i, k in enumerate(outputs):
+        try:
+            gs = torch.autograd.grad(f[:, k].sum(), outs, retain_graph=i + 1 < len(outputs), allow_unused=True)
+        except RuntimeError as e:
+            if isinstance(e, torch.OutOfMemoryError):
+                raise
+            raise RecordError(
+                f"record: the network cannot be differentiated ({e}). It could not be trained either; if the gates "
+                "are enough, pass sensitivities=False."
+            ) from e
+        for c, g in zip(calls, gs):
+            found[id(c)].append(g)
+    return {k: v for k, v in found.items() if any(g is not None for g in v)}
+
+
+def _by_position(grads: list[Tensor | None] | None, call: Call, count: int) -> Tensor:
+    """Stack gradients to (n, c, P, m)."""
+    full = [torch.zeros_like(call.out) if g is None else g for g in (grads or [None] * count)]
+    n = call.out.shape[0]
+    if call.convolution is None:
+        return torch.stack([g.detach().reshape(n, -1, g.shape[-1]) for g in full], dim=1)
+    return torch.stack([g.detach().flatten(2).transpose(1, 2) for g in full], dim=1)
+
+
+def _gates_of(
+    net: nn.Module, x: Tensor, ids: Tensor | None, tape: Tape
+) -> tuple[dict[str, Tensor], dict[str, Tensor], str]:
+    if not isinstance(net, GatedNetwork):
+        bits = {name: b for name, _, b in tape.relus}
+        soft = {name: leak(b.to(x.dtype), slope) for name, slope, b in tape.relus if slope}
+        return bits, soft, "hard"
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        scores = net.preactivations(x, ids)
+        all_open = isinstance(net.gate, Open)
+        bits = {k: torch.ones_like(q, dtype=torch.bool) if all_open else q > 0 for k, q in scores.items()}
+        soft = {}
+        for site in net.sites:
+            if not net.gate.hard or site.slope:
+                soft[site.name] = leak(net.gate(scores[site.name]), site.slope)
+    return bits, soft, net.gate.label

@@ -1,0 +1,161 @@
+"""The tape: hears every linear, convolutional and ReLU call while a network runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from pathlens.errors import RecordError
+from pathlens.records import Convolution
+
+_CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+_RELUS = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.leaky_relu, F.leaky_relu_}
+_RANDOM = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu}
+
+
+def _tuple(value: Any, length: int) -> tuple[int, ...]:
+    values = (int(value),) if isinstance(value, int) else tuple(int(v) for v in value)
+    return values * length if len(values) == 1 else values
+
+
+def _geometry(
+    weight: Tensor, dims: int, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Convolution:
+    kernel, dilation = tuple(weight.shape[2:]), _tuple(dilation, dims)
+    if padding == "same":
+        totals = [d * (k - 1) for k, d in zip(kernel, dilation)]
+        pads = tuple((t // 2, t - t // 2) for t in totals)
+    elif padding == "valid":
+        pads = ((0, 0),) * dims
+    else:
+        pads = tuple((p, p) for p in _tuple(padding, dims))
+    return Convolution(kernel, _tuple(stride, dims), pads, dilation, groups)
+
+
+@dataclass
+class Call:
+    """One linear or convolutional call: whose weight and bias, what it read, what came out."""
+
+    weight: str
+    bias: str | None
+    x: Tensor
+    out: Tensor
+    shape: tuple[int, ...]
+    convolution: Convolution | None
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for v in values:
+        if isinstance(v, Tensor):
+            yield v
+        elif isinstance(v, (tuple, list)):
+            yield from _tensors(v)
+
+
+class Tape(TorchFunctionMode):
+    """Hears linear and convolutional calls, and ReLU calls of plain modules, while a network runs.
+
+    `names` maps the id of a parameter's stand-in to its name. `other` collects parameters that also enter a
+    computation in some other way, so that the calls do not tell their whole gradient.
+    """
+
+    def __init__(self, names: dict[int, str], clone: bool, stack: list[tuple[str, nn.Module]]) -> None:
+        super().__init__()
+        self.names, self.clone, self.stack = names, clone, stack
+        self.calls: list[Call] = []
+        self.relus: list[tuple[str, float, Tensor]] = []
+        self.counts: Counter[str] = Counter()
+        self.other: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear or func in _CONVOLUTIONS:
+            return self._layer(func, args, kwargs)
+        if func in _RELUS and self.stack:  # gated networks tell their gates themselves
+            self._gate(func, args, kwargs)
+        elif func in _RANDOM or func is F.batch_norm:
+            self._refuse_training(func, args, kwargs)
+        out = func(*args, **kwargs)
+        used = [self.names[id(t)] for t in _tensors((*args, *kwargs.values())) if id(t) in self.names]
+        if used and any(True for _ in _tensors((out,))):  # asking a weight for its shape is no use of it
+            self.other.update(used)
+        return out
+
+    def _gate(self, func: Any, args: Any, kwargs: Any) -> None:
+        q = args[0] if args else kwargs["input"]
+        slope = 0.0
+        if "leaky" in func.__name__:
+            slope = float(args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01))
+        path, module = self.stack[-1]
+        key = path if isinstance(module, (nn.ReLU, nn.LeakyReLU)) else f"{path}.relu" if path else "relu"
+        self.relus.append((f"{key}@{self.counts[key]}", slope, (q > 0).detach()))
+        self.counts[key] += 1
+
+    def _refuse_training(self, func: Any, args: Any, kwargs: Any) -> None:
+        bound = inspect.signature(func).bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.arguments["training"] and bound.arguments.get("p", 1) > 0:
+            where = f"in module '{self.stack[-1][0]}' " if self.stack and self.stack[-1][0] else ""
+            what = "it mixes the rows of a batch" if func is F.batch_norm else "it is random"
+            raise RecordError(
+                f"record: a call of {func.__name__} {where}works as in training, where {what}. Call net.eval() first, "
+                "and pass training=self.training to functional calls."
+            )
+
+    def _layer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        bound = dict(zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args)) | kwargs
+        x, weight, bias = bound["input"], bound["weight"], bound.get("bias")
+        name, bias_name = self.names.get(id(weight)), self.names.get(id(bias))
+        if id(x) in self.names:
+            self.other.add(self.names[id(x)])
+        out = func(*args, **kwargs)
+        if name is None:  # a weight computed on the fly is no layer of its own
+            if bias_name is not None:
+                self.other.add(bias_name)
+            return out
+        dims = _CONVOLUTIONS.get(func)
+        if x.ndim < 2 or (dims is not None and x.ndim != dims + 2):
+            raise RecordError(
+                f"record: layer '{name}' reads a tensor of shape {tuple(x.shape)}, which has no batch dimension. "
+                "Rows must stay the first dimension inside the network."
+            )
+        convolution = None
+        if dims is not None:
+            options = {k: bound[k] for k in ("stride", "padding", "dilation", "groups") if k in bound}
+            convolution = _geometry(weight, dims, **options)
+        if not out.requires_grad:
+            out.requires_grad_()
+        x = x.detach()
+        self.calls.append(Call(name, bias_name, x.clone() if self.clone else x, out, tuple(weight.shape), convolution))
+        # an in-place ReLU of a plain module would otherwise rewrite what the tape holds
+        return out.clone() if self.clone else out
+
+
+@contextmanager
+def module_paths(net: nn.Module, stack: list[tuple[str, nn.Module]]) -> Iterator[None]:
+    """Keep on `stack` the path and the module that is running."""
+    handles = []
+    for path, module in net.named_modules():
+
+        def enter(m: nn.Module, inputs: Any, path: str = path) -> None:
+            stack.append((path, m))
+
+        def leave(m: nn.Module, inputs: Any, output: Any) -> None:
+            stack.pop()
+
+        handles.append(module.register_forward_pre_hook(enter, prepend=True))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,152 @@
+"""`Trajectory` and its moments: a training run as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pathlens.errors import FileFormatError, RecordError
+from pathlens.recording.streams import record, snapshot
+from pathlens.records import Record, Snapshot, read_header, write_header
+
+_PARTS: dict[str, type[Snapshot] | type[Record]] = {"snapshot": Snapshot, "record": Record}
+
+
+@dataclass
+class Moment:
+    """One point of a training run: weights, and a record or outputs if they were asked for."""
+
+    step: int
+    epoch: float | None = None
+    reason: str = ""
+    loss: float | None = None
+    snapshot: Snapshot | None = None
+    record: Record | None = None
+
+    def __repr__(self) -> str:
+        kept = [k for k in ("snapshot", "record") if getattr(self, k) is not None]
+        loss = "" if self.loss is None else f", loss {self.loss:.3g}"
+        return f"Moment(step {self.step}, epoch {self.epoch}{loss}, {self.reason or 'asked for'}: {' + '.join(kept)})"
+
+
+@dataclass
+class Trajectory:
+    """A training run as data: what happened every epoch, and the moments that were kept.
+
+    `history` maps a name ("loss", "test_loss", …) to one number per epoch, the first at initialisation. In your own
+    loop call `append`:
+
+    >>> from pathlens import models
+    >>> net, trajectory = models.relu(2, hidden=(4,), seed=0), Trajectory()
+    >>> trajectory.append(net, torch.randn(3, 2), step=0)
+    Moment(step 0, epoch None, asked for: snapshot + record)
+    """
+
+    history: dict[str, list[float]] = field(default_factory=dict)
+    moments: list[Moment] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def append(
+        self,
+        net: nn.Module,
+        X: Any = None,
+        step: int = 0,
+        *,
+        epoch: float | None = None,
+        loss: float | None = None,
+        reason: str = "",
+        sensitivities: bool = True,
+        rows: Any = None,
+    ) -> Moment:
+        """Keep the network's weights, and its record on X where X is given.
+
+        Parameters
+        ----------
+        net : nn.Module
+            In any mode; the record is taken in eval mode, and the mode of every module restored.
+        X : inputs, optional
+            As `record` takes them.
+        step : int
+        epoch, loss : float, optional
+        reason : str
+            Why this moment is kept; shown by ``repr``.
+        sensitivities, rows
+            As in `record`.
+        """
+        taken = None
+        if X is not None:
+            mode = {m: m.training for m in net.modules()}
+            net.eval()
+            try:
+                made = record(net, X, sensitivities=sensitivities, rows=rows, stream=False)
+                assert isinstance(made, Record)
+                taken = made
+            finally:
+                for m, training in mode.items():
+                    m.training = training
+        moment = Moment(step, epoch, reason, loss, snapshot(net), taken)
+        self.moments.append(moment)
+        return moment
+
+    def at_epoch(self, epoch: float) -> Moment:
+        """The moment kept at that epoch."""
+        for m in self.moments:
+            if m.epoch == epoch:
+                return m
+        raise RecordError(f"Trajectory: nothing was kept at epoch {epoch}; kept: {[m.epoch for m in self.moments]}.")
+
+    def epoch_reached(self, loss: float, name: str = "loss") -> int | None:
+        """The first epoch whose loss is below a value, or None."""
+        return next((e for e, v in enumerate(self.history.get(name, [])) if v < loss), None)
+
+    def save(self, folder: str | Path) -> None:
+        """Write `trajectory.json` and one pair of files per kept snapshot and record.
+
+        The folder may hold an earlier save of a growing trajectory; `trajectory.json` is replaced last.
+        """
+        folder = Path(folder)
+        entries = []
+        for i, m in enumerate(self.moments):
+            entry: dict[str, Any] = {"step": m.step, "epoch": m.epoch, "reason": m.reason, "loss": m.loss}
+            for part in _PARTS:
+                kept = getattr(m, part)
+                # the checksum says which save a file belongs to, should one be interrupted
+                entry[part] = None if kept is None else kept.save(folder / f"{part}-{i:04d}")
+            entries.append(entry)
+        meta = {"history": self.history, "moments": entries, "config": self.config}
+        write_header(folder / "trajectory.json", "trajectory", meta)
+        current = {f"{part}-{i:04d}" for i, entry in enumerate(entries) for part in _PARTS if entry[part] is not None}
+        for part in _PARTS:  # of a longer trajectory that was saved here before
+            for old in folder.glob(f"{part}-[0-9][0-9][0-9][0-9].*"):
+                if old.suffix in (".json", ".safetensors") and old.name.split(".")[0] not in current:
+                    old.unlink()
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Trajectory:
+        """Read a saved trajectory."""
+        folder = Path(folder)
+        path = folder / "trajectory.json"
+        meta = read_header(path, "trajectory")
+        moments = []
+        for i, d in enumerate(meta["moments"]):
+            kept: dict[str, Any] = {}
+            for part, kind in _PARTS.items():
+                if d[part] is None:
+                    continue
+                file = folder / f"{part}-{i:04d}"
+                kept[part] = kind.load(file)
+                if read_header(file.with_name(file.name + ".json"), part)["sha256"] != d[part]:
+                    raise FileFormatError(
+                        f"{file}.json: belongs to another save than {path}, which was probably interrupted. Both were "
+                        f"left untouched; {kind.__name__}.load still reads this file on its own."
+                    )
+            moments.append(Moment(d["step"], d["epoch"], d["reason"], d["loss"], **kept))
+        return cls(meta["history"], moments, meta["config"])
+
+    def __repr__(self) -> str:
+        epochs = max((len(v) for v in self.history.values()), default=1) - 1
+        loss = self.history.get("loss")
+        return f"Trajectory({epochs} epochs, {len(self.moments)} moments" + (f", loss {loss[-1]:.3g})" if loss else ")")
