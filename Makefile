@@ -41,7 +41,7 @@ test-slow: $(VENV)/.dev  ## the tests that take minutes
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	@echo "• ruff"
-	@$(BIN)/ruff check src tests benchmarks
+	@$(BIN)/ruff check src tests benchmarks docs
 	@echo "• mypy"
 	@$(BIN)/mypy
 
@@ -50,7 +50,7 @@ bench: $(VENV)/.dev  ## measure speed; prints ratios, asserts nothing
 
 docs: $(VENV)/.dev  ## write the reference, from docstrings, into build/docs
 	@echo "• writing build/docs"
-	@$(BIN)/pdoc --docformat numpy --output-directory build/docs pathlens '!pathlens.testing'
+	@$(BIN)/python docs/build.py
 	@echo "• open build/docs/index.html"
 
 picture: $(VENV)/.demo  ## draw the README's picture anew from the demo's artifacts

@@ -36,7 +36,19 @@ _MODULES = (
 )
 
 if TYPE_CHECKING:
-    from pathlens import artifacts, data, errors, kernels, linops, models, recording, records, training
+    from pathlens import (
+        artifacts,
+        data,
+        errors,
+        experiments,
+        kernels,
+        linops,
+        models,
+        recording,
+        records,
+        report,
+        training,
+    )
     from pathlens.models import gated_twin
     from pathlens.recording import Trajectory, record, snapshot
     from pathlens.records import Record, Snapshot
@@ -47,20 +59,29 @@ __all__ = [
     "Snapshot",
     "Trajectory",
     "__version__",
+    "artifacts",
     "data",
     "errors",
+    "experiments",
     "gated_twin",
     "kernels",
+    "linops",
     "models",
     "record",
+    "recording",
+    "records",
+    "report",
     "snapshot",
     "train",
+    "training",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value  # found at once the next time
+        return value
     if name in _MODULES:
         return importlib.import_module(f"pathlens.{name}")
     raise AttributeError(f"module 'pathlens' has no attribute {name!r}")
