@@ -16,7 +16,8 @@ from torch import nn
 from pathlens import models
 from pathlens.errors import BudgetError
 from pathlens.kernels import ntk
-from pathlens.kernels.convolution import plan_layer
+from pathlens.kernels.convolution import BlockTangent, plan_layer
+from pathlens.kernels.sources import Sides
 from pathlens.recording import record
 from pathlens.records import Layer
 
@@ -110,6 +111,21 @@ def test_selections_and_products_of_blocks() -> None:
     v = torch.randn(8).double()
     assert torch.allclose(K @ v, dense @ v, rtol=1e-10, atol=1e-14)
     assert K[3, 6] == pytest.approx(float(dense[3, 6]), rel=1e-10)
+
+
+@pytest.mark.parametrize("outputs", ["trace", "full"])
+def test_many_blocks(outputs: str) -> None:
+    net, _, _ = build("average", "relu")
+    X, Y = torch.randn(7, 2, 5, 5).double(), torch.randn(5, 2, 5, 5).double()
+    rec, other = record(net, X), record(net, Y)
+    plans = [plan_layer(a, a.bias, rec.rows(0, 1), 7) for a in rec.layers]
+    edges = set()
+    for budget in (24_000, 40_000, 10**9):
+        for cols in (None, other):
+            blocks = BlockTangent(Sides(rec, cols, net), plans, None, 0, outputs, budget)
+            edges.add(blocks.edge)
+            check_ntk(blocks.operator("blocks", None), net, X, None if cols is None else Y, outputs=outputs)
+    assert min(edges) < 5 and max(edges) > 7, edges  # two blocks and one
 
 
 def test_a_budget_for_less_than_one_row_is_refused() -> None:

@@ -184,8 +184,9 @@ class _Branches(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv1d(1, 2, 1), nn.Conv1d(2, 2, 1)
+        self.norm = nn.BatchNorm1d(2) if how == "scaled" else nn.Identity()
         self.how = how
-        self.output = nn.Linear({"join": 4, "pad": 3}.get(how, 2), 1)
+        self.output = nn.Linear({"join": 4, "pad": 3, "slices, flatten": 4}.get(how, 2), 1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.conv1(x))
@@ -196,24 +197,38 @@ class _Branches(nn.Module):
         elif self.how == "twice":
             y = F.relu(self.conv2(h) + h + h)
         elif self.how == "difference":
-            y = F.relu(0.5 * self.conv2(h) - h / 4)
-        elif self.how == "slices":
-            y = F.relu(self.conv2(h)[:, :, ::2] + h[:, :, 1::2] + h[:, :, ::2])
+            y = F.relu(0.5 * self.conv2(h) - h / 4 + h.roll(1, 2))
+        elif self.how == "channels":
+            y = F.relu(self.conv2(h) + h + h.flip(1))
+        elif self.how == "scaled":
+            y = self.conv2(h)
+            y = F.relu(self.norm(y) + y)
         else:
-            y = F.relu(self.conv2(F.relu(x + x).repeat(1, 2, 1) + h))
-        return self.output(y.mean(-1))
+            y = F.relu(self.conv2(h)[:, :, ::2] + h[:, :, 1::2] + h[:, :, ::2])
+        return self.output(y.flatten(1) if "flatten" in self.how else y.mean(-1))
 
 
-@pytest.mark.parametrize("how", ["join", "pad", "twice", "difference", "slices"])
+@pytest.mark.parametrize(
+    "how", ["join", "pad", "twice", "difference", "channels", "scaled", "slices", "slices, flatten"]
+)
 def test_branches(how: str) -> None:
     X = torch.randn(4, 1, 4).double()
-    net = models.gated_twin(_Branches(how).double(), "galu", X[:2], seed=1)
+    net = open_twin(settle(_Branches(how)), "galu", X)
     phi = path_features(net, X)
     want = phi @ phi.T
     assert_kernel_close(npk(net, X).dense(), want, want.diagonal())
     counts = count_shared_paths(net, X)
     if how != "difference":  # the enumeration takes a scale for a number of routes
         assert torch.equal(overlap(net, X).dense().long(), counts)
+
+
+def test_a_map_that_selects_and_scales() -> None:
+    """Averaging one position with two of padding: after flattening only p = q is carried, with squared weights."""
+    template = nn.Sequential(
+        nn.Conv1d(1, 3, 1), nn.ReLU(), nn.AvgPool1d(3, padding=1), nn.Flatten(), nn.Linear(3, 1)
+    ).double()
+    X = torch.randn(4, 1, 1).double()
+    check_paths(open_twin(template, "galu", X), X)
 
 
 class _DenseResidual(nn.Module):
@@ -354,6 +369,8 @@ def test_records_that_do_not_tell_the_wiring() -> None:
         overlap(record(net, X))
     with pytest.raises(RecordError, match="gated_twin"):
         overlap(ConvNet(), X)
+    with pytest.raises(RecordError, match="not a chain"):
+        overlap(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), torch.randn(3, 2))
     with pytest.raises(RecordError, match="no gate sites"):
         overlap(nn.Linear(2, 1), torch.randn(3, 2))
 

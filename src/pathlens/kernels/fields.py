@@ -53,8 +53,8 @@ class SpatialMap:
         return t @ ((self.matrix != 0).to(t.dtype) if count else self.matrix.square()).T
 
     def mask(self, m: Tensor) -> Tensor:
-        """A mask after this map, where it selects; weights stay with the map."""
-        return m[..., self.index[:, 0]] * (self.weight[:, 0] != 0)
+        """A mask after this map, where it selects; weights, zero ones too, stay with the map."""
+        return m[..., self.index[:, 0]]
 
 
 # --- fields ----------------------------------------------------------------------------------------------------

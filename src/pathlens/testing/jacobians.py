@@ -140,8 +140,8 @@ def _direct(
 
     def routes(block: Tensor) -> Tensor:
         matrix = block.reshape(block.shape[0], -1)
-        least = matrix[matrix != 0].abs().min() if bool((matrix != 0).any()) else torch.tensor(1.0)
-        return (matrix / least).round().long()  # pooling divides by the size of its window
+        least = float(matrix[matrix != 0].abs().min()) if bool((matrix != 0).any()) else 1.0
+        return (matrix / min(least, 1.0)).round().long()  # pooling divides by the size of its window
 
     count = len(shapes)
     between = {(i, j): routes(blocks[j][1 + i]) for i, j in itertools.combinations(range(count), 2)}
