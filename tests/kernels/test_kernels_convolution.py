@@ -133,7 +133,7 @@ def test_a_budget_for_less_than_one_row_is_refused() -> None:
     with pytest.raises(BudgetError, match="budget is"):
         ntk(net, X, max_bytes=20_000)
     with pytest.raises(BudgetError, match="one row and one column"):
-        ntk(record(net, X, stream=True), max_bytes=30_000)
+        ntk(record(net, X, stream=True), max_bytes=20_000)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux to read the peak of memory")

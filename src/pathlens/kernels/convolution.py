@@ -121,6 +121,7 @@ class BlockTangent:
         budget: int,
     ) -> None:
         self.sides, self.plans, self.others, self.outputs = sides, tuple(plans), others, outputs
+        self.other_size = other_size
         first = probe(sides.rows)
         self.c = first.outputs
         self.dtype, self.device = first.f.dtype, first.f.device
@@ -137,9 +138,11 @@ class BlockTangent:
                 f"ntk: one row and one column need {human_bytes(least)}, the budget is {human_bytes(budget)}. "
                 "Raise max_bytes, or ask for one output or one layer."
             )
+        self.pair_room = max(budget // 8, pair)
         self.most = max(int(budget // 4 // work), 1)
-        self.edge = max(int((budget - min(self.most * work, budget // 2)) // 3 // max(row, 1)), 1)
-        self.pair_room = max(budget // 6, pair)
+        spare = budget - self.pair_room - self.most * work
+        # a block of rows and one of columns, and their product
+        self.edge = max(int((math.sqrt(row * row + size * max(spare, 0)) - row) / size), 1)
         self._diagonal: Tensor | None = None
 
     @property
@@ -198,23 +201,32 @@ class BlockTangent:
                 meter.advance()
 
     def _block(self, source: Source, index: Tensor, output: int) -> _Block:
-        explicit: list[list[Tensor]] = []
-        pairs: list[list[tuple[Tensor, Tensor]]] = []
-        for rec in pieces(source, index, self.most, output):
-            made = [example_gradients(rec, p, 0) for p in self.plans if p.explicit]
-            if self.others is not None:
-                made.append(self.others(rec.x, rec.kept[0] if rec.kept else output))
-            explicit.append(made)
-            pairs.append(
-                [(rec.inputs(p.layer.name), rec.sensitivities(p.layer.name, 0)) for p in self.plans if not p.explicit]
-            )
-        joined = [torch.cat(parts) for parts in zip(*explicit)]
-        biases = [p.bias for p in self.plans if not p.explicit]
-        both = [
-            (torch.cat([a for a, _ in parts]), torch.cat([d for _, d in parts]), bias)
-            for parts, bias in zip(zip(*pairs), biases)
+        b = len(index)
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(b, *shape, dtype=self.dtype, device=self.device)
+
+        # filled piece by piece: joining pieces would take the block twice
+        explicit = [(p, empty(p.gradient_size)) for p in self.plans if p.explicit]
+        pairs = [
+            (p, empty(p.positions, p.layer.inputs), empty(p.positions, p.layer.outputs))
+            for p in self.plans
+            if not p.explicit
         ]
-        return _Block(joined, both)
+        rest = empty(self.other_size) if self.others is not None else None
+        at = 0
+        for rec in pieces(source, index, self.most, output):
+            here = slice(at, at + rec.n)
+            for p, out in explicit:
+                out[here] = example_gradients(rec, p, 0)
+            for p, a, d in pairs:
+                a[here] = rec.inputs(p.layer.name)
+                d[here] = rec.sensitivities(p.layer.name, 0)
+            if rest is not None and self.others is not None:
+                rest[here] = self.others(rec.x, rec.kept[0] if rec.kept else output)
+            at += rec.n
+        matrices = [out for _, out in explicit] + ([rest] if rest is not None else [])
+        return _Block(matrices, [(a, d, p.bias) for p, a, d in pairs])
 
     def _product(self, left: _Block, right: _Block) -> Tensor:
         total: Tensor | None = None

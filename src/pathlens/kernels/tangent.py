@@ -244,7 +244,9 @@ def _build(
     else:  # one pass over the stream for all of them
         spatial = plans
     if spatial or others is not None:
-        blocks = BlockTangent(sides, spatial, others, others.size if others else 0, outputs, room // 2)
+        # what is held already, and the tile that is asked for, take their share
+        spare = room // 2 if resident else room - room // 8
+        blocks = BlockTangent(sides, spatial, others, others.size if others else 0, outputs, spare)
         made.append(blocks.operator("ntk blocks", max_bytes))
     if not made:  # hard gates: f does not depend on these layers
         made.append(_zero(sides, first, outputs))
