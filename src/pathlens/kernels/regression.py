@@ -246,7 +246,7 @@ def gate_information(
     (X, y), (X_test, y_test) = train, test
     K = build(net, X, max_bytes=max_bytes, **options)
     K_test = build(net, X_test, columns=X, max_bytes=max_bytes, **options)
-    y, y_test = torch.as_tensor(y), torch.as_tensor(y_test)
+    y, y_test = torch.as_tensor(y).cpu(), torch.as_tensor(y_test).cpu()
     labelled = not y.dtype.is_floating_point
     if labelled and classes is None:
         classes = int(torch.cat([y, y_test]).max()) + 1

@@ -274,10 +274,10 @@ class Wiring:
     def _probe(self, run: Any, source: Tensor) -> tuple[SpatialMap | None, Tensor | None]:
         """Find T and π with run(t)(c, p) = Σ_q T(p, q) t(π(c), q), and verify them."""
         shape, (channels, size) = source.shape, (source.shape[1], math.prod(tuple(source.shape[2:])))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            scale = 1 + torch.rand(channels, dtype=torch.float64, device=source.device)
-            field = 1 + torch.rand(size, dtype=torch.float64, device=source.device)
+        generator = torch.Generator().manual_seed(0)  # its own: nothing of the user's moves
+        with torch.no_grad():
+            scale = 1 + torch.rand(channels, dtype=torch.float64, generator=generator).to(source.device)
+            field = 1 + torch.rand(size, dtype=torch.float64, generator=generator).to(source.device)
             out = run((scale[:, None] * field).reshape(shape))
             if out.ndim < 2 or out.shape[0] != 1:
                 raise ValueError("it changes the batch")
@@ -298,7 +298,7 @@ class Wiring:
             ratio = out[0].flatten(1)[:, at] / pattern[at] if out.ndim > 2 else out[0] / pattern[at]
             distance, nearest = (ratio[:, None] - scale).abs().min(1)
             moved = torch.where(distance < 1e-9, nearest, -1)
-            check = torch.randn(shape, dtype=torch.float64, device=source.device)
+            check = torch.randn(shape, dtype=torch.float64, generator=generator).to(source.device)
             want = torch.einsum("pq,cq->cp", matrix, check.reshape(channels, size)[moved.clamp(min=0)])
             want = want * (moved >= 0)[:, None]
             if not torch.allclose(run(check)[0].reshape(want.shape), want, rtol=1e-9, atol=1e-9):
