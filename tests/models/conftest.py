@@ -1,4 +1,4 @@
-"""One torch thread for these tests: their matrices are small, and threads that wait for each other only cost time."""
+"""One torch thread and one seed for these tests: their matrices are small, and a failure must come back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread_and_seed() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
     torch.set_num_threads(before)

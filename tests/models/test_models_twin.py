@@ -182,6 +182,17 @@ def test_a_branch_that_starts_at_zero_is_checked_too() -> None:
         gated_twin(template, "relu", example=torch.randn(2, 5))
 
 
+def test_a_layer_whose_units_are_all_off_hides_nothing() -> None:
+    class Square(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x
+
+    template = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), Square(), nn.Linear(4, 2))
+    nn.init.constant_(template[0].bias, -50.0)
+    with pytest.raises(ConversionError, match=r"module '2'.*not affine"):
+        gated_twin(template, "relu", example=torch.randn(2, 3), affine=(Square,))
+
+
 def test_one_example_is_enough() -> None:
     template, x = make(AFFINE["batch-norm"])
     assert len(gated_twin(template, "dlgn", example=x[:1]).sites) == 2

@@ -37,13 +37,13 @@ class Checker:
             torch.default_generator.manual_seed(0)
             _shake(self.copy)
             scale = max(1.0, float(first.std())) if first.numel() > 1 else 1.0
-            # batch-norm in train mode turns two flat rows into ±1 whatever they are, so those need a third
-            others = [torch.randn_like(first) for _ in range(1 if first.ndim > 2 else 2)]
+            # an image has many places; flat rows are cheap and need company, lest all units of a layer be off and
+            # hide what follows, or batch-norm in train mode make ±1 of two rows whatever they are
+            others = [torch.randn_like(first) for _ in range(1 if first.ndim > 2 else 15)]
             self.rows = torch.cat([first, *(first + scale * other for other in others)])
             self.far = 100 * scale * torch.randn_like(first)
         self.values: fx.GraphModule  # made once the template has run, since it turns in-place modules functional
-        self.gates: tuple[Tensor, ...] = ()
-        self.output = torch.empty(0)
+        self.gate_shapes: list[list[int]] = []  # for a batch of one
 
     def refresh(self) -> None:
         """Take over modules that were replaced in the traced template (max-pools that became average-pools)."""
@@ -61,7 +61,7 @@ class Checker:
         """The ReLU network of the graph is the template, hooks and all, in both modes, row by row."""
         expected = self._run_template()
         self.values = graph_module(self.copy, value_graph(self.traced), "Values")
-        for training in (True, False):  # eval last: its gates serve the other tests
+        for training in (True, False):
             with self._buffers_kept():
                 got = self._run_relu_twin(training)
             want = expected[training]
@@ -115,29 +115,29 @@ class Checker:
             ) from error
 
     def _run_relu_twin(self, training: bool) -> Tensor:
-        heard: list[Tensor] = []
+        shapes: list[list[int]] = []
 
         def unit(q: Tensor, slope: float) -> Tensor:
-            heard.append(slope + (1 - slope) * (q > 0).to(q.dtype))
+            axis = next((i for i, size in enumerate(q.shape) if size == len(self.rows)), 0)  # mostly the first
+            shapes.append([1 if i == axis else size for i, size in enumerate(q.shape)])
             return nn.functional.leaky_relu(q, slope)
 
         self.values.train(training)
-        self.output = self._run(self.values, self.rows.clone(), *(unit,) * len(self.traced.sites))
-        self.gates = tuple(heard)
-        return self.output
+        out = self._run(self.values, self.rows.clone(), *(unit,) * len(self.traced.sites))
+        self.gate_shapes = shapes
+        return out
 
     # --- affine ------------------------------------------------------------------------------------------------
 
     def values_affine(self) -> None:
         """For fixed gates the value network is affine, and its rows do not depend on one another."""
-        batch = [_batch_axis(g, len(self.rows)) for g in self.gates]
-        gates = tuple(g.narrow(axis, 0, 1) for g, axis in zip(self.gates, batch))
-        pools = set(self.traced.max_pools)
-        points = self._points()
-        outputs = self._check_affine(self.values, points, gates, "the value path is not affine for fixed gates", pools)
-        if not torch.allclose(
-            outputs[:1], self.output[:1], rtol=_TOLERANCE, atol=1e-10 * float(1 + outputs[0].abs().max())
-        ):
+        claim = "the value path is not affine for fixed gates"
+        generator = torch.Generator().manual_seed(2)
+        # gates of no network, all open: a closed one would hide what follows
+        gates = tuple(0.5 + torch.rand(s, generator=generator, dtype=torch.float64) for s in self.gate_shapes)
+        together = self._check_affine(self.values.eval(), gates, claim, frozenset(self.traced.max_pools))
+        others = self._run(self.values, self.rows.clone(), *gates)
+        if not torch.allclose(together[0], others[0], rtol=_TOLERANCE, atol=1e-10 * float(1 + others[0].abs().max())):
             raise ConversionError(
                 f"gated_twin: {self.name}: the output for one input depends on the other inputs of the batch (in eval "
                 "mode). Remove what mixes rows, such as a mean over the batch."
@@ -146,21 +146,14 @@ class Checker:
     def gates_affine(self) -> None:
         """With linear units, what every site reads is affine in the input."""
         module = graph_module(self.copy, gate_graph(self.traced, with_entry=False), "Gates").eval()
-        self._check_affine(module, self._points(), (_linear,) * len(self.traced.sites), "the gate path is not affine")
-
-    def _points(self) -> list[Tensor]:
-        a = self.rows[:1]
-        return [a + t * (self.far - a) for t in _POINTS]
+        self._check_affine(module, (_linear,) * len(self.traced.sites), "the gate path is not affine")
 
     def _check_affine(
-        self,
-        module: fx.GraphModule,
-        points: list[Tensor],
-        rest: tuple[Any, ...],
-        claim: str,
-        skip: frozenset[str] | set[str] = frozenset(),
+        self, module: fx.GraphModule, rest: tuple[Any, ...], claim: str, skip: frozenset[str] = frozenset()
     ) -> Any:
         """All points in one pass if every tensor has rows first; one by one if not, or to be sure of a failure."""
+        first = self.rows[:1]
+        points = [first + t * (self.far - first) for t in _POINTS]
         watcher = _Watcher(module)
         out = self._run(watcher.run, torch.cat(points), *rest)
         together = all(len(v) == len(points) for v in watcher.seen.values() if v.ndim)
@@ -186,11 +179,6 @@ class Checker:
 
 def _linear(q: Tensor, slope: float) -> Tensor:
     return q
-
-
-def _batch_axis(tensor: Tensor, rows: int) -> int:
-    """The axis that holds the batch: the first of that length."""
-    return next((axis for axis, size in enumerate(tensor.shape) if size == rows), 0)
 
 
 def _shake(module: nn.Module) -> None:
@@ -219,7 +207,7 @@ class _Watcher(fx.Interpreter):
 
 
 def _first_not_affine(
-    values: list[dict[fx.Node, Tensor]], module: fx.GraphModule, skip: frozenset[str] | set[str]
+    values: list[dict[fx.Node, Tensor]], module: fx.GraphModule, skip: frozenset[str]
 ) -> tuple[fx.Node, float] | None:
     """The first node whose values at `_POINTS` do not lie on a line, with its relative error.
 

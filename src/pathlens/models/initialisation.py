@@ -28,7 +28,7 @@ class Init:
     scheme : {"default", "he", "preserve", "bernoulli"}
         ``default`` is each module's own `reset_parameters` (for linear layers U(±1/√fan_in)); ``he`` is
         N(0, 2/fan_in); ``preserve`` is N(0, 1/(fan_in·E[g²])), which keeps the size of the signal through gates of
-        mean square E[g²] (soft gates start at one half, so E[g²] = 1/4 and deep soft networks need it to start);
+        mean square E[g²] (a deep network with soft gates, whose mean is one half, needs it to start);
         ``bernoulli`` is ±σ with equal probability (DGN, Assumption 1).
     sigma : float, optional
         σ of ``bernoulli``; without it √(2/fan_in).

@@ -185,7 +185,8 @@ class GatedNetwork(nn.Module):
 
     def draw_values(self) -> None:
         """Draw the value network's weights from torch's global generator."""
-        self.init.apply(self.values, self._gate_square(self.gate), ungated=ungated_layers(self.values))
+        square = mean_square(self.gate, own=self.source is None)
+        self.init.apply(self.values, square, ungated=ungated_layers(self.values))
 
     def draw_gates(self) -> None:
         """Draw the gate source's weights from torch's global generator, or copy them, as `gates_from` says."""
@@ -194,17 +195,11 @@ class GatedNetwork(nn.Module):
         if self.gates_from == "dependent":
             load_matching(self.source, self.values.state_dict(), "the value network")
         elif isinstance(self.source, GraphSource):
-            inner = {"linear": 1.0, "relu": 0.5, "soft": self._gate_square(self.gate)}[self.source.activation_name]
+            units = {"linear": Open(), "relu": _HARD, "soft": self.gate}
+            inner = mean_square(units[self.source.activation_name], own=True)
             self.init.apply(self.source, inner, ungated=ungated_layers(self.source.network, "network."))
         else:
             self.init.apply(self.source)
-
-    @staticmethod
-    def _gate_square(gate: Gate) -> float:
-        """E[g²] where pre-activations are symmetric around zero and small."""
-        if isinstance(gate, Open):
-            return 1.0
-        return 0.5 if gate.hard else float(gate(torch.zeros(1, device=gate.beta.device)).square())  # type: ignore[arg-type]
 
     # --- telling -----------------------------------------------------------------------------------------------
 
@@ -248,6 +243,23 @@ class GatedNetwork(nn.Module):
 
 
 _HARD = Hard()
+
+
+def mean_square(gate: Gate, own: bool) -> float:
+    """E[G(q)²] for q ~ N(0, 1), or E[q²G(q)²] for a unit that reads its own gate.
+
+    That is what a layer behind the gates sees of a signal of size one, where pre-activations have size one too, as
+    initialisation by "preserve" makes them. By quadrature on |q| ≤ 8; hard gates have 1/2, open ones 1.
+    """
+    if isinstance(gate, Open):
+        return 1.0
+    if gate.hard:
+        return 0.5
+    q = torch.linspace(-8, 8, 3201, dtype=torch.float64)
+    with torch.no_grad():
+        g = copy.deepcopy(gate).cpu().double()(q)
+    density = torch.exp(-q.square() / 2)
+    return float((density * (q * g if own else g).square()).sum() / density.sum())
 
 
 def ungated_layers(module: fx.GraphModule, prefix: str = "") -> frozenset[str]:
