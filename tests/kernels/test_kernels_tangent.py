@@ -94,7 +94,7 @@ def test_shared_soft_weights_have_cross_terms() -> None:
 def test_shared_hard_weights_have_no_feature_part() -> None:
     net, X = make("relu"), torch.randn(5, 3).double()
     assert torch.equal(ntk(net, X, part="value").dense(), ntk(net, X).dense())
-    with pytest.raises(RecordError, match="no parameter that is trained"):
+    with pytest.raises(RecordError, match="hard gates have no gradient"):
         ntk(net, X, part="feature")
 
 

@@ -171,6 +171,11 @@ def _check_part(part: str, first: Record) -> None:
         )
     if not first.sites:
         raise RecordError(f"ntk: part={part!r} asked for, but the network has no gates. Use part='all'.")
+    if part == "feature":
+        raise RecordError(
+            "ntk: part='feature' is zero: the same weights make values and gates, and hard gates have no gradient. "
+            "Use part='all'."
+        )
 
 
 def _choose(

@@ -145,7 +145,7 @@ class Wiring:
             raise _refuse(node, "max-pooling switches paths by their values, which a record of gates does not tell",
                           "Use average-pooling: gated_twin(…, max_pool='average')")  # fmt: skip
         if name in ("add", "sub", "rsub"):
-            return step("add", self._operands(node, name, reads))
+            return step("add", self._operands(node, name))
         if name in ("cat", "concat", "concatenate"):
             return step("cat", self._parts(node, reads))
         if name in ("mul", "multiply", "truediv", "div", "neg"):
@@ -216,7 +216,7 @@ class Wiring:
             raise _refuse(node, "it joins the data with a constant", "Only tensors of the network can be joined")
         return parts
 
-    def _operands(self, node: fx.Node, name: str, reads: tuple[fx.Node, ...]) -> tuple[tuple[fx.Node, float], ...]:
+    def _operands(self, node: fx.Node, name: str) -> tuple[tuple[fx.Node, float], ...]:
         """(tensor, sign) of an addition; constants are biases, which start no path."""
         if "alpha" in node.kwargs or len(node.args) != 2:
             raise _refuse(node, "it is an addition with options", "Write a + b")
