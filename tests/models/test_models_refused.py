@@ -49,6 +49,10 @@ def seen_by_earlier_view(h: Tensor) -> Tensor:
     return flat + h
 
 
+def by_type(h: Tensor) -> Tensor:
+    return h if isinstance(h, Tensor) else 2 * h
+
+
 def assigned(h: Tensor) -> Tensor:
     h[:, 0] = 0
     return h
@@ -104,6 +108,8 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "view-changed-in-place": (through_view, r"'mul'.*in place.*without the in-place"),
     "slice-changed-in-place": (through_slice, r"'add'.*in place.*without the in-place"),
     "view-of-what-changed": (seen_by_earlier_view, r"'add'.*in place.*'flatten'.*without the in-place"),
+    "type-of-the-input": (by_type, r"Between.*mode the converted network differs"),
+    "detached": (lambda h: h.detach(), r"'detach'"),
     "batch-mean": (lambda h: h - h.mean(0), r"Between.*other inputs of the batch.*mean over the batch"),
     "rows-rolled": (lambda h: h.roll(1, 0), r"Between.*other inputs of the batch"),
     "truncation": (lambda h: (1000 * h).to(torch.int64).to(torch.float64), r"'to'.*not affine"),
@@ -129,6 +135,30 @@ def test_an_operation_that_is_not_affine_is_refused_by_name(name: str, kind: str
 
 def test_an_operation_that_is_affine_is_not_refused() -> None:
     assert len(gated_twin(Between(lambda h: 2 * h - 1), "relu", example=torch.randn(2, 5)).sites) == 2
+
+
+class InplaceBehindDropout(Mlp):
+    """Dropout returns its own input in eval mode, so that the ReLU changes h there and does not in train mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.relu = nn.Dropout(0.5), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(self.relu(self.drop(h)) + h)
+
+
+class Counter(Mlp):
+    """Its output depends on how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.last(torch.relu(self.first(x)) * self.calls)
 
 
 class StochasticDepth(Mlp):
@@ -258,6 +288,8 @@ def lazy() -> nn.Module:
 
 
 TEMPLATES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "inplace-behind-dropout": (InplaceBehindDropout, FLAT, r"module 'relu'.*in place.*'first' may share"),
+    "counter": (Counter, FLAT, r"Counter.*differs"),
     "stochastic-depth": (StochasticDepth, FLAT, r"StochasticDepth.*random numbers"),
     "training-branch": (TrainingBranch, FLAT, r"TrainingBranch.*train and eval.*self\.training"),
     "training-constant": (TrainingConstant, FLAT, r"TrainingConstant.*train and eval"),

@@ -165,6 +165,18 @@ class Reused(nn.Module):
         return self.last(x)
 
 
+class Tied(Mlp):
+    """Two layers share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = nn.Linear(6, 6)
+        self.third.weight = self.second.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.third(F.relu(self.second(F.relu(self.first(x)))))))
+
+
 class ScaledLinear(nn.Linear):
     """A subclass with a forward of its own."""
 
@@ -308,6 +320,7 @@ AFFINE = {
     "buffers": Example(Buffers, FLAT, 1),
     "module-list": Example(Loop, FLAT, 4),
     "reused-layer": Example(Reused, FLAT, 3),
+    "tied-weights": Example(Tied, FLAT, 3),
     "subclasses": Example(Subclasses, IMAGE, 1),
     "densenet": Example(DenseNetLike, IMAGE, 2),
     "unet": Example(UNet, IMAGE, 3),

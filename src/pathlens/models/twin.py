@@ -125,6 +125,8 @@ def gated_twin(
         Feed the value network ones instead of x. With batch-norm the ones enter after the first linear layer and its
         batch-norm, since a constant does not survive the normalisation.
     trained : {"both", "values", "gates"}, optional
+        What has gradients. This alone decides: `requires_grad` flags and `torch.no_grad` blocks of the template are
+        not carried over.
     gates_from : {"independent", "dependent"}, state dict or module, optional
         Weights of the gate source: drawn anew, copied from the value network, or given (from any checkpoint).
         "flnpf" takes the template's weights by default and draws the values anew.
