@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeError, UnknownNameError
-from pathlens.kernels.infinite import _angles, _next_angle, random_gate_limit, relu_cntk, relu_nngp, relu_ntk
+from pathlens.kernels.infinite import _angles, _layers, _next_angle, random_gate_limit, relu_cntk, relu_nngp, relu_ntk
 
 ORACLE = Path(__file__).with_name("neural_tangents.json")
 
@@ -119,11 +119,13 @@ def test_small_angles_keep_their_digits(gap: float) -> None:
     assert drop == pytest.approx(2 * gap / math.pi + (1 - gap / math.pi) * gap**2, rel=1e-9, abs=5e-16)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.floats(0.0, math.pi))
-def test_next_angle_in_forty_digits(theta: float) -> None:
+def exact_next_cosine(theta: float) -> Decimal:
+    """κ₁(cos θ) in eighty digits."""
     getcontext().prec = 90
-    t, pi = Decimal(theta), Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+    t, pi = (
+        Decimal(theta),
+        Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899"),
+    )
 
     def series(first: Decimal, index: int) -> Decimal:
         total, term, k = Decimal(0), first, index
@@ -133,11 +135,28 @@ def test_next_angle_in_forty_digits(theta: float) -> None:
             k += 2
         return total
 
-    sine, cosine = series(t, 1), series(Decimal(1), 0)
-    want = (sine + (pi - t) * cosine) / pi
+    return (series(t, 1) + (pi - t) * series(Decimal(1), 0)) / pi
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0.0, 0.25))
+def test_small_next_angle_in_eighty_digits(theta: float) -> None:
     got = float(_next_angle(torch.tensor([theta], dtype=torch.float64)))
-    # compare 1 − cos θ′ = 2 sin²(θ′/2), whose relative error is twice that of θ′
-    assert 2 * math.sin(got / 2) ** 2 == pytest.approx(float(1 - want), rel=1e-14, abs=1e-70)
+    # 1 − cos θ′ = 2 sin²(θ′/2), whose relative error is twice that of θ′
+    want = float(1 - exact_next_cosine(theta))
+    assert 2 * math.sin(got / 2) ** 2 == pytest.approx(want, rel=1e-14, abs=1e-70)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0.0, math.pi))
+def test_layers_in_eighty_digits(theta: float) -> None:
+    gates, cosine = next(_layers(torch.tensor([theta], dtype=torch.float64), 1))
+    assert float(gates) == pytest.approx(1 - theta / math.pi, rel=1e-15, abs=1e-15)
+    assert float(cosine) == pytest.approx(float(exact_next_cosine(theta)), rel=1e-15, abs=1e-15)
+    (_, _), (second, _) = _layers(torch.tensor([theta], dtype=torch.float64), 2)
+    # the angle after the layer, through the next layer's gates: no digit is lost near 0, nor where 0.25 divides
+    half = ((1 - exact_next_cosine(theta)) / 2).sqrt()
+    assert (1 - float(second)) * math.pi == pytest.approx(2 * math.asin(float(half)), rel=1e-13, abs=1e-15)
 
 
 def test_equal_and_parallel_rows_are_exact() -> None:

@@ -25,9 +25,10 @@ Pool = Literal["gap", "flatten"]
 _LAST_LAYERS = ("he", "lecun")
 _POOLS = ("gap", "flatten")
 _STRIP = 1 << 17  # entries of a tile worked on together: their temporaries stay in the cache
+_SMALL = 0.25  # below this angle, the next one is taken from a series
 _NEARLY_PARALLEL = 0.99  # beyond this cosine, arccos would lose more than a digit of the angle
 _FIELDS = 8  # arrays of one value per pair and position that the convolutional recursion holds at once
-_SNAP = 64 * torch.finfo(torch.float64).eps
+_SNAP = 32 * torch.finfo(torch.float64).eps  # cosines that rounding keeps from 1
 
 
 # --- inputs --------------------------------------------------------------------------------------------------------
@@ -96,42 +97,51 @@ def _angles(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _next_angle(theta: Tensor) -> Tensor:
-    """Angle θ′ between the outputs of a ReLU layer, cos θ′ = κ₁(cos θ) = (sin θ + (π − θ) cos θ)/π.
+    """Angle θ′ between the outputs of a ReLU layer, cos θ′ = κ₁(cos θ) = (sin θ + (π − θ) cos θ)/π, for small θ.
 
-    Written for sin²(θ′/2) = sin²(θ/2) − (sin θ − θ cos θ)/2π, which keeps all digits of small angles.
+    Written for sin²(θ′/2) = sin²(θ/2) − (sin θ − θ cos θ)/2π, which keeps all digits where cos θ′ is nearly 1.
     """
-    gap = torch.sin(theta) - theta * torch.cos(theta)
     square = theta * theta
     series = torch.zeros_like(theta)
     for k in range(6, 0, -1):  # sin θ − θ cos θ = θ³/3 − θ⁵/30 + …
         series = 2 * k / math.factorial(2 * k + 1) - square * series
-    series = theta * square * series
-    gap = torch.where(theta < 0.25, series, gap)
+    gap = theta * square * series
     return 2.0 * (torch.sin(0.5 * theta).square() - gap / (2 * math.pi)).clamp_(min=0.0).sqrt().asin()
 
 
-def _ntk(theta: Tensor, hidden_layers: int, last_layer: str) -> Tensor:
-    nngp = torch.cos(theta)
-    ntk = nngp
-    for _ in range(hidden_layers):
+def _layers(theta: Tensor, layers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(Σ̂⁽ˡ⁺¹⁾, Σ⁽ˡ⁺¹⁾/|x||y|) of each hidden layer in turn, from the angles between the inputs."""
+    cosine = torch.cos(theta)
+    for _ in range(layers):
         gates = 1.0 - theta / math.pi
-        theta = _next_angle(theta)
-        nngp = torch.cos(theta)
-        ntk = ntk * gates + nngp
+        cosine = torch.sin(theta).div_(math.pi).addcmul_(cosine, gates).clamp_(max=1.0)
+        angle = cosine.acos()
+        small = (theta < _SMALL).nonzero(as_tuple=True)
+        if len(small[0]):
+            angle[small] = _next_angle(theta[small])
+            cosine[small] = torch.cos(angle[small])
+        theta = angle
+        yield gates, cosine
+
+
+def _ntk(theta: Tensor, hidden_layers: int, last_layer: str) -> Tensor:
+    ntk = nngp = torch.cos(theta)
+    for gates, nngp in _layers(theta, hidden_layers):
+        ntk = torch.addcmul(nngp, ntk, gates)
     return ntk if last_layer == "he" else 0.5 * (ntk + nngp)
 
 
 def _nngp(theta: Tensor, hidden_layers: int) -> Tensor:
-    for _ in range(hidden_layers):
-        theta = _next_angle(theta)
-    return torch.cos(theta)
+    out = torch.cos(theta)
+    for _, cosine in _layers(theta, hidden_layers):
+        out = cosine
+    return out
 
 
 def _random_gates(theta: Tensor, hidden_layers: int) -> Tensor:
     out = (hidden_layers + 1) * torch.cos(theta)
-    for _ in range(hidden_layers):
-        out = out * (1.0 - theta / math.pi)
-        theta = _next_angle(theta)
+    for gates, _ in _layers(theta, hidden_layers):
+        out *= gates
     return out
 
 
@@ -154,9 +164,13 @@ def _dot_product_kernel(
     def tile(rows: Tensor, cols: Tensor) -> Tensor:
         out = torch.empty(len(rows), len(cols), dtype=torch.float64, device=x.device)
         right, scale = unit_y[cols], norm_y[cols]
+        mirror = y is x and torch.equal(rows, cols)
         for lo in range(0, len(rows), step := max(_STRIP // len(cols), 1)):
-            some = rows[lo : lo + step]
-            out[lo : lo + step] = of_angle(_angles(unit_x[some], right)) * norm_x[some, None] * scale
+            some, start = rows[lo : lo + step], lo if mirror else 0
+            values = of_angle(_angles(unit_x[some], right[start:]))
+            out[lo : lo + step, start:] = values.mul_(norm_x[some, None]).mul_(scale[start:])
+            if mirror:
+                out[lo:, lo : lo + step] = values.T
         return out
 
     def diagonal() -> Tensor:
@@ -206,7 +220,7 @@ def relu_ntk(
 
     Notes
     -----
-    Exact to rounding, also for nearly parallel inputs, where arccos would lose eight digits. Costs n·m·(2d + 60L)
+    Exact to rounding, also for nearly parallel inputs, where arccos would lose eight digits. Costs n·m·(2d + 40L)
     operations in strips that stay in the cache. NPK paper, appendix A, equation 2.
 
     Examples
@@ -236,12 +250,12 @@ def relu_nngp(X: Any, Y: Any = None, hidden_layers: int = 5, *, max_bytes: int |
 
     Returns
     -------
-    CustomKernel (n, n) or (n, m), float64. Exact; costs n·m·(2d + 50L).
+    CustomKernel (n, n) or (n, m), float64. Exact; costs n·m·(2d + 40L).
 
     Examples
     --------
-    >>> relu_nngp(torch.eye(2), hidden_layers=1)[0, 1]  # 1/π
-    0.3183098861837907
+    >>> round(relu_nngp(torch.eye(2), hidden_layers=1)[0, 1], 12)  # 1/π
+    0.318309886184
     """
     layers = _count(hidden_layers, "hidden_layers", 0, "relu_nngp")
     return _dot_product_kernel(X, Y, lambda theta: _nngp(theta, layers), "relu_nngp", max_bytes)
@@ -261,7 +275,7 @@ def random_gate_limit(X: Any, Y: Any = None, hidden_layers: int = 5, *, max_byte
 
     Returns
     -------
-    CustomKernel (n, n) or (n, m), float64. Exact; costs n·m·(2d + 50L).
+    CustomKernel (n, n) or (n, m), float64. Exact; costs n·m·(2d + 40L).
 
     Examples
     --------
@@ -277,23 +291,28 @@ def random_gate_limit(X: Any, Y: Any = None, hidden_layers: int = 5, *, max_byte
 # --- convolutional -------------------------------------------------------------------------------------------------
 
 
-def _box(t: Tensor, k: int) -> Tensor:
-    """Mean over k × k windows of the last two axes, zeros outside."""
-    for axis in (-2, -1):
-        size = t.shape[axis]
+def _window_sum(t: Tensor, k: int, axes: Sequence[tuple[int, ...]]) -> Tensor:
+    """Σ over offsets −k//2 … k//2 along each group of axes, whose axes move together; zeros outside."""
+    for group in axes:
         out = t.clone()
-        for by in range(1, min(k // 2, size - 1) + 1):
-            out.narrow(axis, 0, size - by).add_(t.narrow(axis, by, size - by))
-            out.narrow(axis, by, size - by).add_(t.narrow(axis, 0, size - by))
+        for by in range(1, min(k // 2, t.shape[group[0]] - 1) + 1):
+            low, high = t, t
+            into_low, into_high = out, out
+            for axis in group:
+                size = t.shape[axis] - by
+                low, high = low.narrow(axis, 0, size), high.narrow(axis, by, size)
+                into_low, into_high = into_low.narrow(axis, 0, size), into_high.narrow(axis, by, size)
+            into_low.add_(high)
+            into_high.add_(low)
         t = out
-    return t.div_(k * k)
+    return t
 
 
 def _powers(images: Tensor, layers: int, k: int) -> Tensor:
-    """√A_l(p, p) of every image and layer, (L, n, H, W): ReLU keeps the power, a convolution averages it."""
+    """√A_l(p, p)·k^l of every image and layer, (L, n, H, W): ReLU keeps the power, a convolution averages it."""
     power, out = images.square().sum(1), []
     for _ in range(layers):
-        power = _box(power, k)
+        power = _window_sum(power, k, ((-2,), (-1,)))
         out.append(power.sqrt())
     return torch.stack(out)
 
@@ -301,68 +320,79 @@ def _powers(images: Tensor, layers: int, k: int) -> Tensor:
 class _ConvolutionalLimit:
     """Recursion over pairs of images and pairs of positions (p, q).
 
-    Convolutions take (p, q) to (p + κ, q + κ), so that q − p never changes: every offset is a recursion of its own on
-    the positions where both p and q lie inside the image. Flattening needs offset zero alone.
+    Convolutions take (p, q) to (p + κ, q + κ), so that q − p never changes: every offset of rows is a recursion of its
+    own, on the rows where both p and q lie inside the image. Flattening needs p = q alone. Window sums stand for means
+    throughout: the powers of k are taken out at the end.
     """
 
     def __init__(self, layers: int, k: int, pool: str, dense_layers: int, last_layer: str) -> None:
         self.layers, self.k, self.pool, self.dense_layers, self.last_layer = layers, k, pool, dense_layers, last_layer
 
-    def offsets(self, height: int, width: int, half: bool) -> list[tuple[int, int]]:
-        """Offsets q − p; with ``half`` one of each pair ±r."""
+    def offsets(self, height: int, half: bool) -> range:
+        """Offsets of rows between p and q; with ``half`` one of each pair ±r."""
         if self.pool == "flatten":
-            return [(0, 0)]
-        every = [(i, j) for i in range(1 - height, height) for j in range(1 - width, width)]
-        return [r for r in every if r >= (0, 0)] if half else every
+            return range(1)
+        return range(height) if half else range(1 - height, height)
 
-    def _fields(self, nngp: Tensor, rho: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Σ over positions of T_L and of T_L + Σ̂_L∘Θ_L, from T_0 (..., h, w) and ρ_l(p)·ρ_l(q)."""
+    def positions(self, height: int, width: int) -> int:
+        """Numbers per pair of images that a field holds."""
+        return height * width * (width if self.pool == "gap" else 1)
+
+    def _fields(self, nngp: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        """Σ over positions of (T_L, T_L + Σ̂_L∘Θ_L), from T_0 and ρ_l(p), ρ_l(q), each with L in front."""
+        gap = self.pool == "gap"
+        axes: tuple[tuple[int, ...], ...] = ((-3,), (-2, -1)) if gap else ((-2,), (-1,))
+        # Equal patches at different places differ from cosine 1 by rounding, of which arccos takes the root.
+        inverse_u, inverse_v = (torch.where(t > 0, 1.0 / t, 0.0) for t in (u, v))
+        inverse_u *= 1.0 + _SNAP
+        one = nngp.new_ones(())
         tangent = nngp
-        for scale in rho:
-            covariance = _box(nngp, self.k)
-            theta = covariance if tangent is nngp else _box(tangent, self.k)
-            cosine = covariance / scale.clamp(min=1e-300)
-            # Equal patches at different places differ from cosine 1 by rounding, of which arccos takes the root.
-            cosine = torch.where(cosine.abs() > 1.0 - _SNAP, cosine.sign(), cosine)
-            gates = 1.0 - cosine.acos().div_(math.pi)
-            nngp = (1.0 - cosine.square()).sqrt_().div_(math.pi).addcmul_(cosine, gates).mul_(scale)
+        for at in range(self.layers):
+            covariance = _window_sum(nngp, self.k, axes)
+            theta = covariance if tangent is nngp else _window_sum(tangent, self.k, axes)
+            cosine = (covariance * inverse_u[at]).mul_(inverse_v[at]).clamp_(-1.0, 1.0)
+            gates = torch.sub(one, cosine.acos(), alpha=1 / math.pi)
+            nngp = torch.addcmul(one, cosine, cosine, value=-1.0).sqrt_().div_(math.pi).addcmul_(cosine, gates)
+            nngp.mul_(u[at]).mul_(v[at])
             tangent = torch.addcmul(nngp, theta, gates)
-        return nngp.sum((-2, -1)), tangent.sum((-2, -1))
+        over = (-3, -2, -1) if gap else (-2, -1)
+        return torch.stack([nngp.sum(over), tangent.sum(over)])
 
     def block(
         self, x: Tensor, y: Tensor, px: Tensor, py: Tensor, *, same: bool, paired: bool, done: Callable[[], None]
     ) -> tuple[Tensor, Tensor]:
         """Pooled (T_L, T_L + Σ̂_L∘Θ_L) of images x (a, C, H, W) and y (b, C, H, W): (a, b), or (a,) where paired."""
         height, width = x.shape[-2:]
-        shape = (len(x),) if paired else (len(x), len(y))
-        total = x.new_zeros(2, *shape)
-        for di, dj in self.offsets(height, width, same or paired):
-            # p and p + r both inside: a rectangle of the left image and one of the right image
-            left = (..., slice(max(-di, 0), height - max(di, 0)), slice(max(-dj, 0), width - max(dj, 0)))
-            right = (..., slice(max(di, 0), height - max(-di, 0)), slice(max(dj, 0), width - max(-dj, 0)))
-            first = torch.einsum("achw,achw->ahw" if paired else "achw,bchw->abhw", x[left], y[right])
-            u, v = px[left], py[right]
-            rho = [u[at] * v[at] if paired else u[at][:, None] * v[at][None] for at in range(self.layers)]
-            part = torch.stack(self._fields(first, rho))
+        total = x.new_zeros(2, len(x)) if paired else x.new_zeros(2, len(x), len(y))
+        gap = self.pool == "gap"
+        columns = ("u", "v") if gap else ("u", "u")
+        pairs = ("a", "a", "a") if paired else ("a", "b", "ab")
+        sums = f"{pairs[0]}ch{columns[0]},{pairs[1]}ch{columns[1]}->{pairs[2]}h{'uv' if gap else 'u'}"
+        for by in self.offsets(height, same or paired):
+            # p and p + r both inside: some rows of the left image and some of the right image
+            left, right = slice(max(-by, 0), height - max(by, 0)), slice(max(by, 0), height - max(-by, 0))
+            u, v = px[..., left, :], py[..., right, :]
+            if gap:
+                u, v = u[..., None], v[..., None, :]
+            if not paired:
+                u, v = u[:, :, None], v[:, None]
+            part = self._fields(torch.einsum(sums, x[..., left, :], y[..., right, :]), u, v)
             total += part
-            if (di, dj) != (0, 0) and (same or paired):  # F_{−r}(s, t) = F_r(t, s)
+            if by and (same or paired):  # F_{−r}(s, t) = F_r(t, s)
                 total += part if paired else part.mT
             done()
         positions = height * width
-        total /= positions**2 if self.pool == "gap" else positions
+        total /= float(self.k) ** (2 * self.layers) * (positions**2 if gap else positions)
         return total[0], total[1]
 
     def head(self, nngp: Tensor, ntk: Tensor, scale: Tensor) -> Tensor:
         """Dense layers after pooling and the output layer; ``scale`` is √(Σ_ss Σ_tt) of the pooled features."""
         if self.dense_layers:
             cosine = nngp / scale.clamp(min=1e-300)
-            cosine = torch.where(cosine.abs() > 1.0 - _SNAP, cosine.sign(), cosine)
-            theta = cosine.acos()
-            for _ in range(self.dense_layers):
-                gates = 1.0 - theta / math.pi
-                theta = _next_angle(theta)
-                nngp = scale * torch.cos(theta)
-                ntk = ntk * gates + nngp
+            theta = cosine.mul_(1.0 + _SNAP).clamp_(-1.0, 1.0).acos()
+            for gates, cosine in _layers(theta, self.dense_layers):
+                nngp = scale * cosine
+                ntk = torch.addcmul(nngp, ntk, gates)
         return ntk if self.last_layer == "he" else 0.5 * (ntk + nngp)
 
 
@@ -420,8 +450,8 @@ def relu_cntk(
     factors 1/k and 1/√P multiply the layer, not the weights' variance, as in Arora et al. (2019).
     Exact, except that patches are called parallel where their cosine is 1 to 14 digits (an error of at most 5e-8 of an
     entry, and none where they are equal). With P = H·W, costs about 40·n·m·L·P operations for ``"flatten"`` and
-    40·n·m·L·P² for ``"gap"``, half of it where symmetric; memory is P per pair of a block, never P². A progress bar
-    shows after two seconds.
+    40·n·m·L·P² for ``"gap"``, half of it where symmetric; memory is P, or P·W, per pair of a block, never P². A
+    progress bar shows after two seconds.
 
     Examples
     --------
@@ -442,16 +472,15 @@ def relu_cntk(
     limit = _ConvolutionalLimit(layers, k, pool_name, dense_layers, last)
     px = _powers(x, layers, k)
     py = px if y is x else _powers(y, layers, k)
-    positions = x.shape[-2] * x.shape[-1]
     # a block's fields: in the cache on a CPU, large enough to fill a GPU, and within half of the budget
     budget = resolve_budget(max_bytes, x.device) // 2
     entries = min(1 << (24 if x.is_cuda else 18), budget // (8 * _FIELDS))
-    edge = max(math.isqrt(max(entries // positions, 1)), 1)
+    edge = max(math.isqrt(max(entries // limit.positions(x.shape[-2], x.shape[-1]), 1)), 1)
     found: dict[str, Tensor] = {}
 
     def self_pairs(images: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
         index, parts = torch.arange(len(images), device=x.device), []
-        count = len(limit.offsets(x.shape[-2], x.shape[-1], True)) * -(-len(images) // edge**2)
+        count = len(limit.offsets(x.shape[-2], True)) * -(-len(images) // edge**2)
         with Meter(f"{what}: diagonal", count) as meter:
             for _, some in _chunks(index, edge**2):
                 one, its = images[some], powers[:, some]
@@ -470,7 +499,7 @@ def relu_cntk(
         mirror = y is x and torch.equal(rows, cols)
         strips = -(-len(rows) // edge)
         blocks = strips * (strips + 1) // 2 if mirror else strips * -(-len(cols) // edge)
-        with Meter(what, blocks * len(limit.offsets(x.shape[-2], x.shape[-1], False))) as meter:
+        with Meter(what, blocks * len(limit.offsets(x.shape[-2], False))) as meter:
             for i, some in _chunks(rows, edge):
                 for j, other in _chunks(cols, edge):
                     if mirror and j < i:
