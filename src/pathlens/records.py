@@ -321,6 +321,9 @@ class Record:
         Which outputs of the network the columns of f are; () means all.
     has_sensitivities : bool
         False where the backward pass was skipped; `sensitivities` then refuses.
+    chain : bool
+        Dense layers and gates in turn: each layer reads exactly what the gates before it let through of the layer
+        before. False where a shortcut, batch-norm or a convolution comes between, which a record does not tell.
 
     Examples
     --------
@@ -344,6 +347,7 @@ class Record:
     untracked: tuple[str, ...] = ()
     kept: tuple[int, ...] = ()
     has_sensitivities: bool = True
+    chain: bool = False
 
     def __post_init__(self) -> None:
         named = [("f", self.f), *self.bits.items(), *self.soft.items(), *self.sensitivity.items()]
@@ -449,7 +453,7 @@ class Record:
             {k: v[cut] for k, v in self.soft.items()}, self.layers,
             {k: [t[cut] for t in v] for k, v in self.layer_inputs.items()},
             {k: v[cut, keep] for k, v in self.sensitivity.items()}, self.gate_label, self.flops_per_row, self.untracked,
-            kept, self.has_sensitivities,
+            kept, self.has_sensitivities, self.chain,
         )  # fmt: skip
 
     def save(self, path: str | Path) -> str:
@@ -466,6 +470,7 @@ class Record:
             "untracked": list(self.untracked),
             "kept": list(self.kept),
             "has_sensitivities": self.has_sensitivities,
+            "chain": self.chain,
         }
         return save_tensors(path, tensors, meta, "record")
 
@@ -481,7 +486,7 @@ class Record:
                 {s: t[f"soft/{s}"] for s in meta["sites"] if f"soft/{s}" in t}, layers, inputs,
                 {k.removeprefix("sensitivity/"): v for k, v in t.items() if k.startswith("sensitivity/")},
                 meta["gate_label"], meta["flops_per_row"], tuple(meta["untracked"]), tuple(meta["kept"]),
-                meta["has_sensitivities"],
+                meta["has_sensitivities"], meta["chain"],
             )  # fmt: skip
         except (KeyError, ShapeError) as e:
             raise _incomplete(path, "record", e) from e

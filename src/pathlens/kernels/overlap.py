@@ -177,6 +177,11 @@ def check_chain(what: str, rec: Record) -> None:
                 f"{what}: layer '{layer.name}' reads something that the gates of site '{site}' have not switched, such "
                 f"as a shortcut, a bias after the gate or another nonlinearity. {remedy}"
             )
+    if not rec.chain:
+        raise RecordError(
+            f"{what}: something comes between the layers and gates of this record, such as a shortcut that is added before "
+            f"a gate, or batch-norm, and a record does not tell how its network is wired. {remedy}"
+        )
 
 
 def _matrices(what: str, rec: Record, soft: bool, inputs: bool) -> dict[str, Tensor]:

@@ -196,7 +196,7 @@ class _Assembly:
             {k: room(t) for k, t in part.soft.items()}, part.layers,
             {k: [room(t) for t in calls] for k, calls in part.layer_inputs.items()},
             {k: room(t) for k, t in part.sensitivity.items()}, part.gate_label, part.flops_per_row, part.untracked,
-            part.kept, part.has_sensitivities,
+            part.kept, part.has_sensitivities, part.chain,
         )  # fmt: skip
 
     @staticmethod
@@ -216,6 +216,7 @@ class _Assembly:
                 "Control flow that depends on the data cannot be recorded batch by batch: raise max_bytes, or record "
                 "such rows apart."
             )
+        whole.chain = whole.chain and part.chain
         for target, t in zip(self._list(whole), self._list(part)):
             target[lo : lo + part.n] = t
 

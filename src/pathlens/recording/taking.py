@@ -119,8 +119,25 @@ def take(net: nn.Module, x: Tensor, outputs: Sequence[int] | None, ids: Tensor |
         x, f2.detach()[:, wanted], bits, soft, tuple(layers), layer_inputs, sensitivity, label,
         flops * (1 + (len(wanted) if sensitivities else 0)),
         tuple(k for k, train in trainable.items() if train and k not in told),
-        () if outputs is None else tuple(wanted), sensitivities,
+        () if outputs is None else tuple(wanted), sensitivities, _is_chain(layers, by_weight, bits, soft),
     )  # fmt: skip
+
+
+def _is_chain(
+    layers: list[Layer], by_weight: dict[str, list[Call]], bits: dict[str, Tensor], soft: dict[str, Tensor]
+) -> bool:
+    """Whether every value layer reads exactly gate × (pre-activation of the layer before it)."""
+    calls = [c for layer, called in zip(layers, by_weight.values()) if layer.part != "gate" for c in called]
+    if len(calls) != len(bits) + 1 or not calls or any(c.convolution is not None or c.x.ndim != 2 for c in calls):
+        return False
+    for before, after, (site, bit) in zip(calls, calls[1:], bits.items()):
+        if not bit.shape == before.out.shape == after.x.shape:
+            return False
+        passed = before.out.detach() * soft.get(site, bit)
+        # the network may have rounded the product differently (leaky units), but not by more than a few ulps
+        if not torch.allclose(passed, after.x, rtol=1e-5 if after.x.dtype == torch.float32 else 1e-12, atol=0.0):
+            return False
+    return True
 
 
 def _by_weight(tape: Tape, n: int) -> dict[str, list[Call]]:

@@ -1,0 +1,52 @@
+"""A record says whether its network is a chain; where it is not, kernels that need the wiring refuse the record."""
+
+import pytest
+import torch
+from torch import nn
+
+import pathlens as pl
+from pathlens.errors import RecordError
+
+
+class EarlyShortcut(nn.Module):
+    """The shortcut is added before the gate: widths and zeros look just like a chain's."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        return self.out(torch.relu(self.b(h) + h))
+
+
+def chain():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.LeakyReLU(0.1), nn.Linear(4, 2))
+
+
+X = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", ["plain", "relu", "soft_relu", "galu", "dln", "dlgn", "dlgn_pwc"])
+def test_chains_are_told_from_networks_with_a_shortcut(kind, tmp_path):
+    straight, bent = chain().double(), EarlyShortcut().double()
+    if kind != "plain":
+        straight, bent = (pl.gated_twin(net, kind, X[:2], seed=1) for net in (straight, bent))
+    rec = pl.record(straight, X)
+    assert rec.chain and rec.rows(2, 5).chain
+    assert not pl.record(bent, X).chain
+    rec.save(tmp_path / "rec")
+    assert pl.Record.load(tmp_path / "rec").chain
+
+
+def test_a_record_with_a_shortcut_is_refused_and_the_network_is_not():
+    net = pl.gated_twin(EarlyShortcut().double(), "relu", X[:2])
+    for kernel in (pl.kernels.overlap, pl.kernels.npk):
+        with pytest.raises(RecordError, match=r"shortcut.*net, X"):
+            kernel(pl.record(net, X))
+        with pytest.raises(RecordError, match=r"shortcut.*net, X"):
+            kernel(pl.record(EarlyShortcut().double(), X))
+    # paths through the shortcut are counted: those of the chain and those that pass the second layer by
+    first, second = (g.double() for g in pl.record(net, X).bits.values())
+    counts = (first @ first.T) * (second @ second.T) + (first * second) @ (first * second).T
+    assert torch.equal(pl.kernels.overlap(net, X).dense(), counts)
