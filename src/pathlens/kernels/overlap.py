@@ -179,8 +179,8 @@ def check_chain(what: str, rec: Record) -> None:
             )
     if not rec.chain:
         raise RecordError(
-            f"{what}: something comes between the layers and gates of this record, such as a shortcut that is added before "
-            f"a gate, or batch-norm, and a record does not tell how its network is wired. {remedy}"
+            f"{what}: something comes between the layers and gates of this record, such as a shortcut that is added "
+            f"before a gate, or batch-norm, and a record does not tell how its network is wired. {remedy}"
         )
 
 
