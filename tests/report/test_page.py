@@ -187,8 +187,8 @@ def test_half_discs_lie_on_the_side_of_their_normal() -> None:
 
 
 def test_headline_names_verdict_and_numbers(artifacts: list[Artifact]) -> None:
-    assert headline(artifacts[0]) == ("Figure 2 (2 of 2 claims reproduced): DLGN-PWC: Learned gates reach a loss of .01 "
-                                      "early: 166 (130–257) epochs, needed below 400")
+    assert headline(artifacts[0]) == ("Figure 2 (2 of 2 claims reproduced): DLGN-PWC: Learned gates reach a loss of "
+                                      ".01 early: 166 (130–257) epochs, needed below 400")
 
 
 def test_every_drawing_is_tested(artifacts: list[Artifact]) -> None:

@@ -93,8 +93,9 @@ def test_members_may_differ_in_rate_and_beta():
 
 def conv_net():
     # no bias before batch-norm: its true gradient is zero, and Adam would turn rounding noise into full steps
-    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
-                         nn.Flatten(), nn.Linear(16, 3))  # fmt: skip
+    convolution = nn.Conv2d(1, 4, 3, padding=1, bias=False)
+    pool = nn.AdaptiveAvgPool2d(2)
+    return nn.Sequential(convolution, nn.BatchNorm2d(4), nn.ReLU(), pool, nn.Flatten(), nn.Linear(16, 3))
 
 
 @pytest.mark.parametrize("kind", ["relu", "dlgn", "dlgn_pwc", "soft_galu"])
