@@ -86,6 +86,12 @@ def test_operator_contract_across_tiles() -> None:
         torch.testing.assert_close(kernel[3:9, [1, 0, 5]].dense(), want[3:9][:, [1, 0, 5]], rtol=1e-13, atol=1e-13)
 
 
+def test_a_symmetric_tile_of_several_strips() -> None:
+    x, all_rows = rows(9, 400, 2), torch.arange(400)
+    got = relu_ntk(x, hidden_layers=2).tile(all_rows, all_rows)
+    torch.testing.assert_close(got, relu_ntk(x, x.clone(), 2).dense(), rtol=1e-12, atol=1e-13)
+
+
 def test_diagonal_of_a_square_cross_kernel() -> None:
     x, y = rows(4, 6, 3), rows(5, 6, 3)
     kernel = relu_ntk(x, y, 2)
