@@ -221,7 +221,7 @@ def dense_ntk(n: int, c: int, peer: Peer | None, *, width: int = 128, layers: in
         kernel[:200, :200], jacobian_contraction(net, x[:200]), settled_rows(net, x[:200])
     )
     if peer is not None:
-        ask_peer(row, peer, net, x, kernel, [0, 250] if n % 250 == 0 and n > 250 else [0], limit=90.0)
+        ask_peer(row, peer, net, x, kernel, [0, 250] if n % 250 == 0 and n > 250 else [0], limit=300.0)
     return row
 
 
@@ -388,16 +388,19 @@ def main(quick: bool = False, peers: bool = True) -> list[dict[str, Any]]:
     """Run every case, print a line for each, and return the rows."""
     peer = neural_tangents() if peers else Peer(None, "neural-tangents was left out")
     size = 8 if quick else 32
-    jobs: list[Callable[[], list[Row]]] = [
-        lambda: tangent_rows(100 if quick else 1000, peer),
-        lambda: convolutional_rows(3 if quick else 32, size, peer),
-        lambda: overlap_rows(500 if quick else 4096),
-        lambda: large_rows(1000 if quick else 20_000, 6 if quick else 500, 10 if quick else 20_000, size),
-        lambda: infinite_rows(100 if quick else 1000, 3 if quick else 8, 8 if quick else 32, peer),
-        lambda: sweep_rows(quick),
-    ]
+    jobs: dict[str, Callable[[], list[Row]]] = {
+        "tangent kernels, fully connected": lambda: tangent_rows(100 if quick else 1000, peer),
+        "tangent kernel, convolutional": lambda: convolutional_rows(3 if quick else 32, size, peer),
+        "overlap kernel": lambda: overlap_rows(500 if quick else 4096),
+        "beyond memory": lambda: large_rows(
+            1000 if quick else 20_000, 6 if quick else 500, 10 if quick else 20_000, size
+        ),
+        "infinite width": lambda: infinite_rows(100 if quick else 1000, 3 if quick else 8, size, peer),
+        "scaling": lambda: sweep_rows(quick),
+    }
     out = []
-    for job in jobs:
+    for name, job in jobs.items():
+        print(f"  … {name}", flush=True)
         for row in job():
             out.append(row.as_dict())
             print(line(out[-1]), flush=True)

@@ -60,38 +60,35 @@ def empirical(job, data):
     def f(p, inputs):
         return forward(job["layers"], p, inputs)
 
-    seconds, notes, kernel = {}, [], None
+    n = x.shape[0]
+
+    def make(implementation, batch, rows):
+        fn = nt.empirical_ntk_fn(f, trace_axes=(-1,), vmap_axes=0, implementation=implementation)
+        return nt.batch(fn, batch_size=batch, device_count=0) if batch and rows > batch else jax.jit(fn)
+
+    # A quarter of the rows tells what the whole would take; those near the best are then run whole.
+    seconds, notes, kernel, expected = {}, [], None, {}
     for implementation in (1, 2, 3):
         for batch in job["batches"]:
             name = f"implementation {implementation}" + (f", batches of {batch}" if batch else "")
-
-            def make(n, implementation=implementation, batch=batch):
-                fn = nt.empirical_ntk_fn(f, trace_axes=(-1,), vmap_axes=0, implementation=implementation)
-                if batch and n > batch:
-                    return nt.batch(fn, batch_size=batch, device_count=0)
-                return jax.jit(fn)
-
-            # A quarter of the rows tells whether the whole is worth waiting for; it compiles on its first call.
-            n = x.shape[0]
-            part = max(n // 4, 1)
-            if batch:
-                part = min(max(part // batch, 1) * batch, n)
+            part = max(n // 4, 1) if not batch else min(max(n // 4 // batch, 1) * batch, n)
             try:
-                probe = make(part)
-                jax.block_until_ready(probe(x[:part], None, params))
-                took, _ = timed(partial(probe, x[:part], None, params), 1)
-                expected = took * (n / part) ** 2
-                if expected > job["limit"]:
-                    notes.append(f"neural-tangents, {name}: left out, about {expected:.0f} s expected")
-                    continue
-                whole = make(n)
-                jax.block_until_ready(whole(x, None, params))
-                took, out = timed(partial(whole, x, None, params), job["repeats"])
+                probe = partial(make(implementation, batch, part), x[:part], None, params)
+                jax.block_until_ready(probe())  # compiles
+                expected[name] = timed(probe, 1)[0] * (n / part) ** 2, implementation, batch
             except Exception as error:  # the peer's failures are results too
                 notes.append(f"neural-tangents, {name}: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
-                continue
-            seconds[name] = took
+    for name, (guess, implementation, batch) in expected.items():
+        if guess > job["limit"] or guess > 3 * min(value for value, _, _ in expected.values()):
+            notes.append(f"neural-tangents, {name}: not run whole, about {guess:.2g} s by a quarter of the rows")
+            continue
+        try:
+            whole = partial(make(implementation, batch, n), x, None, params)
+            jax.block_until_ready(whole())
+            seconds[name], out = timed(whole, job["repeats"])
             kernel = np.asarray(out)
+        except Exception as error:
+            notes.append(f"neural-tangents, {name}: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
     return seconds, notes, kernel
 
 

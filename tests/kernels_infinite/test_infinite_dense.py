@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
+import sys
 from collections.abc import Iterator
 from decimal import Decimal, getcontext
 from pathlib import Path
@@ -289,3 +291,28 @@ def test_refusals_name_what_came() -> None:
 def test_takes_numpy_and_integers() -> None:
     x = np.array([[1, 2], [3, 1]])
     torch.testing.assert_close(relu_ntk(x).dense(), relu_ntk(torch.tensor(x).float()).dense())
+
+
+@pytest.mark.slow
+def test_agrees_with_neural_tangents_where_it_is_installed() -> None:
+    """Live, through the environment that the benchmarks make; the numbers on disk above cover machines without it."""
+    path = Path(__file__).parents[2] / "benchmarks" / "peers.py"
+    spec = importlib.util.spec_from_file_location("benchmark_peers", path)
+    assert spec is not None and spec.loader is not None
+    peers = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = peers  # dataclasses look their module up
+    spec.loader.exec_module(peers)
+    peer = peers.neural_tangents(install=False)
+    if peer.python is None:
+        pytest.skip(f"{peer.note}; `make bench` installs it")
+    x, images = rows(10, 6, 5), rows(11, 3, 2 * 4 * 5).reshape(3, 2, 4, 5)
+    found = peer.call({"kind": "infinite dense", "hidden_layers": 3, "repeats": 1}, {"x": x.numpy()})
+    # its arccos costs it eight digits on the diagonal, where the cosine is 1
+    torch.testing.assert_close(
+        relu_ntk(x, hidden_layers=3).dense(), torch.tensor(found["kernel"]), rtol=1e-7, atol=1e-7
+    )
+    for pool in ("gap", "flatten"):
+        job = {"kind": "infinite conv", "hidden_layers": 3, "pool": pool, "repeats": 1}
+        want = torch.tensor(peer.call(job, {"x": images.numpy()})["kernel"])
+        got = relu_cntk(images, hidden_layers=3, pool=pool).dense()  # type: ignore[arg-type]
+        torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-7)
