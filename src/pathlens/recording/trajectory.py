@@ -39,6 +39,7 @@ class Trajectory:
     `history` maps a name ("loss", "test_loss", …) to one number per epoch, the first at initialisation. In your own
     loop call `append`:
 
+    >>> import torch
     >>> from pathlens import models
     >>> net, trajectory = models.relu(2, hidden=(4,), seed=0), Trajectory()
     >>> trajectory.append(net, torch.randn(3, 2), step=0)
