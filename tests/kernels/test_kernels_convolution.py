@@ -15,7 +15,7 @@ from torch import nn
 
 from pathlens import models
 from pathlens.errors import BudgetError
-from pathlens.kernels import ntk
+from pathlens.kernels import ntk, tangent
 from pathlens.kernels.convolution import BlockTangent, plan_layer
 from pathlens.kernels.sources import Sides
 from pathlens.recording import record
@@ -44,14 +44,18 @@ def build(name: str, kind: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["plain", "relu", "soft_galu"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_convolutional_networks(name: str, kind: str) -> None:
+def test_convolutional_networks(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, X, Y = build(name, kind)
     stream, other = record(net, X, stream=True), record(net, Y, stream=True)
     for which in ("trace", "full", 1):
         check_ntk(ntk(net, X, outputs=which), net, X, outputs=which)
         check_ntk(ntk(net, X, columns=Y, outputs=which), net, X, Y, outputs=which)
-        # the same in blocks, with sensitivities recomputed for one output at a time
-        blocks = ntk(net, stream, outputs=which, max_bytes=300_000)
+        # the same with gradients made piece by piece from a stream
+        check_ntk(ntk(net, stream, outputs=which, max_bytes=400_000), net, X, outputs=which)
+        # and in blocks, with sensitivities recomputed for one output at a time
+        with monkeypatch.context() as patch:
+            patch.setattr(tangent, "HELD_SHARE", 0.0)
+            blocks = ntk(net, stream, outputs=which, max_bytes=300_000)
         assert "ntk blocks" in repr(blocks)
         check_ntk(blocks, net, X, outputs=which)
     check_ntk(ntk(net, stream, columns=other, outputs="full"), net, X, Y, outputs="full")

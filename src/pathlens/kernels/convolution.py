@@ -76,11 +76,13 @@ def plan_layer(layer: Layer, bias: bool, first: Record, n: int) -> LayerPlan:
     return LayerPlan(layer, bias, positions, explicit)
 
 
-def example_gradients(rec: Record, plan: LayerPlan, output: int) -> Tensor:
-    """∂f_output/∂W (and ∂b) of every example, (n, m·I + m), from its patches and sensitivities."""
-    a, d = rec.inputs(plan.layer.name), rec.sensitivities(plan.layer.name, output)
-    flat = torch.bmm(d.transpose(1, 2), a).flatten(1)
-    return torch.cat([flat, d.sum(1)], dim=1) if plan.bias else flat
+def example_gradients(rec: Record, plan: LayerPlan, outputs: Sequence[int]) -> Tensor:
+    """∂f_k/∂W (and ∂b) of every example and each of c outputs, (n, c, m·I + m), from patches and sensitivities."""
+    a = rec.inputs(plan.layer.name)
+    d = torch.stack([rec.sensitivities(plan.layer.name, k) for k in outputs], dim=1)
+    n, c, positions, m = d.shape
+    weights = torch.bmm(d.transpose(2, 3).reshape(n, c * m, positions), a).view(n, c, -1)
+    return torch.cat([weights, d.sum(2)], dim=2) if plan.bias else weights
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class BlockTangent:
         for rec in pieces(source, index, self.most, output):
             here = slice(at, at + rec.n)
             for p, out in explicit:
-                out[here] = example_gradients(rec, p, 0)
+                out[here] = example_gradients(rec, p, [0])[:, 0]
             for p, a, d in pairs:
                 a[here] = rec.inputs(p.layer.name)
                 d[here] = rec.sensitivities(p.layer.name, 0)

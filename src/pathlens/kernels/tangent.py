@@ -19,10 +19,12 @@ from pathlens.kernels.parameters import ParameterGradients
 from pathlens.kernels.sources import Sides, Source, probe, resolve
 from pathlens.linops import Factor, GramSum, KernelOperator, RowStream
 from pathlens.linops.budget import resolve_budget
+from pathlens.linops.progress import Meter
 from pathlens.recording import GatedNetwork, RecordStream
 from pathlens.records import Record
 
 _PARTS = ("all", "value", "feature")
+HELD_SHARE = 0.5  #: of the budget, that the gradients of all examples may take; beyond it they are made block by block
 
 
 def ntk(
@@ -229,32 +231,33 @@ def _build(
     room: int,
     max_bytes: int | None,
 ) -> GramSum:
-    flat = [p for p in plans if p.flat and not p.explicit]
-    spatial = [p for p in plans if p not in flat]
     made: list[KernelOperator] = []
-    resident = all(isinstance(side, Record) for side in sides.both())
-    if resident:
-        held = [p for p in spatial if p.explicit]
-        size = first.f.dtype.itemsize * first.outputs * sum(side.n for side in sides.both())
-        numbers = sum(p.gradient_size for p in held) + (others.size if others else 0)
-        if numbers * size > room // 4:
-            held = []
-        else:
-            made.extend(_gradient_terms(sides, first, held, others, outputs))
-            others = None
-        spatial = [p for p in spatial if p not in held]
+    if all(isinstance(side, Record) for side in sides.both()):
+        flat = [p for p in plans if p.flat]
         made.extend(_dense_terms(sides, first, flat, outputs, room))
-    elif not spatial and others is None:
-        made.extend(_dense_terms(sides, first, flat, outputs, room))
+        rest = [p for p in plans if not p.flat]
+    elif all(p.flat for p in plans) and others is None:
+        return _total(_dense_terms(sides, first, plans, outputs, room) or [_zero(sides, first, outputs)])
     else:  # one pass over the stream for all of them
-        spatial = plans
-    if spatial or others is not None:
-        # what is held already, and the tile that is asked for, take their share
-        spare = room // 2 if resident else room - room // 8
-        blocks = BlockTangent(sides, spatial, others, others.size if others else 0, outputs, spare)
+        rest = plans
+    if rest or others is not None:
+        held = [p for p in rest if p.explicit or p.flat]
+        count = first.outputs if outputs in ("trace", "full") else 1
+        numbers = sum(p.gradient_size for p in held) + (others.size if others else 0)
+        needed = numbers * first.f.dtype.itemsize * count * sum(side.n for side in sides.both())
+        step = _rows_at_once(first, held, others, count, room // 4)
+        if needed <= HELD_SHARE * room and step > 0:
+            made.extend(_gradient_terms(sides, first, held, others, outputs, step))
+            rest, others = [p for p in rest if p not in held], None
+    if rest or others is not None:
+        blocks = BlockTangent(sides, rest, others, others.size if others else 0, outputs, room - room // 8)
         made.append(blocks.operator("ntk blocks", max_bytes))
     if not made:  # hard gates: f does not depend on these layers
         made.append(_zero(sides, first, outputs))
+    return _total(made)
+
+
+def _total(made: Sequence[KernelOperator]) -> GramSum:
     total: Any = made[0]
     for K in made[1:]:
         total = total + K
@@ -341,31 +344,43 @@ def _bool_dtype(factor: Any, first: Record) -> torch.dtype | None:
     return first.f.dtype if factor.dtype == torch.bool else None
 
 
+def _rows_at_once(
+    first: Record, plans: list[LayerPlan], others: ParameterGradients | None, count: int, room: int
+) -> int:
+    """How many rows can be recorded and differentiated at once, for so many outputs; 0 if not even one."""
+    patches = max((p.positions * (p.layer.inputs + 2 * count * p.layer.outputs) for p in plans), default=0)
+    gradients = count * max([p.gradient_size for p in plans] + ([others.size] if others else []), default=0)
+    # a row takes its record, as much again for the backward pass, and one layer's patches and gradients
+    row = 4 * first.nbytes + 2 * first.f.dtype.itemsize * (patches + gradients)
+    return room // max(row, 1)
+
+
 def _gradient_terms(
-    sides: Sides, first: Record, plans: list[LayerPlan], others: ParameterGradients | None, outputs: str | int
+    sides: Sides,
+    first: Record,
+    plans: list[LayerPlan],
+    others: ParameterGradients | None,
+    outputs: str | int,
+    step: int,
 ) -> list[GramSum]:
-    """G Gᵀ with per-example gradients held in memory."""
-    wanted = range(first.outputs) if outputs in ("trace", "full") else [int(outputs)]
+    """G Gᵀ with the gradients of every example held in memory; one pass over the rows makes those of all layers."""
+    wanted = list(range(first.outputs)) if outputs in ("trace", "full") else [int(outputs)]
+    names = [p.layer.name for p in plans] + (["other parameters"] if others is not None else [])
+    sizes = [p.gradient_size for p in plans] + ([others.size] if others is not None else [])
 
-    def matrix(rec: Record, plan: LayerPlan | None) -> Tensor:
-        size = plan.gradient_size if plan is not None else others.size if others is not None else 0
-        out = torch.empty(rec.n, len(wanted), size, dtype=first.f.dtype, device=first.f.device)
-        step = max((1 << 24) // max(first.nbytes, 1), 1)  # patches are larger than the image they come from
-        for lo in range(0, rec.n, step):
-            cut = rec.rows(lo, min(lo + step, rec.n))
-            for at, k in enumerate(wanted):
-                if plan is not None:
-                    out[lo : lo + step, at] = example_gradients(cut, plan, k)
-                elif others is not None:
-                    out[lo : lo + step, at] = others(cut.x, cut.kept[k] if cut.kept else k)
-        return out.flatten(0, 1) if outputs == "full" else out.flatten(1)
+    def matrices(source: Source) -> list[Tensor]:
+        made = [first.f.new_empty(source.n, len(wanted), size) for size in sizes]
+        with Meter("gradients of the ntk", source.n) as meter:
+            for lo in range(0, source.n, step):
+                hi = min(lo + step, source.n)
+                cut = source.rows(lo, hi)
+                for plan, out in zip(plans, made):
+                    out[lo:hi] = example_gradients(cut, plan, wanted)
+                if others is not None:
+                    for at, k in enumerate(wanted):
+                        made[-1][lo:hi, at] = others(cut.x, cut.kept[k] if cut.kept else k)
+                meter.advance(hi - lo)
+        return [m.flatten(0, 1) if outputs == "full" else m.flatten(1) for m in made]
 
-    made = []
-    jobs: list[tuple[str, LayerPlan | None]] = [(p.layer.name, p) for p in plans]
-    if others is not None:
-        jobs.append(("other parameters", None))
-    for name, plan in jobs:
-        sources = [side for side in sides.both() if isinstance(side, Record)]
-        matrices = [matrix(rec, plan) for rec in sources]
-        made.append(GramSum.from_factors([[Factor(name, *matrices)]]))
-    return made
+    both = [matrices(side) for side in sides.both()]
+    return [GramSum.from_factors([[Factor(name, *pair)]]) for name, *pair in zip(names, *both)]
