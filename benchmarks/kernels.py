@@ -261,7 +261,7 @@ def sweep_rows(quick: bool) -> list[Row]:
 
 
 def convolutional_rows(n: int, size: int, peer: Peer) -> list[Row]:
-    """GCONV with ten outputs: with all memory against everybody, and within one gibibyte against torch.func likewise."""
+    """GCONV with ten outputs: with all memory against everybody, within one gibibyte against torch.func alone."""
     torch.manual_seed(0)
     net, x = pl.models.templates.gconv(), inputs(n, 3, size, size)
     rows = []
