@@ -157,7 +157,7 @@ class BlockTangent:
         """As a kernel operator."""
         return CustomKernel(
             self.shape, self.tile, self.diagonal, dtype=self.dtype, device=self.device,
-            symmetric=self.sides.symmetric, name=name, max_bytes=max_bytes,
+            symmetric=self.sides.symmetric, name=name, max_bytes=max_bytes, scaled=False,
         )  # fmt: skip
 
     # --- tiles -------------------------------------------------------------------------------------------------

@@ -102,8 +102,9 @@ def ntk(
     room = resolve_budget(max_bytes, first.f.device)
     plans, names = _choose(sides, first, part, layer, frozen)
     others = ParameterGradients(sides.net, names) if names and sides.net is not None else None
-    K = _build(sides, first, plans, others, outputs, room, max_bytes)
-    return GramSum(K.root, K.dtype, K.device, name="ntk", max_bytes=max_bytes)
+    K, held = _build(sides, first, plans, others, outputs, room, max_bytes)
+    left = None if max_bytes is None else max_bytes - held
+    return GramSum(K.root, K.dtype, K.device, name="ntk", max_bytes=left)
 
 
 def _check_outputs(outputs: str | int, first: Record) -> None:
@@ -230,14 +231,16 @@ def _build(
     outputs: str | int,
     room: int,
     max_bytes: int | None,
-) -> GramSum:
+) -> tuple[GramSum, int]:
+    """The kernel, and the bytes of the budget that it holds on to."""
     made: list[KernelOperator] = []
+    kept = 0
     if all(isinstance(side, Record) for side in sides.both()):
         flat = [p for p in plans if p.flat]
         made.extend(_dense_terms(sides, first, flat, outputs, room))
         rest = [p for p in plans if not p.flat]
     elif all(p.flat for p in plans) and others is None:
-        return _total(_dense_terms(sides, first, plans, outputs, room) or [_zero(sides, first, outputs)])
+        return _total(_dense_terms(sides, first, plans, outputs, room) or [_zero(sides, first, outputs)]), 0
     else:  # one pass over the stream for all of them
         rest = plans
     if rest or others is not None:
@@ -248,13 +251,13 @@ def _build(
         step = _rows_at_once(first, held, others, count, room // 4)
         if needed <= HELD_SHARE * room and step > 0:
             made.extend(_gradient_terms(sides, first, held, others, outputs, step))
-            rest, others = [p for p in rest if p not in held], None
+            rest, others, kept = [p for p in rest if p not in held], None, needed
     if rest or others is not None:
-        blocks = BlockTangent(sides, rest, others, others.size if others else 0, outputs, room - room // 8)
+        blocks = BlockTangent(sides, rest, others, others.size if others else 0, outputs, room - room // 8 - kept)
         made.append(blocks.operator("ntk blocks", max_bytes))
     if not made:  # hard gates: f does not depend on these layers
         made.append(_zero(sides, first, outputs))
-    return _total(made)
+    return _total(made), kept
 
 
 def _total(made: Sequence[KernelOperator]) -> GramSum:

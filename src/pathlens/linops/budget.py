@@ -17,6 +17,7 @@ from pathlens.errors import BudgetError, OptionError
 
 FRACTION_OF_FREE = 0.5  # the caller's own arrays, and the allocator's slack, need the rest
 TILE_EDGE = 2048  # beyond this a tile's matrix product gets no faster, and its buffers leave the cache
+TRIANGLE_EDGE = 512  # where only the upper triangle of a symmetric kernel is computed
 _UNKNOWN_FREE = 2 << 30  # where no system figure can be read
 
 

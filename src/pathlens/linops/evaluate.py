@@ -14,7 +14,7 @@ from torch import Tensor
 from pathlens.errors import BudgetError, NotFiniteError, ScaleError
 from pathlens.linops import backends
 from pathlens.linops.backends import Backend, Pool, new_tile
-from pathlens.linops.budget import TILE_EDGE, TilePlan, blocks, human_bytes, plan_tiles
+from pathlens.linops.budget import TILE_EDGE, TRIANGLE_EDGE, TilePlan, blocks, human_bytes, plan_tiles
 from pathlens.linops.indexing import Index, as_tensor
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, exp2_scale_, strip
 from pathlens.linops.progress import Meter
@@ -82,12 +82,15 @@ class Evaluator:
 
     def plan(self, *, reserve: int = 0, square: bool | None = None, extra_buffers: int = 0) -> TilePlan:
         """Tile edges for the budget; square ones where the upper triangle is walked."""
+        square = self.node.symmetric if square is None else square
+        # smaller tiles waste less on the diagonal and stay in the cache; an operator's own tiles may cost more than that
+        edge = TRIANGLE_EDGE if square and not self.has_leaf else TILE_EDGE
         return plan_tiles(
             self.node.n, self.node.m,
             entry_bytes=(self.node.buffers() + extra_buffers) * self.dtype.itemsize,
             row_bytes=self.row_bytes, col_bytes=self.col_bytes, budget=self.budget, reserve=reserve,
-            edge=None if self.streamed else TILE_EDGE,
-            square=self.node.symmetric if square is None else square,
+            edge=None if self.streamed else edge,
+            square=square,
             what="a tile of the kernel",
         )
 

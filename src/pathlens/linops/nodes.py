@@ -437,7 +437,7 @@ class Leaf(Node):
 
     def side(self, index: Index, right: bool) -> Side:
         if self._log_norms is None:
-            if self.symmetric:
+            if self.symmetric and self.operator.scaled:
                 norms = 0.5 * torch.log2(self.operator.diagonal().double().abs())
                 # It may be indefinite: a zero on its diagonal does not make the row zero, so no row is flagged.
                 self._log_norms = torch.where(torch.isfinite(norms), norms, 0.0)

@@ -50,6 +50,9 @@ class KernelOperator(ABC):
         ``"auto"``, ``"torch"`` or ``"popcount"``.
     tile_buffers
         Tile-sized arrays that the operator's own `tile` holds at once, its result included.
+    scaled
+        Products with other operators are kept in range by the diagonal of a symmetric one. False where the diagonal
+        costs as much as the entries: it is then asked for only when you ask.
 
     Examples
     --------
@@ -70,6 +73,7 @@ class KernelOperator(ABC):
     max_bytes: int | None = None
     backend: str = "auto"
     tile_buffers: int = 1
+    scaled: bool = True
     # numpy scalars would otherwise take `2.0 * K` apart before this class is asked
     __array_ufunc__ = None
     __iter__ = None  # Python would index 0, 1, 2 … and evaluate row by row
@@ -627,6 +631,8 @@ class CustomKernel(KernelOperator):
         For messages and ``repr``.
     tile_buffers
         Tile-sized arrays that ``tile`` holds at once, its result included; sets the tile size for a budget.
+    scaled
+        See `KernelOperator`.
 
     Examples
     --------
@@ -640,7 +646,7 @@ class CustomKernel(KernelOperator):
     def __init__(self, shape: tuple[int, int], tile: Callable[[Tensor, Tensor], Tensor],
                  diagonal: Callable[[], Tensor] | None = None, *, dtype: torch.dtype = torch.float32,
                  device: torch.device | str = "cpu", symmetric: bool = False, name: str = "custom",
-                 tile_buffers: int = 1, max_bytes: int | None = None) -> None:
+                 tile_buffers: int = 1, max_bytes: int | None = None, scaled: bool = True) -> None:
         n, m = shape
         if n < 1 or m < 1:
             raise EmptyDataError(f"CustomKernel {name!r}: shape {shape} has no entries.")
@@ -652,7 +658,7 @@ class CustomKernel(KernelOperator):
             raise DTypeError(f"CustomKernel {name!r}: dtype must be float32 or float64, got {dtype}.")
         self._shape, self._dtype, self._device = (int(n), int(m)), dtype, torch.device(device)
         self._tile, self._diagonal, self._symmetric, self._name = tile, diagonal, symmetric, name
-        self.tile_buffers, self.max_bytes = tile_buffers, max_bytes
+        self.tile_buffers, self.max_bytes, self.scaled = tile_buffers, max_bytes, scaled
 
     @property
     def shape(self) -> tuple[int, int]:

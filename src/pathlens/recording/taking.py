@@ -133,9 +133,10 @@ def _is_chain(
     for before, after, (site, bit) in zip(calls, calls[1:], bits.items()):
         if not bit.shape == before.out.shape == after.x.shape:
             return False
-        passed = before.out.detach() * soft.get(site, bit)
+        few = slice(0, 32)  # something added in between shows in any row that is not all zero
+        passed, read = before.out.detach()[few] * soft.get(site, bit)[few], after.x[few]
         # the network may have rounded the product differently (leaky units), but not by more than a few ulps
-        if not torch.allclose(passed, after.x, rtol=1e-5 if after.x.dtype == torch.float32 else 1e-12, atol=0.0):
+        if not torch.allclose(passed, read, rtol=1e-5 if read.dtype == torch.float32 else 1e-12, atol=0.0):
             return False
     return True
 
