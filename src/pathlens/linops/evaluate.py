@@ -83,7 +83,7 @@ class Evaluator:
     def plan(self, *, reserve: int = 0, square: bool | None = None, extra_buffers: int = 0) -> TilePlan:
         """Tile edges for the budget; square ones where the upper triangle is walked."""
         square = self.node.symmetric if square is None else square
-        # smaller tiles waste less on the diagonal and stay in the cache; an operator's own tiles may cost more than that
+        # smaller tiles waste less on the diagonal and stay in the cache, unless an operator makes its own
         edge = TRIANGLE_EDGE if square and not self.has_leaf else TILE_EDGE
         return plan_tiles(
             self.node.n, self.node.m,
