@@ -163,6 +163,11 @@ def pack_bits(block: Tensor) -> np.ndarray:
     return np.ascontiguousarray(packed).view(np.uint32)
 
 
+def _is_binary(block: Tensor) -> bool:
+    """Whether all entries are 0 or 1; the first row alone tells most that are not."""
+    return block.dtype == torch.bool or all(bool(((b == 0) | (b == 1)).all()) for b in (block[:1], block))
+
+
 class ResidentRows(Rows):
     """A factor held as a tensor; the tensor is kept by reference and detached, never copied or written to."""
 
@@ -176,7 +181,7 @@ class ResidentRows(Rows):
         for lo in range(0, self.n, step):
             block = self.tensor[lo : lo + step]
             norms.append(log2_norms(block, name, lo))
-            binary = binary and (block.dtype == torch.bool or bool(((block == 0) | (block == 1)).all()))
+            binary = binary and _is_binary(block)
         self._log2_norms = torch.cat(norms)
         self._binary = binary
         self._bits: np.ndarray | None = None
