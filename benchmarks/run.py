@@ -61,6 +61,7 @@ def run(quick: bool, peers: bool) -> dict[str, Any]:
         "format": "pathlens.benchmarks",
         "version": VERSION,
         "quick": quick,
+        "complete": False,
         "date": time.strftime("%Y-%m-%d", time.gmtime(start)),
         "machine": measure.machine(),
         "floors at the start": measure.floors(),
@@ -75,9 +76,20 @@ def run(quick: bool, peers: bool) -> dict[str, Any]:
     for name, suite in suites:
         print(f"• {name}", flush=True)
         found["rows"] += suite()
+        found["minutes"] = round((time.time() - start) / 60, 1)
+        save(found)  # half an hour of work should survive a crash of the next suite
     found["floors at the end"] = measure.floors()
-    found["minutes"] = round((time.time() - start) / 60, 1)
+    found["complete"] = True
+    save(found)
     return found
+
+
+def save(found: dict[str, Any]) -> Path:
+    """Write the results under the machine's name."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / file_name(found["machine"], found["quick"])
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    return path
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -146,7 +158,9 @@ def page(results: list[dict[str, Any]]) -> str:
 def write_page() -> None:
     """Make the page from all full results on disk."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-    results = [found for found in results if found.get("version") == VERSION and not found["quick"]]
+    results = [
+        found for found in results if found.get("version") == VERSION and found["complete"] and not found["quick"]
+    ]
     if results:
         PAGE.write_text(page(results))
         print(f"• wrote {PAGE.relative_to(HERE.parent)}")
@@ -161,11 +175,8 @@ def main() -> None:
     chosen = parser.parse_args()
     if not chosen.page:
         found = run(chosen.quick, not chosen.no_peers)
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / file_name(found["machine"], chosen.quick)
-        path.write_text(json.dumps(found, indent=1) + "\n")
         print("\n".join(table(found["rows"])))
-        print(f"• wrote {path.relative_to(HERE.parent)}")
+        print(f"• wrote {save(found).relative_to(HERE.parent)}")
     if not chosen.quick:
         write_page()
 
