@@ -29,7 +29,7 @@ BETA, FROZEN_BETA = 4.0, 10.0
 RATE, BATCH, POINTS = 5e-4, 32, 1024
 # epochs per model; the paper shows the frozen network up to epoch 8000
 EPOCHS = {
-    "quick": {"relu": 400, "dlgn_pwc": 400, "frozen": 600},
+    "quick": {"relu": 400, "dlgn_pwc": 400, "frozen": 400},
     "paper": {"relu": 1000, "dlgn_pwc": 1000, "frozen": 8000},
 }
 KERNEL_EPOCHS = (0, 3, 200)
