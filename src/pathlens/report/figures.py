@@ -321,9 +321,7 @@ def half_space_fig6(artifact: Artifact) -> Drawn:
         share = shares[when]
         axes.plot(place + offset, np.median(share, 0), color=COLOURS[colour], marker="o", ms=5, label=text)
         axes.vlines(place + offset, share.min(0), share.max(0), color=COLOURS[colour], alpha=0.45, lw=5)
-    axes.axhline(100 / 6, color=COLOURS["muted"], lw=1, ls=(0, (4, 3)))
-    axes.annotate("random directions", (1.15, 100 / 6), xytext=(0, -15), textcoords="offset points", ha="left",
-                  color=COLOURS["muted"], fontsize=11.5)
+    axes.axhline(100 / 6, color=COLOURS["muted"], lw=1, ls=(0, (4, 3)), label="random directions")
     axes.set_xticks(place, [str(k) for k in place])
     axes.set_xlabel("layer")
     axes.set_xlim(0.6, layers + 0.4)
