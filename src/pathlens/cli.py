@@ -280,9 +280,6 @@ _OPTIONAL = (
     ("matplotlib", "plot", "figures and pages"),
     ("pillow", "images", "packed image sets"),
     ("numba", "fast", "bit-counting kernels"),
-    ("triton", "", "fused kernels on CUDA"),
-    ("dask", "", "clusters"),
-    ("zarr", "", "kernels larger than memory"),
 )
 
 
