@@ -70,7 +70,6 @@ class GatedNetwork(nn.Module):
         trained: str = "both",
         gates_from: str = "independent",
         init: Init | None = None,
-        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         if trained not in _TRAINED:
@@ -91,7 +90,6 @@ class GatedNetwork(nn.Module):
         self.trained = trained
         self.gates_from = gates_from
         self.init = init or Init()
-        self.batch_norm = batch_norm
         self._enters_late = enters_late
         self._set_trained()
 

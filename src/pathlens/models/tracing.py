@@ -13,7 +13,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,7 +110,6 @@ class Traced:
     site_nodes: tuple[str, ...]
     entry: str | None
     max_pools: tuple[str, ...] = ()
-    batch_norm: bool = field(default=False)
 
 
 class _Proxy(fx.Proxy):
@@ -640,8 +639,7 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
         )
     sites = _name_sites(graph, relus, root)
     entry = _find_entry(root, graph, role, relus)
-    batch_norm = any(isinstance(m, _BATCH_NORMS) for m in root.modules())
-    return Traced(root, graph, sites, tuple(n.name for n in relus), entry, tuple(pools), batch_norm)
+    return Traced(root, graph, sites, tuple(n.name for n in relus), entry, tuple(pools))
 
 
 # --- graphs of the two networks ----------------------------------------------------------------------------------

@@ -308,7 +308,6 @@ def build(
         trained,
         origin,
         init,
-        traced.batch_norm,
     )
     if origin == "given":
         assert isinstance(gate_source, GraphSource)
