@@ -32,6 +32,7 @@ _MODULES = (
     "recording",
     "records",
     "report",
+    "theory",
     "training",
 )
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         recording,
         records,
         report,
+        theory,
         training,
     )
     from pathlens.models import gated_twin
@@ -72,6 +74,7 @@ __all__ = [
     "records",
     "report",
     "snapshot",
+    "theory",
     "train",
     "training",
 ]

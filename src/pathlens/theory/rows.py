@@ -1,0 +1,131 @@
+"""Weighted rows: the data of a flow as one checked triple of float64 arrays.
+
+Every mean ⟨·⟩ of the theory is a weighted sum over rows, so a sample (equal weights) and a distribution with finitely
+many inputs (its probabilities) are the same thing here. May import data and errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pathlens.data import NLGP, DataSet, SinglePulse
+from pathlens.errors import EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
+
+
+def float_array(value: Any) -> np.ndarray:
+    """A tensor (on any device, attached or not) or anything like an array, as float64 NumPy."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value, dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Inputs x (n, d), targets y (n,) and weights p (n,) that sum to 1, all float64.
+
+    Examples
+    --------
+    >>> from pathlens.data import SinglePulse
+    >>> Rows.of(SinglePulse(d=12, xi1=(0.25, 0.34), xi2=(0.0, 0.17)))
+    Rows(72 rows of 12 inputs, weighted)
+    >>> Rows.of(([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0])).p
+    array([0.5, 0.5])
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    p: np.ndarray
+
+    @classmethod
+    def of(cls, data: Any) -> Rows:
+        """From a DataSet, ``(X, y)``, ``(X, y, p)``, or a SinglePulse sampler, whose inputs are enumerated exactly.
+
+        Raises
+        ------
+        ShapeError, EmptyDataError, NotFiniteError, OptionError
+            For rows and targets that do not match, no rows, NaN, or weights that are no probabilities.
+        """
+        if isinstance(data, Rows):
+            return data
+        if isinstance(data, SinglePulse):
+            data = data.enumerate()
+        elif isinstance(data, NLGP):
+            raise OptionError(
+                "theory: an NLGP sampler has infinitely many inputs. Draw rows with sampler.sample(n), "
+                "or take nlgp_moments(sampler, …) for gates whose moments are known exactly."
+            )
+        elif isinstance(data, DataSet):
+            if data.task != "regression":
+                raise LabelError(
+                    f"theory: {data.name!r} holds class labels; a flow needs real targets. Pass "
+                    "(data.x, data.y.double()) for two classes 0 and 1."
+                )
+            data = (data.x, data.y)
+        if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+            raise ShapeError(
+                f"theory: data must be a DataSet, (X, y), (X, y, p) or a SinglePulse sampler, got "
+                f"{type(data).__name__}."
+            )
+        x, y = float_array(data[0]), float_array(data[1])
+        n = len(x) if x.ndim else 0
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = y[:, 0]
+        if x.ndim != 2 or y.shape != (n,):
+            raise ShapeError(f"theory: expected X (n, d) and y (n,) or (n, 1), got {x.shape} and {y.shape}.")
+        if x.size == 0:
+            raise EmptyDataError(f"theory: no rows: X has shape {x.shape}. Give at least one.")
+        p = float_array(data[2]) if len(data) == 3 else np.full(n, 1 / n)
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            raise NotFiniteError("theory: X or y contains NaN or infinity. Remove such rows.")
+        if p.shape != (n,) or not (p >= 0).all() or abs(p.sum() - 1) > 1e-9:
+            raise OptionError(
+                f"theory: weights p must be {n} numbers ≥ 0 that sum to 1, got shape {p.shape} and sum "
+                f"{p.sum():g}. Divide them by their sum."
+            )
+        return cls(x, y, p)
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return len(self.x)
+
+    @property
+    def d(self) -> int:
+        """Input dimension."""
+        return self.x.shape[1]
+
+    def merged(self) -> Rows:
+        """Equal inputs as one row, with their summed weight and mean target: the same gradients, fewer rows."""
+        x, where = np.unique(self.x, axis=0, return_inverse=True)
+        if len(x) == self.n:
+            return self
+        where = where.reshape(-1)
+        p = np.bincount(where, self.p)
+        y = np.bincount(where, self.p * self.y)
+        return Rows(x, np.divide(y, p, out=np.zeros_like(y), where=p > 0), p)
+
+    def __repr__(self) -> str:
+        return f"Rows({self.n} rows of {self.d} inputs{'' if np.ptp(self.p) == 0 else ', weighted'})"
+
+
+def start_weights(w0: Any, K: int, d: int, where: str) -> np.ndarray:
+    """Initial weights (K, d) as a float64 copy; None is zeros."""
+    if w0 is None:
+        return np.zeros((K, d))
+    w = float_array(w0).copy()
+    if w.shape != (K, d):
+        raise ShapeError(f"{where}: w0 has shape {w.shape}, expected ({K}, {d}): one row per unit.")
+    if not np.isfinite(w).all():
+        raise NotFiniteError(f"{where}: w0 contains NaN or infinity.")
+    return w
+
+
+def moments_in_time(t: Any, where: str) -> np.ndarray:
+    """Times as a float64 array; negative or NaN ones are refused, infinity is the limit."""
+    times = float_array(t)
+    if not (times >= 0).all():
+        raise OptionError(f"{where}: t={t!r}, expected times ≥ 0. The flow starts at t = 0.")
+    return times
