@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathlens.data import DataSet
-from pathlens.errors import EmptyDataError, LabelError, NotFiniteError, ShapeError
+from pathlens.errors import EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
 from pathlens.recording import as_rows
 from pathlens.training.stack import Loss
 
@@ -38,17 +38,19 @@ class Data:
     y: Tensor
     x_test: Tensor | None = None
     y_test: Tensor | None = None
+    weights: Tensor | None = None
 
     def fingerprint(self) -> str:
-        """Changes when any training row or target does: a checkpoint belongs to one data set."""
+        """Changes when any training row, target or weight does: a checkpoint belongs to one data set."""
         digest = hashlib.sha256()
-        for t in (self.x, self.y):
+        for t in (self.x, self.y, *(() if self.weights is None else (self.weights,))):
             digest.update(str(tuple(t.shape)).encode())
             digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
 
 
-def prepare(data: Any, net: nn.Module, loss: str | Loss, device: torch.device) -> Data:
+def prepare(data: Any, net: nn.Module, loss: str | Loss, device: torch.device, weights: Any = None) -> Data:
+    """What `train` was given as data and weights, checked and on the training device."""
     x_test = y_test = None
     if isinstance(data, DataSet):
         x, y, x_test, y_test = data.x, data.y, data.x_test, data.y_test
@@ -69,7 +71,34 @@ def prepare(data: Any, net: nn.Module, loss: str | Loss, device: torch.device) -
     x, y = _checked(x, y, net, loss, device)
     if x_test is not None and y_test is not None:
         x_test, y_test = _checked(x_test, y_test, net, loss, device)
-    return Data(x, y, x_test, y_test)
+    return Data(x, y, x_test, y_test, None if weights is None else _checked_weights(weights, x))
+
+
+def prepare_validation(validation: Any, net: nn.Module, loss: str | Loss, device: torch.device) -> Data:
+    """Held-out rows as (X, y) or (X, y, weights)."""
+    if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
+        raise ShapeError(
+            f"train: validation must be (X, y) or (X, y, weights), got {type(validation).__name__}"
+            + (f" of length {len(validation)}." if isinstance(validation, (tuple, list)) else ".")
+        )
+    x, y = _checked(validation[0], validation[1], net, loss, device)
+    return Data(x, y, weights=None if len(validation) == 2 else _checked_weights(validation[2], x))
+
+
+def _checked_weights(weights: Any, x: Tensor) -> Tensor:
+    w = torch.as_tensor(weights)
+    if w.shape != x.shape[:1]:
+        raise ShapeError(
+            f"train: weights have shape {tuple(w.shape)}, expected ({x.shape[0]},): one number for each row."
+        )
+    w = w.to(x.device, x.dtype)
+    bad = ~torch.isfinite(w) | (w < 0)
+    if bad.any():
+        i = int(bad.nonzero()[0])
+        raise NotFiniteError(f"train: weights must be finite and at least 0, weight {i} is {float(w[i]):g}.")
+    if not bool((w > 0).any()):
+        raise OptionError("train: every weight is zero. At least one row must count.")
+    return w
 
 
 def _checked(x: Any, y: Any, net: nn.Module, loss: str | Loss, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ and the same network trained alone see the same batches and end with the same we
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,10 +23,10 @@ from pathlens.errors import EmptyDataError, OptionError, unknown_name
 from pathlens.models import GatedNetwork
 from pathlens.recording import Trajectory, as_rows
 from pathlens.training.checkpoints import forget_checkpoints
-from pathlens.training.inputs import LOSSES, prepare
+from pathlens.training.inputs import LOSSES, Data, prepare, prepare_validation
 from pathlens.training.run import OPTIMISERS, Run, Watch, derive_seed
 from pathlens.training.schedules import Schedule, rate_schedule
-from pathlens.training.stack import Loss
+from pathlens.training.stack import Loss, Penalty
 
 _SETTINGS = ("lr", "beta", "weight_decay", "momentum")  # what may differ between members of a stack
 
@@ -81,6 +82,11 @@ def train(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     clip: float | None = None,
+    weights: Any = None,
+    penalty: Penalty | None = None,
+    trained: str | None = None,
+    validation: Any = None,
+    patience: int | None = None,
     keep_at: Sequence[int] = (),
     keep_when: Sequence[float] = (),
     watch: Any = None,
@@ -125,6 +131,21 @@ def train(
         Schedule of the gates' β, e.g. ``Geometric(4, 1000, until=0.9)``.
     clip : float, optional
         Largest gradient norm, per member.
+    weights : (n,) numbers, optional
+        At least 0, one for each row: the loss of a batch is Σ w_i ℓ_i / Σ w_i, with ℓ_i the loss of row i alone (zero
+        where no row of the batch counts), and the loss and accuracy of an epoch are weighted alike. A row of weight 3
+        is a row that is there three times.
+    penalty : function of the network, optional
+        Its value, a tensor of shape (), is added to the loss that is minimised, with the weights of each member in
+        turn: ``lambda net: 1e-3 * net.values.get_parameter("fc1.weight").abs().sum()``. The history stays without it.
+    trained : {"values", "gates", "both"}, optional
+        Train this part of a gated network, whatever it was built to train. Default: as it was built.
+    validation : (X, y) or (X, y, weights), optional
+        Held-out rows; their loss is `history["validation"]`, and for labels there is `history["validation_accuracy"]`.
+    patience : int, optional
+        A member whose validation loss has not been undercut for this many epochs has stopped: its history ends there,
+        and it gets back the weights of its best epoch. The run ends when every member has stopped; members that still
+        run at the last epoch get their best weights too.
     keep_at, keep_when : sequences
         Epochs (0 is initialisation) and losses (when first undercut) at which a Moment is kept: the weights, and the
         record on `watch` where that is given.
@@ -178,7 +199,10 @@ def train(
     if sampler is not None:
         batch_size = batch_size or 1000
         data = sampler.sample(batch_size, torch.Generator().manual_seed(derive_seed(seed, "evaluation")))
-    prepared = prepare(data, members[0], loss, place)
+    if sampler is not None and weights is not None:
+        raise OptionError("train: weights belong to the rows of a data set, and a sampler draws new rows every step.")
+    prepared = prepare(data, members[0], loss, place, weights)
+    held_out = _held_out(validation, patience, members[0], loss, place)
     config = {
         "kind": getattr(members[0], "kind", type(members[0]).__name__),
         "parameters": sum(p.numel() for p in members[0].parameters()),
@@ -196,6 +220,10 @@ def train(
         "keep_at": sorted(keep_at),
         "keep_when": list(keep_when),
         "stop_below": stop_below,
+        "penalty": None if penalty is None else _name(penalty),
+        "trained": trained,
+        "validation": held_out.fingerprint() if held_out is not None and checkpoint is not None else None,
+        "patience": patience,
     }
     run = Run(
         members,
@@ -220,6 +248,10 @@ def train(
             [set() for _ in members],
         ),
         config=json.loads(json.dumps(config)),  # as a checkpoint gives it back: lists instead of tuples
+        trained=trained,
+        penalty=penalty,
+        validation=held_out,
+        patience=patience,
     )
     folder = None if checkpoint is None else Path(checkpoint)
     with _threads(threads if threads is not None else run.good_threads()):
@@ -235,8 +267,24 @@ def train(
 
 
 def _name(function: Any) -> str:
-    """A schedule as text that is equal for equal schedules: dataclasses print their fields."""
+    """A function as text that is equal for equal ones in another process too: dataclasses print their fields."""
+    if isinstance(function, functools.partial):
+        return f"{_name(function.func)}, {function.args}, {function.keywords}"
     return repr(function) if not inspect.isfunction(function) else function.__qualname__
+
+
+def _held_out(
+    validation: Any, patience: int | None, net: nn.Module, loss: str | Loss, device: torch.device
+) -> Data | None:
+    if patience is not None and patience < 1:
+        raise OptionError(f"train: patience must be at least 1 epoch, got {patience}.")
+    if validation is None:
+        if patience is not None:
+            raise OptionError("train: patience needs held-out rows to watch. Give validation=(X, y).")
+        return None
+    if getattr(net, "needs_rows", False):
+        raise OptionError("train: a table of gates knows its own examples only, so there is nothing to validate on.")
+    return prepare_validation(validation, net, loss, device)
 
 
 def _members(

@@ -22,7 +22,8 @@ from pathlens.records import Record, Snapshot
 from pathlens.training.checkpoints import load_checkpoint, save_checkpoint
 from pathlens.training.inputs import Data
 from pathlens.training.schedules import Schedule
-from pathlens.training.stack import Loss, Stack, capture
+from pathlens.training.stack import Loss, Penalty, Stack, capture
+from pathlens.training.stopping import EarlyStopping
 
 OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -86,9 +87,15 @@ class Run:
         autocast: torch.dtype | None,
         watch: Watch,
         config: dict[str, Any],
+        trained: str | None = None,
+        penalty: Penalty | None = None,
+        validation: Data | None = None,
+        patience: int | None = None,
     ) -> None:
         self.members, self.settings, self.data, self.sampler = members, settings, data, sampler
-        self.stack = Stack(members, device)
+        self.stack = Stack(members, device, trained)
+        self.validation = validation
+        self.stopping = None if patience is None else EarlyStopping(self.stack, patience)
         self.loss, self.rate, self.beta, self.clip, self.full = loss, rate, beta, clip, full
         self.compiled, self.watch, self.config = compiled, watch, config
         self.n = len(data.x)
@@ -101,7 +108,7 @@ class Run:
         # members with settings of their own are rows of the stack, each in a group of its own
         self.leaves = [self.stack.flat[i] for i in range(self.stack.k)] if self.uneven else [self.stack.flat]
         self.optimiser = self._optimiser(optimizer)
-        self._gradient = self.stack.gradient_step(loss, autocast)
+        self._gradient = self.stack.gradient_step(loss, autocast, penalty)
         self._captured: dict[tuple[int, ...], Callable[..., tuple[Tensor, Tensor]]] = {}
         self._dropout_shapes: dict[int, list[tuple[int, ...]]] = {}
         self._has_dropout = any(
@@ -162,8 +169,8 @@ class Run:
             for shape in self._dropout_shapes[size]
         ]
 
-    def _step(self, x: Tensor, y: Tensor, rows: Tensor | None) -> Tensor:
-        arguments = (self.stack.flat, x, y, rows, self._draws(x, rows), *self.stack.rest())
+    def _step(self, x: Tensor, y: Tensor, w: Tensor | None, rows: Tensor | None) -> Tensor:
+        arguments = (self.stack.flat, x, y, w, rows, self._draws(x, rows), *self.stack.rest())
         function: Callable[..., tuple[Tensor, Tensor]] = self._gradient
         if self.compiled:
             key = tuple(x.shape)
@@ -175,8 +182,10 @@ class Run:
             self._apply(gradient)
         return losses
 
-    def _fetch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        return self.data.x[index], self.data.y[index], index if self.stack.needs_rows else None
+    def _fetch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        weights = self.data.weights
+        rows = index if self.stack.needs_rows else None
+        return self.data.x[index], self.data.y[index], None if weights is None else weights[index], rows
 
     def _order(self) -> Iterator[Tensor]:
         """The row numbers of each batch of one epoch, for all members: shapes (k, B)."""
@@ -186,12 +195,12 @@ class Run:
             order = torch.stack([torch.randperm(self.n, generator=g) for g in self.shuffles])
         yield from order.to(self.data.x.device).split(self.batch, dim=1)
 
-    def _fresh(self) -> tuple[Tensor, Tensor, None]:
+    def _fresh(self) -> tuple[Tensor, Tensor, None, None]:
         """A batch from the sampler for each member, from the member's own generator."""
         drawn = [self.sampler.sample(self.batch, g) for g in self.shuffles]
         x = torch.stack([d[0] for d in drawn]).to(self.data.x)
         y = torch.stack([d[1] for d in drawn]).to(self.data.y)
-        return x, y.view(len(drawn), self.batch, *self.data.y.shape[1:]), None
+        return x, y.view(len(drawn), self.batch, *self.data.y.shape[1:]), None, None
 
     def _epoch_of_steps(self, total: int, graph: Callable[[Tensor], Tensor] | None) -> Tensor:
         """All steps of one epoch; the mean loss of each member over its batches."""
@@ -205,9 +214,10 @@ class Run:
             self._set_rate(self.step_count / total)
             whole = index.shape[1] == self.batch
             losses = graph(index) if graph is not None and whole else self._step(*self._fetch(index))
-            running += losses.double() * index.shape[1]
+            counts = index.shape[1] if self.data.weights is None else self.data.weights[index].double().sum(1)
+            running += losses.double() * counts
             self.step_count += 1
-        return (running / self.n).cpu()
+        return (running / (self.n if self.data.weights is None else self.data.weights.double().sum())).cpu()
 
     # --- epochs ------------------------------------------------------------------------------------------------
 
@@ -219,7 +229,7 @@ class Run:
         stop_below: float | None,
         tick: Callable[[int, Tensor], None],
     ) -> None:
-        """Train until the last epoch, or until every member's loss is below `stop_below`."""
+        """Train until the last epoch, or until every member is below `stop_below` or out of patience."""
         self.stack.pattern.train()
         total = epochs * (1 if self.sampler is not None else math.ceil(self.n / self.batch))
         if self.epoch == 0:
@@ -227,19 +237,21 @@ class Run:
                 self.stack.set_buffer("beta", self.beta(0.0))
             self._finish_epoch(None)
             self._check_signal()
-        losses = torch.tensor([t.history["loss"][-1] for t in self.trajectories], dtype=torch.float64)
+        losses = self._last_losses()
         on_cuda = self.stack.device.type == "cuda"
         graph = self._cuda_graph() if self.compiled and on_cuda and not self._has_dropout else None
 
         def done() -> bool:
-            return self.epoch >= epochs or (stop_below is not None and bool((losses < stop_below).all()))
+            below = stop_below is not None and bool((losses < stop_below).all())
+            return self.epoch >= epochs or below or (self.stopping is not None and bool(self.stopping.stopped.all()))
 
         while not done():
             if self.beta is not None:
                 self.stack.set_buffer("beta", self.beta((self.epoch + 1) / epochs))
             running = self._epoch_of_steps(total, graph)
             self.epoch += 1
-            losses = self._finish_epoch(running)
+            self._finish_epoch(running)
+            losses = self._last_losses()
             if not torch.isfinite(losses).any():
                 raise DivergedError(
                     f"train: the loss of every network is NaN or infinite at epoch {self.epoch}. Lower lr "
@@ -248,19 +260,24 @@ class Run:
             if folder is not None and (done() or self.epoch % every == 0):
                 self.save(folder)
             tick(self.epoch, losses)
+        if self.stopping is not None:
+            self.stopping.put_back()
         if not torch.isfinite(losses).all():
             bad = [s["seed"] for s, v in zip(self.settings, losses) if not math.isfinite(float(v))]
             warnings.warn(
                 f"train: {len(bad)} of {self.stack.k} networks diverged (seeds {bad}).", PathlensWarning, stacklevel=3
             )
 
-    def _finish_epoch(self, running: Tensor | None) -> Tensor:
+    def _last_losses(self) -> Tensor:
+        return torch.tensor([t.history["loss"][-1] for t in self.trajectories], dtype=torch.float64)
+
+    def _finish_epoch(self, running: Tensor | None) -> None:
         """Write the epoch into the histories and keep what was asked for."""
         ids = torch.arange(self.n, device=self.data.x.device) if self.stack.needs_rows else None
         batch = max(1, _EVALUATED_AT_ONCE // self.stack.k)
         columns: dict[str, Tensor | None] = {}
         if self.full or running is None:
-            losses, accuracy = self.stack.evaluate(self.data.x, self.data.y, self.loss, ids, batch)
+            losses, accuracy = self.stack.evaluate(self.data.x, self.data.y, self.loss, ids, batch, self.data.weights)
             columns["accuracy"] = accuracy
         else:
             losses = running
@@ -269,7 +286,13 @@ class Run:
             columns["test_loss"], columns["test_accuracy"] = self.stack.evaluate(
                 self.data.x_test, self.data.y_test, self.loss, None, batch
             )
+        if (held := self.validation) is not None:
+            columns["validation"], columns["validation_accuracy"] = self.stack.evaluate(
+                held.x, held.y, self.loss, None, batch, held.weights
+            )
         for i, (net, t) in enumerate(zip(self.members, self.trajectories)):
+            if self.stopping is not None and self.stopping.stopped[i]:
+                continue
             for name, values in columns.items():
                 if values is not None:
                     t.history.setdefault(name, []).append(float(values[i]))
@@ -285,7 +308,9 @@ class Run:
                     reason=", ".join(reasons),
                     sensitivities=self.watch.sensitivities,
                 )
-        return losses
+        if self.stopping is not None:
+            assert columns["validation"] is not None
+            self.stopping.see(self.epoch, columns["validation"])
 
     def _check_signal(self) -> None:
         """Warn if outputs do not depend on the input at the start: such a network does not begin to learn."""
@@ -308,12 +333,10 @@ class Run:
         if self.sampler is not None:
             return None
         index = torch.zeros(self.stack.k, self.batch, dtype=torch.long, device=self.stack.device)
-        x, y, rows = self._fetch(index)
-        fused = torch.compile(capture(self._gradient, (self.stack.flat, x, y, rows, [], *self.stack.rest())))
+        fused = torch.compile(capture(self._gradient, (self.stack.flat, *self._fetch(index), [], *self.stack.rest())))
 
         def body() -> Tensor:
-            x, y, rows = self._fetch(index)
-            losses, gradient = fused(self.stack.flat, x, y, rows, [], *self.stack.rest())
+            losses, gradient = fused(self.stack.flat, *self._fetch(index), [], *self.stack.rest())
             self._apply(gradient)
             return losses
 
@@ -362,6 +385,8 @@ class Run:
                     tensors[f"optimiser/{i}/{k}"] = torch.as_tensor(v)
         for i, (a, b) in enumerate(zip(self.shuffles, self.dropouts)):
             tensors[f"shuffle/{i}"], tensors[f"dropout/{i}"] = a.get_state(), b.get_state()
+        if self.stopping is not None:
+            tensors |= self.stopping.tensors()
         moments = []
         for i, t in enumerate(self.trajectories):
             for j, m in enumerate(t.moments):
@@ -396,6 +421,8 @@ class Run:
                 v.copy_(tensors[f"fixed/{k}"])
             for k, v in self.stack.buffers.items():
                 v.copy_(tensors[f"buffer/{k}"])
+        if self.stopping is not None:
+            self.stopping.load(tensors)
         self._restored_optimiser = {k: v for k, v in tensors.items() if k.startswith("optimiser/")}
         self._load_optimiser(self._restored_optimiser)
         for i, (a, b) in enumerate(zip(self.shuffles, self.dropouts)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from pathlens.errors import OptionError, ShapeError
+from pathlens.errors import OptionError, ShapeError, unknown_name
+from pathlens.models import GatedNetwork
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Penalty = Callable[[nn.Module], Tensor]
 
 _DROPOUTS = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
 
@@ -57,6 +60,24 @@ class _DropoutFromDraws(TorchFunctionMode):
         return x * (draw >= p).to(x.dtype) / (1 - p)
 
 
+def weighted_mean(loss: Loss, output: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    """Σ_i w_i ℓ_i / Σ_i w_i, with ℓ_i the loss of row i alone; zero where no row of the batch counts."""
+    rows = vmap(lambda o, t: loss(o[None], t[None]))(output, target)
+    total = weights.sum()
+    return (weights * rows).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+
+class _Penalised(nn.Module):
+    """Lets `functional_call` put a member's weights into the network while its penalty is taken."""
+
+    def __init__(self, net: nn.Module, penalty: Penalty) -> None:
+        super().__init__()
+        self.net, self.penalty = net, penalty
+
+    def forward(self) -> Tensor:
+        return self.penalty(self.net)
+
+
 class Stack:
     """k networks of one architecture, their weights stacked.
 
@@ -69,7 +90,7 @@ class Stack:
     buffers : dict name → Tensor (k, ...)
     """
 
-    def __init__(self, members: Sequence[nn.Module], device: torch.device) -> None:
+    def __init__(self, members: Sequence[nn.Module], device: torch.device, trained: str | None = None) -> None:
         first = members[0]
         self.k = len(members)
         self.device = device
@@ -81,21 +102,25 @@ class Stack:
                     f"train: network {i} does not have the architecture of network 0. "
                     "Only networks of one architecture can be trained together."
                 )
-        trained = [n for n, p in first.named_parameters() if p.requires_grad]
-        if not trained:
-            raise OptionError("train: the network has no trainable parameters.")
         self.pattern = copy.deepcopy(first).to(device)
+        if trained is None:
+            names = [n for n, p in first.named_parameters() if p.requires_grad]
+        else:
+            names = _names_of(trained, first)
+            self.pattern.trained = trained  # type: ignore[assignment]  # frozen gates keep their batch statistics
+        if not names:
+            raise OptionError("train: the network has no trainable parameters.")
         for p in self.pattern.parameters():
             p.requires_grad_(False)
-        self.names, self.shapes = trained, [shapes[n] for n in trained]
+        self.names, self.shapes = names, [shapes[n] for n in names]
         self.sizes = [s.numel() for s in self.shapes]
         rows = [
-            torch.cat([p.detach().reshape(-1) for n, p in m.named_parameters() if n in set(trained)]) for m in members
+            torch.cat([p.detach().reshape(-1) for n, p in m.named_parameters() if n in set(names)]) for m in members
         ]
         self.flat = torch.stack(rows).to(device)
         states = [m.state_dict() for m in members]
         buffer_names = [n for n, _ in first.named_buffers()]
-        self.fixed = {n: torch.stack([s[n] for s in states]).to(device) for n in shapes if n not in set(trained)}
+        self.fixed = {n: torch.stack([s[n] for s in states]).to(device) for n in shapes if n not in set(names)}
         self.buffers = {n: torch.stack([s[n] for s in states]).to(device) for n in buffer_names if n in states[0]}
         self.needs_rows = bool(getattr(first, "needs_rows", False))
 
@@ -123,10 +148,20 @@ class Stack:
 
     # --- computing ---------------------------------------------------------------------------------------------
 
-    def _forward(self, vec: Tensor, x: Tensor, rows: Tensor | None, rest: Sequence[Tensor]) -> Tensor:
+    def _named(self, vec: Tensor, rest: Sequence[Tensor]) -> dict[str, Tensor]:
         params = {n: p.view(s) for n, p, s in zip(self.names, vec.split(self.sizes), self.shapes)}
-        state = params | dict(zip([*self.fixed, *self.buffers], rest))
-        return functional_call(self.pattern, state, (x,) if rows is None else (x, rows))
+        return params | dict(zip([*self.fixed, *self.buffers], rest))
+
+    def _forward(self, vec: Tensor, x: Tensor, rows: Tensor | None, rest: Sequence[Tensor]) -> Tensor:
+        return functional_call(self.pattern, self._named(vec, rest), (x,) if rows is None else (x, rows))
+
+    def _penalty(self, penalty: Penalty, vec: Tensor, rest: Sequence[Tensor]) -> Tensor:
+        state = {f"net.{n}": t for n, t in self._named(vec, rest).items()}
+        value = functional_call(_Penalised(self.pattern, penalty), state, ())
+        if not isinstance(value, Tensor) or value.ndim:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ShapeError(f"train: penalty must return one number as a tensor of shape (), got {got}.")
+        return value
 
     def rest(self) -> list[Tensor]:
         """What a forward pass needs beside the trained weights."""
@@ -150,11 +185,22 @@ class Stack:
             self._forward(self.flat[0], x[0], None if rows is None else rows[0], [t[0] for t in buffers])
         return mode.shapes
 
-    def gradient_step(self, loss: Loss, autocast: torch.dtype | None) -> Callable[..., tuple[Tensor, Tensor]]:
-        """step(flat, x, y, rows, draws, *rest) → (loss of each member (k,), gradient (k, p)), in train mode."""
+    def gradient_step(
+        self, loss: Loss, autocast: torch.dtype | None, penalty: Penalty | None = None
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        """step(flat, x, y, w, rows, draws, *rest) → (loss of each member (k,), gradient (k, p)), in train mode.
+
+        The gradient is that of loss + penalty, the loss is without the penalty. `w` are weights of the rows, or None.
+        """
 
         def member(
-            vec: Tensor, x: Tensor, y: Tensor, rows: Tensor | None, draws: Sequence[Tensor], *rest: Tensor
+            vec: Tensor,
+            x: Tensor,
+            y: Tensor,
+            w: Tensor | None,
+            rows: Tensor | None,
+            draws: Sequence[Tensor],
+            *rest: Tensor,
         ) -> Tensor:
             with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
                 if draws:
@@ -162,16 +208,28 @@ class Stack:
                         out = self._forward(vec, x, rows, rest)
                 else:
                     out = self._forward(vec, x, rows, rest)
-            return loss(out.float() if autocast is not None else out, y)
+            out = out.float() if autocast is not None else out
+            return loss(out, y) if w is None else weighted_mean(loss, out, y, w)
 
         def step(
-            flat: Tensor, x: Tensor, y: Tensor, rows: Tensor | None, draws: Sequence[Tensor], *rest: Tensor
+            flat: Tensor,
+            x: Tensor,
+            y: Tensor,
+            w: Tensor | None,
+            rows: Tensor | None,
+            draws: Sequence[Tensor],
+            *rest: Tensor,
         ) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():
                 leaf = flat.detach().requires_grad_()
-                dims = (0, 0, 0, None if rows is None else 0, 0 if draws else None, *(0 for _ in rest))
-                losses = vmap(member, in_dims=dims)(leaf, x, y, rows, draws, *rest)
-                (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+                per_member = tuple(0 for _ in rest)
+                dims = (0, 0, 0, None if w is None else 0, None if rows is None else 0, 0 if draws else None)
+                losses = vmap(member, in_dims=(*dims, *per_member))(leaf, x, y, w, rows, draws, *rest)
+                total = losses.sum()
+                if penalty is not None:
+                    one = partial(self._penalty, penalty)
+                    total = total + vmap(one, in_dims=(0, list(per_member)))(leaf, list(rest)).sum()
+                (gradient,) = torch.autograd.grad(total, leaf)
             return losses.detach(), gradient
 
         return step
@@ -185,9 +243,9 @@ class Stack:
         return out
 
     def evaluate(
-        self, x: Tensor, y: Tensor, loss: Loss, ids: Tensor | None, batch: int
+        self, x: Tensor, y: Tensor, loss: Loss, ids: Tensor | None, batch: int, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Mean loss of each member on all rows in eval mode, and accuracy where y holds labels."""
+        """(Weighted) mean loss of each member on all rows in eval mode, and accuracy where y holds labels."""
         self.pattern.eval()
         labels = not y.dtype.is_floating_point
         total = torch.zeros(self.k, dtype=torch.float64)
@@ -202,11 +260,31 @@ class Stack:
                 rows = None if ids is None else ids[lo : lo + batch]
                 dims = (0, None, None, *(0 for _ in self.rest()))
                 out = vmap(member, in_dims=dims)(self.flat, xb, rows, *self.rest())
-                total += vmap(loss, in_dims=(0, None))(out, yb).double().cpu() * len(xb)
+                w = None if weights is None else weights[lo : lo + batch]
+                size = float(len(xb)) if w is None else float(w.double().sum())
+                mean = loss if w is None else partial(weighted_mean, loss, weights=w)
+                total += vmap(mean, in_dims=(0, None))(out, yb).double().cpu() * size
                 if labels:
-                    correct += (out.argmax(-1) == yb).double().sum(-1).cpu()
+                    right = (out.argmax(-1) == yb).double()
+                    correct += (right if w is None else right * w).sum(-1).cpu()
         self.pattern.train()
-        return total / len(x), correct / len(x) if labels else None
+        count = float(len(x)) if weights is None else float(weights.double().sum())
+        return total / count, correct / count if labels else None
+
+
+def _names_of(part: str, net: nn.Module) -> list[str]:
+    """Names of the parameters of the values, the gates or both, whatever the network was built to train."""
+    if not isinstance(net, GatedNetwork):
+        raise OptionError(f"train: trained={part!r} needs a GatedNetwork, got {type(net).__name__}.")
+    prefixes = {"values": ("values.",), "gates": ("source.",), "both": ("values.", "source.")}
+    if part not in prefixes:
+        raise unknown_name("choice of what is trained", part, prefixes)
+    if part == "gates" and (net.source is None or not hasattr(net.gate, "beta")):
+        raise OptionError(
+            "train: trained='gates' needs a separate gate network whose gates have a gradient, this network is "
+            f"{net!r}. Use net.with_gate('soft') or net.with_gate('straight_through')."
+        )
+    return [n for n, _ in net.named_parameters() if n.startswith(prefixes[part])]
 
 
 _SAME_IF_SAME_SHAPE = {
@@ -242,7 +320,15 @@ def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..
     traced.recompile()
     forward = traced.forward
 
-    def replay(flat: Tensor, x: Tensor, y: Tensor, rows: Tensor | None, draws: Sequence[Tensor], *rest: Tensor) -> Any:
-        return forward(flat, x, y, rows, *draws, *rest)
+    def replay(
+        flat: Tensor,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor | None,
+        rows: Tensor | None,
+        draws: Sequence[Tensor],
+        *rest: Tensor,
+    ) -> Any:
+        return forward(flat, x, y, w, rows, *draws, *rest)
 
     return replay
