@@ -337,7 +337,7 @@ def _dense_terms(sides: Sides, first: Record, plans: list[LayerPlan], outputs: s
         out = f"{name}.out"
         if out in left:
             K = K * GramSum.from_factors([[Factor(out, left[out], right[out])]], dtype=_bool_dtype(left[out], first))
-        elif outputs == "trace":
+        elif outputs == "trace" and first.outputs > 1:
             K = K * float(first.outputs)
         made.append(K)
     return made

@@ -17,6 +17,8 @@ from pathlens.linops.budget import free_bytes
 from pathlens.linops.factors import Factor, RowSource, RowStream
 from pathlens.linops.operator import CustomKernel, GramSum, KernelOperator
 from pathlens.linops.solvers import Eigenpairs, Solution
+from pathlens.linops.store import StoredKernel, from_zarr
+from pathlens.linops.writing import StoreReport
 
 __all__ = ["CustomKernel", "Eigenpairs", "Factor", "GramSum", "KernelOperator", "RowSource", "RowStream", "Solution",
-           "free_bytes"]
+           "StoreReport", "StoredKernel", "free_bytes", "from_zarr"]

@@ -6,8 +6,10 @@ inside a container the machine's own figure is a lie. Nothing here knows of kern
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from pathlens.errors import BudgetError, OptionError
 FRACTION_OF_FREE = 0.5  # the caller's own arrays, and the allocator's slack, need the rest
 TILE_EDGE = 2048  # beyond this a tile's matrix product gets no faster, and its buffers leave the cache
 TRIANGLE_EDGE = 512  # where only the upper triangle of a symmetric kernel is computed
+STRIP_EDGES = (256, 1024)  # the same for a matrix that is held: thin strips waste less on the diagonal
 _UNKNOWN_FREE = 2 << 30  # where no system figure can be read
 
 
@@ -84,6 +87,12 @@ def free_bytes(root: str | os.PathLike[str] = "/") -> int:
     return min(found, default=_UNKNOWN_FREE)
 
 
+@functools.lru_cache(maxsize=1)
+def _free_about(tenth_of_a_second: int) -> int:
+    """Free memory, asked for once in a tenth of a second: reading a dozen system files takes as long as a small tile."""
+    return free_bytes()
+
+
 def resolve_budget(max_bytes: int | None, device: torch.device) -> int:
     """The budget in bytes: as given, or half of what is free on the device.
 
@@ -93,8 +102,9 @@ def resolve_budget(max_bytes: int | None, device: torch.device) -> int:
     1000
     """
     if max_bytes is None:
-        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes()
-        return int(free * FRACTION_OF_FREE)
+        if device.type == "cuda":
+            return int(torch.cuda.mem_get_info(device)[0] * FRACTION_OF_FREE)
+        return int(_free_about(int(time.monotonic() * 10)) * FRACTION_OF_FREE)
     if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:
         raise OptionError(f"max_bytes must be a positive number of bytes or None, got {max_bytes!r}. "
                           f"For a gibibyte write max_bytes=2**30.")
@@ -154,7 +164,7 @@ def plan_tiles(
     row_bytes: int,
     col_bytes: int,
     budget: int,
-    edge: int | None = TILE_EDGE,
+    edge: int | tuple[int, int] | None = TILE_EDGE,
     square: bool = False,
     reserve: int = 0,
     what: str = "a tile",
@@ -172,7 +182,8 @@ def plan_tiles(
     budget, reserve
         Bytes allowed, and those taken by things other than tiles.
     edge
-        Cap on either edge; None where larger is always better (streamed factors, recomputed for every tile).
+        Cap on either edge, or on rows and columns; None where larger is always better (streamed factors, recomputed for
+        every tile).
     square
         Equal edges, as walking the upper triangle of a symmetric kernel needs.
 
@@ -188,14 +199,12 @@ def plan_tiles(
                           f"{human_bytes(budget)}. Raise max_bytes.")
     both = row_bytes + col_bytes
     top = max(int((math.sqrt(both * both + 4.0 * entry_bytes * spare) - both) / (2 * entry_bytes)), 1)
-    if edge is not None:
-        top = min(top, edge)
-    a = min(n, top)
-    b = min(m, top)
+    most_rows, most_cols = (n, m) if edge is None else (edge, edge) if isinstance(edge, int) else edge
+    a = min(n, top, most_rows)
+    b = min(m, top, most_cols)
     if not square:  # a short side leaves room for a longer other one
-        cap = edge if edge is not None else max(n, m)
-        b = max(b, min(m, cap, (spare - row_bytes * a) // (entry_bytes * a + col_bytes)))
-        a = max(a, min(n, cap, (spare - col_bytes * b) // (entry_bytes * b + row_bytes)))
+        b = max(b, min(m, most_cols, (spare - row_bytes * a) // (entry_bytes * a + col_bytes)))
+        a = max(a, min(n, most_rows, (spare - col_bytes * b) // (entry_bytes * b + row_bytes)))
     a, b = _even(n, a), _even(m, b)
     if square:
         a = b = min(a, b)

@@ -5,7 +5,7 @@ Products with vectors live in ``matmul``, solvers in ``solvers``. May import onl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from pathlens.errors import BudgetError, NotFiniteError, ScaleError
 from pathlens.linops import backends
 from pathlens.linops.backends import Backend, Pool, new_tile
-from pathlens.linops.budget import TILE_EDGE, TRIANGLE_EDGE, TilePlan, blocks, human_bytes, plan_tiles
+from pathlens.linops.budget import STRIP_EDGES, TILE_EDGE, TRIANGLE_EDGE, TilePlan, blocks, human_bytes, plan_tiles
 from pathlens.linops.indexing import Index, as_tensor
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, exp2_scale_, strip
 from pathlens.linops.progress import Meter
@@ -80,16 +80,17 @@ class Evaluator:
 
     # --- plans -------------------------------------------------------------------------------------------------
 
-    def plan(self, *, reserve: int = 0, square: bool | None = None, extra_buffers: int = 0) -> TilePlan:
-        """Tile edges for the budget; square ones where the upper triangle is walked."""
+    def plan(self, *, reserve: int = 0, square: bool | None = None, extra_buffers: int = 0,
+             edge: tuple[int, int] | None = None) -> TilePlan:
+        """Tile edges for the budget, at most ``edge``; square ones where the upper triangle is walked."""
         square = self.node.symmetric if square is None else square
         # smaller tiles waste less on the diagonal and stay in the cache, unless an operator makes its own
-        edge = TRIANGLE_EDGE if square and not self.has_leaf else TILE_EDGE
+        most = edge or (TRIANGLE_EDGE if square and not self.has_leaf else TILE_EDGE)
         return plan_tiles(
             self.node.n, self.node.m,
             entry_bytes=(self.node.buffers() + extra_buffers) * self.dtype.itemsize,
             row_bytes=self.row_bytes, col_bytes=self.col_bytes, budget=self.budget, reserve=reserve,
-            edge=None if self.streamed else edge,
+            edge=None if self.streamed else most,
             square=square,
             what="a tile of the kernel",
         )
@@ -126,6 +127,8 @@ class Evaluator:
     def tile(self, left: Side, right: Side, out: Tensor | None = None) -> Tensor:
         """K between two sides in true size; an overflow of the dtype raises."""
         tile = self.unit_tile(left, right, out)
+        if left.level and right.level:
+            return tile
         low = min(float(left.exponent.min()), float(right.exponent.min()))
         high = max(float(left.exponent.max()), float(right.exponent.max()))
         if low >= 0 or high <= 0:  # one way only: rows then columns leave the dtype only where their product does
@@ -145,16 +148,29 @@ class Evaluator:
         return self.tile(self.side(rows, False, True), self.side(cols, True, True),
                          new_tile(len(rows), len(cols), self.dtype, self.device))
 
-    def pairs(self, plan: TilePlan, *, upper: bool, fold: bool) -> Iterator[tuple[range, range, Side, Side]]:
-        """Blocks of rows and columns with their sides; with ``upper`` those on and above the diagonal."""
-        all_cols = blocks(self.node.m, plan.cols)
-        for rows in blocks(self.node.n, plan.rows):
-            left = self.side(rows, False, fold)
-            for cols in all_cols:
-                if not upper or cols.start >= rows.start:
-                    yield rows, cols, left, self.side(cols, True, fold)
+    def sides(self, right: bool, fold: bool) -> Callable[[range], Side]:
+        """Sides by block: cut from one side of all rows where its exponents are small beside the budget.
 
-    def dense(self, label: str = "kernel tiles") -> Tensor:
+        Making a side takes dozens of small operations, which tiles of a small kernel would feel.
+        """
+        count = self.node.m if right else self.node.n
+        if self.streamed or 64 * count * sum(1 for _ in self.node.leaves()) > self.budget // 16:
+            return lambda block: self.side(block, right, fold)
+        whole = self.side(range(count), right, fold)
+        return lambda block: whole.narrow(block.start, block.stop)
+
+    def pairs(self, plan: TilePlan, *, upper: bool, fold: bool) -> Iterator[tuple[range, range, Side, Side]]:
+        """Blocks of rows and columns with their sides; with ``upper`` those that hold the upper triangle."""
+        m = self.node.m
+        lefts = self.sides(False, fold)
+        rights = lefts if upper else self.sides(True, fold)
+        for rows in blocks(self.node.n, plan.rows):
+            left = lefts(rows)
+            for lo in range(rows.start if upper else 0, m, plan.cols):
+                cols = range(lo, min(lo + plan.cols, m))
+                yield rows, cols, left, rights(cols)
+
+    def dense(self, label: str = "kernel entries") -> Tensor:
         """The whole matrix, (n, m); exactly symmetric where the kernel is."""
         n, m, size = self.node.n, self.node.m, self.dtype.itemsize
         whole = n * m * size
@@ -163,26 +179,27 @@ class Evaluator:
                               f"{human_bytes(self.budget)}. Raise max_bytes, take K[rows, cols], or use K.tiles().")
         # Mirroring a tile costs about as much as counting bits again, so exact backends compute both triangles.
         mirror = self.node.symmetric and not self.backend.exactly_symmetric(self.node)
-        plan = self.plan(reserve=whole, square=mirror, extra_buffers=2 if mirror else 0)
+        strips = mirror and not self.streamed and not self.has_leaf
+        plan = self.plan(reserve=whole, square=mirror and not strips, extra_buffers=2 if mirror else 0,
+                         edge=STRIP_EDGES if strips else None)
         out = new_tile(n, m, self.dtype, self.device)
-        count = -(-n // plan.rows) * -(-m // plan.cols)
-        with Meter(label, count) as meter:
+        with Meter(label, n * m) as meter:
             for rows, cols, left, right in self.pairs(plan, upper=mirror, fold=True):
                 spot = out[rows.start : rows.stop, cols.start : cols.stop]
                 if not mirror:
                     self.tile(left, right, spot)
-                    meter.advance()
+                    meter.advance(spot.numel())
                     continue
                 # Contiguous buffers on both sides: torch transposes those in blocks, others entry by entry (ten times
                 # slower than the product).
                 tile = self.tile(left, right)
                 mirrored = self.pool.take(-1, len(cols), len(rows)).copy_(tile.T)
-                if rows == cols:
-                    spot.copy_(tile.mul_(0.5).add_(mirrored, alpha=0.5))
-                else:
-                    spot.copy_(tile)
-                    out[cols.start : cols.stop, rows.start : rows.stop] = mirrored
-                meter.advance(1 if rows == cols else 2)
+                if cols.start == rows.start:  # the square on the diagonal: both halves of it were computed
+                    tile[:, : len(rows)].add_(mirrored[: len(rows)]).mul_(0.5)
+                    mirrored[: len(rows)] = tile[:, : len(rows)].T
+                spot.copy_(tile)
+                out[cols.start : cols.stop, rows.start : rows.stop] = mirrored
+                meter.advance(2 * spot.numel() - (len(rows) ** 2 if cols.start == rows.start else 0))
         return out
 
     # --- diagonal ----------------------------------------------------------------------------------------------

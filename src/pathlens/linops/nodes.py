@@ -89,7 +89,7 @@ class Side:
         Sides of the children.
     """
 
-    __slots__ = ("_block", "exponent", "index", "log_norm", "node", "parts", "right", "shift")
+    __slots__ = ("_block", "_level", "_unshifted", "exponent", "index", "log_norm", "node", "parts", "right", "shift")
 
     def __init__(self, node: Node, index: Index, right: bool, exponent: Tensor, log_norm: Tensor,
                  parts: Sequence[Side] = (), shift: Tensor | None = None) -> None:
@@ -98,13 +98,30 @@ class Side:
         self.parts = tuple(parts)
         self.shift = shift  # what takes the stored rows to the unit ones; leaves of the tree only
         self._block: Tensor | None = None
+        self._level: bool | None = None
+        self._unshifted: bool | None = None
 
     def __len__(self) -> int:
         return len(self.exponent)
 
+    @property
+    def level(self) -> bool:
+        """Whether no row has an exponent: unit rows are the true ones."""
+        if self._level is None:
+            self._level = not bool(self.exponent.any())
+        return self._level
+
+    @property
+    def unshifted(self) -> bool:
+        """Whether the stored rows of a leaf are its unit rows."""
+        if self._unshifted is None:
+            self._unshifted = self.shift is not None and not bool(self.shift.any())
+        return self._unshifted
+
     def lift(self, by: Tensor) -> None:
         """Multiply the unit rows by 2^by, finite, and lower the exponents to match."""
         assert self._block is None, "a side is lifted before its rows are gathered"
+        self._level = self._unshifted = None
         self.exponent = self.exponent - by
         self.log_norm = self.log_norm + by
         if self.shift is not None:
@@ -115,12 +132,24 @@ class Side:
         else:
             self.parts[0].lift(by)
 
+    def narrow(self, lo: int, hi: int) -> Side:
+        """Rows lo … hi−1 of this side; the exponents are views, rows are gathered anew."""
+        shift = None if self.shift is None else self.shift[lo:hi]
+        parts = [part.narrow(lo, hi) for part in self.parts]
+        cut = Side(self.node, compose(self.index, range(lo, hi)), self.right, self.exponent[lo:hi],
+                   self.log_norm[lo:hi], parts, shift)
+        if self.level:  # asked once for all blocks
+            cut._level = True
+        if self.unshifted:
+            cut._unshifted = True
+        return cut
+
     def unit_rows(self, dtype: torch.dtype) -> Tensor:
         """The unit rows of a Gram node, (b, r); gathered on first use and kept while the side lives."""
         if self._block is None:
             assert isinstance(self.node, Gram) and self.shift is not None
             raw = self.node.side_rows(self.right).take(self.index).to(dtype)
-            self._block = exp2_scale(raw, self.shift[:, None])
+            self._block = raw if self.unshifted else exp2_scale(raw, self.shift[:, None])
         return self._block
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum
 from pathlens.linops.plotting import plot_kernel
 from pathlens.linops.progress import Meter
 from pathlens.linops.solvers import Eigenpairs, Solution
+
+if TYPE_CHECKING:
+    from pathlens.linops.writing import StoreReport
 
 
 class KernelOperator(ABC):
@@ -407,6 +411,62 @@ class KernelOperator(ABC):
         tensor([9., 4.])
         """
         return solvers.eigsh(self._evaluator(max_bytes), k, method=method, tol=tol, max_iter=max_iter)
+
+    # --- disk --------------------------------------------------------------------------------------------------
+
+    def to_zarr(self, path: str | os.PathLike[str], *, client: Any = "local", workers: int | None = None,
+                block: int | None = None, verify: bool = True, overwrite: bool = False,
+                max_bytes: int | None = None) -> StoreReport:
+        """Write the whole matrix to disk as a Zarr array, block by block, on all processors or on a cluster.
+
+        Every finished block is recorded with its checksum. After a crash, a killed worker or a full disk call again with
+        the same kernel and path: what is recorded is not computed again. Read it with `pathlens.linops.from_zarr`, or
+        with any Zarr library.
+
+        Parameters
+        ----------
+        path
+            Folder of the array. One that holds another kernel is refused.
+        client
+            ``"local"``: processes on this machine, started and stopped here. ``"tcp://host:8786"``: a Dask cluster that
+            is there; its workers must see the folder under the same path. A ``distributed.Client``: used as it is.
+            False: no cluster, this process.
+        workers
+            Processes of a local cluster; default: one per processor.
+        block
+            Edge of a block, which is one chunk of the array. Default: chosen from a measured tile so that a block takes
+            about three seconds, fits the budget and leaves several for each worker. A store keeps its block size.
+        verify
+            Check the checksums of blocks found finished; damaged ones are computed again, with a `StoreWarning`.
+        overwrite
+            Discard what lies at the path.
+        max_bytes
+            Memory for each worker. Default: half of what is free here, shared by the workers.
+
+        Returns
+        -------
+        StoreReport
+
+        Notes
+        -----
+        Costs what `dense` costs, and n·m numbers on disk; blocks below the diagonal of a symmetric kernel are mirror
+        images. A kernel is known by the SHA-256 of its expression and factors; where rows are recomputed or tiles come
+        from a function, by 24 × 24 of its entries instead.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> K = GramSum.from_factors([[("x", torch.randn(10, 3))]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = K.to_zarr(f"{folder}/k.zarr", block=4, client=False)
+        ...     again = K.to_zarr(f"{folder}/k.zarr")
+        >>> first.blocks, first.computed, again.computed, again.kept
+        (6, 6, 0, 6)
+        """
+        from pathlens.linops.writing import to_zarr
+
+        return to_zarr(self, path, client=client, workers=workers, block=block, verify=verify, overwrite=overwrite,
+                       max_bytes=max_bytes)
 
     # --- views -------------------------------------------------------------------------------------------------
 

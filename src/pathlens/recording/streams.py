@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from pathlens.errors import BudgetError, RecordError
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
+from pathlens.models.tracing import apply_site
 from pathlens.recording.inputs import as_rows, row_numbers
-from pathlens.recording.taking import check_net, exact_gates, take, unwrapped
+from pathlens.recording.taking import check_net, exact_gates, take, take_within, unwrapped
 from pathlens.records import Record, Snapshot
 
 #: bytes that a batch needs while it is computed, per byte of its record: activations, their gradients, copies;
 #: measured at 2.3 (fully connected, one output) to 3.0 (convolutions, four outputs)
 WORKING_FACTOR = 4
+#: a batch this many times smaller than the budget is run at once; for others one row is measured first
+SAFE_GROWTH = 1000
 
 
 class RecordStream:
@@ -66,21 +69,45 @@ class RecordStream:
             raise RecordError(f"RecordStream: rows {lo}:{hi} asked for, it has {self.n}.")
         if output is not None and not 0 <= output < self.outputs:
             raise RecordError(f"RecordStream: output {output} asked for, it has {self.outputs}, numbered from 0.")
+        self._check_inputs()
+        ids = None if self._ids is None else self._ids[lo:hi]
+        every = self.kept or range(self.outputs)
+        wanted = (self.kept or None) if output is None else [every[output]]
+        return take(self._net, self._x[lo:hi], wanted, ids, self.has_sensitivities)
+
+    def _check_inputs(self) -> None:
         if self._x._version != self._version:
             raise RecordError(
                 "RecordStream: the inputs were changed in place after they were given. Record a copy: "
                 "record(net, X.clone())."
             )
-        ids = None if self._ids is None else self._ids[lo:hi]
-        every = self.kept or range(self.outputs)
-        wanted = (self.kept or None) if output is None else [every[output]]
-        return take(self._net, self._x[lo:hi], wanted, ids, self.has_sensitivities)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to a worker: frozen weights and the inputs. Only those a change in place would not spoil."""
+        self._check_inputs()
+        for module in self._net.modules():
+            if isinstance(module, fx.GraphModule):
+                _keep_sites(module)
+        return self.__dict__ | {"_x": self._x.detach()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._version = self._x._version  # a tensor that was sent starts to count anew
 
     def __repr__(self) -> str:
         return (
             f"RecordStream({self.n} rows × {human_bytes(self.bytes_per_row)}, recomputed when asked: "
             f"{self.flops_per_row:.2e} flops a row, {self.outputs} outputs, {len(self.sites)} gate sites)"
         )
+
+
+def _keep_sites(module: fx.GraphModule) -> None:
+    """Make gate sites survive pickling: torch.fx traces the code anew, and would look into them."""
+    sites = [node for node in module.graph.nodes if node.target is apply_site and not node.meta.get("is_wrapped")]
+    for node in sites:
+        node.meta["is_wrapped"] = True
+    if sites:
+        module.recompile()
 
 
 def record(
@@ -146,9 +173,13 @@ def record(
         ids = row_numbers(net, rows, x)
         chosen = [outputs] if isinstance(outputs, int) else outputs
         n = x.shape[0]
+        budget = resolve_budget(max_bytes, x.device)
+        if not stream and x.nbytes * SAFE_GROWTH <= budget:
+            whole_record = take_within(budget // WORKING_FACTOR, net, x, chosen, ids, sensitivities)
+            if whole_record is not None:
+                return whole_record
         probe = take(net, x[:1], chosen, None if ids is None else ids[:1], sensitivities)
         row = probe.nbytes
-        budget = resolve_budget(max_bytes, x.device)
         if WORKING_FACTOR * row > budget:
             raise BudgetError(
                 f"record: one row needs about {human_bytes(WORKING_FACTOR * row)}, the budget is "
@@ -159,8 +190,7 @@ def record(
         if stream:
             return RecordStream(net, x, probe, ids, sensitivities)
         if WORKING_FACTOR * row * n <= budget:
-            # the record is to stay as it is when the caller's tensor changes
-            return take(net, x.clone() if x is X or _same_memory(x, X) else x, chosen, ids, sensitivities)
+            return take(net, x, chosen, ids, sensitivities)
         spare = max(budget - n * row, budget // 2)
         batch = max(1, min(n, spare // (WORKING_FACTOR * row)))
         whole: _Assembly | None = None
@@ -173,10 +203,6 @@ def record(
                 meter.advance(part.n)
         assert whole is not None
         return whole.record
-
-
-def _same_memory(x: Tensor, X: Any) -> bool:
-    return isinstance(X, Tensor) and x.untyped_storage().data_ptr() == X.untyped_storage().data_ptr()
 
 
 class _Assembly:

@@ -62,27 +62,67 @@ def _part(net: nn.Module, name: str) -> str:
     return "gate" if name.startswith("source.") else "value"
 
 
-def _listen(net: nn.Module, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tape]:
-    """Run the network on stand-ins for its parameters, so that the live ones see no graph and no gradient."""
+def _listen(net: nn.Module, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tape]:
+    """Run the network on stand-ins for its parameters, so that the live ones see no graph and no gradient.
+
+    Returns a copy of x, the output and the tape. Copies of what every layer reads and writes are taken only where the
+    network is found to work in place.
+    """
+    seen = x.clone()
+    try:
+        f, tape = _run(net, seen, ids, clone=False)
+        if not (tape.unseen or seen._version or any(call.rewritten() for call in tape.calls)):
+            return seen, f, tape
+    except RecordError:
+        raise
+    except RuntimeError:  # autograd refuses to rewrite what the tape holds; any other error comes again below
+        pass
+    seen = x.clone()
+    return seen, *_run(net, x.clone(), ids, clone=True)
+
+
+def _run(net: nn.Module, x: Tensor, ids: Tensor | None, clone: bool) -> tuple[Tensor, Tape]:
     parameters = {k: p.detach() for k, p in net.named_parameters()}
     names = {id(p): k for k, p in parameters.items()}
     stack: list[tuple[str, nn.Module]] = []
+    tape = Tape(names, clone=clone, stack=stack)
     if isinstance(net, GatedNetwork):
-        tape = Tape(names, clone=False, stack=stack)
         with tape:
             return torch.func.functional_call(net, parameters, (x, ids)), tape
-    # a user's forward may write into its input or its buffers
+    # a user's forward may write into its buffers
     buffers = {k: b.detach().clone() for k, b in net.named_buffers()}
-    tape = Tape(names, clone=True, stack=stack)
     with module_paths(net, stack), tape:
-        return torch.func.functional_call(net, parameters | buffers, (x.clone(),)), tape
+        return torch.func.functional_call(net, parameters | buffers, (x,)), tape
 
 
-def take(net: nn.Module, x: Tensor, outputs: Sequence[int] | None, ids: Tensor | None, sensitivities: bool) -> Record:
-    """The record of one batch; the caller has checked modes and inputs."""
+def take(
+    net: nn.Module,
+    x: Tensor,
+    outputs: Sequence[int] | None,
+    ids: Tensor | None,
+    sensitivities: bool,
+) -> Record:
+    """The record of one batch, holding a copy of x; the caller has checked modes and inputs."""
+    whole = take_within(None, net, x, outputs, ids, sensitivities)
+    assert whole is not None
+    return whole
+
+
+def take_within(
+    limit: int | None,
+    net: nn.Module,
+    x: Tensor,
+    outputs: Sequence[int] | None,
+    ids: Tensor | None,
+    sensitivities: bool,
+) -> Record | None:
+    """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
+    if limit is not None and not isinstance(net, GatedNetwork):
+        with torch.inference_mode(False), torch.no_grad():  # one row alone tells rows from other dimensions of equal size
+            _by_weight(_run(net, x[:1].clone(), None, clone=False)[1], 1)
     n = x.shape[0]
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
-        f, tape = _listen(net, x, ids)
+        x, f, tape = _listen(net, x, ids)
         if isinstance(f, Tensor) and f.ndim == 0 and n == 1:  # a network that ends in squeeze()
             f = f.reshape(1)
         if not isinstance(f, Tensor) or f.ndim not in (1, 2) or f.shape[0] != n:
@@ -96,6 +136,10 @@ def take(net: nn.Module, x: Tensor, outputs: Sequence[int] | None, ids: Tensor |
         if not wanted or any(not 0 <= k < f2.shape[1] for k in wanted):
             raise RecordError(f"record: outputs {wanted} asked for, the network has {f2.shape[1]}, numbered from 0.")
         by_weight = _by_weight(tape, n)
+        if limit is not None:
+            held = sum(c.x.nbytes + len(wanted) * c.out.nbytes for c in tape.calls)
+            if held + sum(b.nbytes for _, _, b in tape.relus) > limit:
+                return None
         last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
         heard = [c for k, calls in by_weight.items() if k not in last for c in calls]
         grads = _gradients(f2, heard, wanted) if sensitivities else {}
@@ -112,7 +156,7 @@ def take(net: nn.Module, x: Tensor, outputs: Sequence[int] | None, ids: Tensor |
         layer_inputs[name] = [c.x for c in calls]
         flops += sum(2 * c.out[0].numel() * size for c in calls)
         if any(id(c) in grads for c in calls):
-            sensitivity[name] = torch.cat([_by_position(grads.get(id(c)), c, len(wanted)) for c in calls], dim=2)
+            sensitivity[name] = _cat([_by_position(grads.get(id(c)), c, len(wanted)) for c in calls])
     bits, soft, label = _gates_of(net, x, ids, tape)
     told = set(by_weight) | set(biases.values())
     return Record(
@@ -136,7 +180,7 @@ def _is_chain(
         few = slice(0, 32)  # something added in between shows in any row that is not all zero
         passed, read = before.out.detach()[few] * soft.get(site, bit)[few], after.x[few]
         # the network may have rounded the product differently (leaky units), but not by more than a few ulps
-        if not torch.allclose(passed, read, rtol=1e-5 if read.dtype == torch.float32 else 1e-12, atol=0.0):
+        if not torch.equal(passed, read) and not torch.allclose(passed, read, rtol=1e-5 if read.dtype == torch.float32 else 1e-12, atol=0.0):
             return False
     return True
 
@@ -210,11 +254,18 @@ def _gradients(f: Tensor, calls: list[Call], outputs: list[int]) -> dict[int, li
 
 def _by_position(grads: list[Tensor | None] | None, call: Call, count: int) -> Tensor:
     """Stack gradients to (n, c, P, m)."""
-    full = [torch.zeros_like(call.out) if g is None else g for g in (grads or [None] * count)]
+    full = [torch.zeros_like(call.out) if g is None else g.detach() for g in (grads or [None] * count)]
     n = call.out.shape[0]
     if call.convolution is None:
-        return torch.stack([g.detach().reshape(n, -1, g.shape[-1]) for g in full], dim=1)
-    return torch.stack([g.detach().flatten(2).transpose(1, 2) for g in full], dim=1)
+        full = [g.reshape(n, -1, g.shape[-1]) for g in full]
+    else:
+        full = [g.flatten(2).transpose(1, 2) for g in full]
+    return full[0].unsqueeze(1) if count == 1 else torch.stack(full, dim=1)
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    """Along positions; one part as it is, contiguous."""
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _gates_of(

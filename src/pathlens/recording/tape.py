@@ -19,6 +19,7 @@ from pathlens.records import Convolution
 
 _CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 _RELUS = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.leaky_relu, F.leaky_relu_}
+_BEHIND_AUTOGRAD = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.data_ptr}  # type: ignore[attr-defined]
 _RANDOM = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu}
 
 
@@ -51,6 +52,11 @@ class Call:
     out: Tensor
     shape: tuple[int, ...]
     convolution: Convolution | None
+    versions: tuple[int, int]
+
+    def rewritten(self) -> bool:
+        """Whether what it read, or what came out, has been changed in place since."""
+        return (self.x._version, self.out._version) != self.versions
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -64,8 +70,9 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 class Tape(TorchFunctionMode):
     """Hears linear and convolutional calls, and ReLU calls of plain modules, while a network runs.
 
-    `names` maps the id of a parameter's stand-in to its name. `other` collects parameters that also enter a
-    computation in some other way, so that the calls do not tell their whole gradient.
+    `names` maps the id of a parameter's stand-in to its name. With `clone` it holds copies, which a network that works
+    in place cannot rewrite. `other` collects parameters that also enter a computation in some other way, so that the
+    calls do not tell their whole gradient.
     """
 
     def __init__(self, names: dict[int, str], clone: bool, stack: list[tuple[str, nn.Module]]) -> None:
@@ -75,6 +82,7 @@ class Tape(TorchFunctionMode):
         self.relus: list[tuple[str, float, Tensor]] = []
         self.counts: Counter[str] = Counter()
         self.other: set[str] = set()
+        self.unseen = False  # a tensor was handed out in a way that lets it change without a trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -84,6 +92,8 @@ class Tape(TorchFunctionMode):
             self._gate(func, args, kwargs)
         elif func in _RANDOM or func is F.batch_norm:
             self._refuse_training(func, args, kwargs)
+        elif func in _BEHIND_AUTOGRAD:
+            self.unseen = True
         out = func(*args, **kwargs)
         used = [self.names[id(t)] for t in _tensors((*args, *kwargs.values())) if id(t) in self.names]
         if used and any(True for _ in _tensors((out,))):  # asking a weight for its shape is no use of it
@@ -134,9 +144,10 @@ class Tape(TorchFunctionMode):
             convolution = _geometry(weight, dims, **options)
         if not out.requires_grad:
             out.requires_grad_()
-        x = x.detach()
-        self.calls.append(Call(name, bias_name, x.clone() if self.clone else x, out, tuple(weight.shape), convolution))
-        # an in-place ReLU of a plain module would otherwise rewrite what the tape holds
+        x = x.detach().clone() if self.clone else x.detach()
+        versions = x._version, out._version
+        self.calls.append(Call(name, bias_name, x, out, tuple(weight.shape), convolution, versions))
+        # an in-place operation would otherwise rewrite what the tape holds
         return out.clone() if self.clone else out
 
 

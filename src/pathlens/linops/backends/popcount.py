@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from pathlens.linops.backends import Pool
-from pathlens.linops.backends.torch_backend import Pair, gram_product, walk
+from pathlens.linops.backends.torch_backend import Pair, Scratch, gram_product, multiply_gram, walk
 from pathlens.linops.nodes import Gram, Node, Side
 
 _STRIP = 512  # columns worked on together: their words lie side by side and stay in the cache while rows pass by
@@ -157,13 +157,17 @@ def count_product(pairs: Sequence[Pair], out: Tensor) -> bool:
     return True
 
 
-def _grams(pairs: Sequence[Pair], out: Tensor, scratch: Callable[[], Tensor]) -> None:
+def _grams(pairs: Sequence[Pair], out: Tensor, scratch: Scratch, add: bool) -> None:
     binary = [pair for pair in pairs if isinstance(pair[0].node, Gram) and pair[0].node.binary]
-    if binary and count_product(binary, out):
-        rest = [pair for pair in pairs if not (isinstance(pair[0].node, Gram) and pair[0].node.binary)]
-        gram_product(rest, out, scratch, start=False)
+    product = scratch(0) if add else out
+    if binary and count_product(binary, product):
+        for pair in pairs:
+            if pair not in binary:
+                multiply_gram(pair, product, lambda: scratch(1 if add else 0))
+        if add:
+            out.add_(product)
     else:
-        gram_product(pairs, out, scratch)
+        gram_product(pairs, out, scratch, add)
 
 
 class PopcountBackend:

@@ -17,42 +17,51 @@ from pathlens.linops.indexing import as_tensor
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, strip
 
 Pair: TypeAlias = tuple[Side, Side]
-GramProduct: TypeAlias = Callable[[Sequence[Pair], Tensor, Callable[[], Tensor]], None]
+Scratch: TypeAlias = Callable[[int], Tensor]  # tile-sized buffers by number
+GramProduct: TypeAlias = Callable[[Sequence[Pair], Tensor, Scratch, bool], None]
 
 
-def gram_product(pairs: Sequence[Pair], out: Tensor, scratch: Callable[[], Tensor], start: bool = True) -> None:
-    """Write ∘_f X_f Y_fᵀ to ``out``, or with ``start=False`` multiply it into ``out``."""
-    for left, right in pairs:
-        x, y = left.unit_rows(out.dtype), right.unit_rows(out.dtype)
-        if start:
-            torch.mm(x, y.T, out=out)
-            start = False
-        elif x.shape[1] == 1:  # rank one is a scaling of rows and columns: no product, no second buffer
-            out.mul_(x).mul_(y.T)
-        else:
-            product = scratch()
-            torch.mm(x, y.T, out=product)
-            out.mul_(product)
+def multiply_gram(pair: Pair, out: Tensor, spare: Callable[[], Tensor]) -> None:
+    """out ∘= X Yᵀ."""
+    x, y = pair[0].unit_rows(out.dtype), pair[1].unit_rows(out.dtype)
+    if x.shape[1] == 1:  # rank one is a scaling of rows and columns: no product, no second buffer
+        out.mul_(x).mul_(y.T)
+    else:
+        out.mul_(torch.mm(x, y.T, out=spare()))
 
 
-def walk(node: Node, left: Side, right: Side, out: Tensor, pool: Pool, depth: int, grams: GramProduct) -> None:
-    """Write the unit tile of ``node`` to ``out``, using pool buffers deeper than ``depth``."""
+def gram_product(pairs: Sequence[Pair], out: Tensor, scratch: Scratch, add: bool) -> None:
+    """Write ∘_f X_f Y_fᵀ to ``out``, or with ``add`` add it to what is there, with as few passes as torch allows."""
+    x, y = pairs[0][0].unit_rows(out.dtype), pairs[0][1].unit_rows(out.dtype)
+    if not add:
+        torch.mm(x, y.T, out=out)
+        for pair in pairs[1:]:
+            multiply_gram(pair, out, lambda: scratch(0))
+    elif len(pairs) == 1:
+        out.addmm_(x, y.T)
+    else:
+        product = torch.mm(x, y.T, out=scratch(0))
+        for pair in pairs[1:-1]:
+            multiply_gram(pair, product, lambda: scratch(1))
+        x, y = pairs[-1][0].unit_rows(out.dtype), pairs[-1][1].unit_rows(out.dtype)
+        out.addcmul_(product, torch.mm(x, y.T, out=scratch(1)))
 
-    def scratch() -> Tensor:
-        return pool.take(depth + 1, *out.shape)
+
+def walk(node: Node, left: Side, right: Side, out: Tensor, pool: Pool, depth: int, grams: GramProduct,
+         add: bool = False) -> None:
+    """Write the unit tile of ``node`` to ``out`` (with ``add``, add it), using pool buffers deeper than ``depth``."""
+
+    def scratch(at: int) -> Tensor:
+        return pool.take(depth + 1 + at, *out.shape)
 
     node, left = strip(node, left)
     right = strip(right.node, right)[1]
-    if isinstance(node, Gram):
-        grams([(left, right)], out, scratch)
-    elif isinstance(node, Leaf):
-        assert left.shift is not None and right.shift is not None
-        device = node.operator.device
-        tile = node.operator.tile(as_tensor(left.index, device), as_tensor(right.index, device))
-        out.copy_(exp2_scale(exp2_scale(tile, left.shift[:, None]), right.shift[None, :]))
-    elif isinstance(node, Scale):
-        walk(node.child, left.parts[0], right.parts[0], out, pool, depth, grams)
-        out.mul_(node.mantissa)
+    if isinstance(node, Sum):
+        for child, x, y in zip(node.children(), left.parts, right.parts):
+            walk(child, x, y, out, pool, depth, grams, add)
+            add = True
+    elif isinstance(node, Gram):
+        grams([(left, right)], out, scratch, add)
     elif isinstance(node, Hadamard):
         pairs, others = [], []
         for child, x, y in zip(node.children(), left.parts, right.parts):
@@ -61,22 +70,33 @@ def walk(node: Node, left: Side, right: Side, out: Tensor, pool: Pool, depth: in
                 pairs.append((below, strip(child, y)[1]))
             else:
                 others.append((child, x, y))
+        if not others:
+            grams(pairs, out, scratch, add)
+            return
+        product, depth = (scratch(0), depth + 1) if add else (out, depth)
         if pairs:
-            grams(pairs, out, scratch)
+            grams(pairs, product, scratch, False)
         else:
-            walk(*others.pop(0), out, pool, depth, grams)
-        for child, x, y in others:
-            part = scratch()
-            walk(child, x, y, part, pool, depth + 1, grams)
-            out.mul_(part)
-    elif isinstance(node, Sum):
-        for at, (child, x, y) in enumerate(zip(node.children(), left.parts, right.parts)):
-            if at == 0:
-                walk(child, x, y, out, pool, depth, grams)
+            walk(*others.pop(0), product, pool, depth, grams)
+        for at, (child, x, y) in enumerate(others, 1):
+            walk(child, x, y, scratch(0), pool, depth + 1, grams)
+            if add and at == len(others):
+                out.addcmul_(product, scratch(0))
             else:
-                part = scratch()
-                walk(child, x, y, part, pool, depth + 1, grams)
-                out.add_(part)
+                product.mul_(scratch(0))
+        if add and not others:
+            out.add_(product)
+    elif add:
+        walk(node, left, right, scratch(0), pool, depth + 1, grams)
+        out.add_(scratch(0))
+    elif isinstance(node, Scale):
+        walk(node.child, left.parts[0], right.parts[0], out, pool, depth, grams)
+        out.mul_(node.mantissa)
+    elif isinstance(node, Leaf):
+        assert left.shift is not None and right.shift is not None
+        device = node.operator.device
+        tile = node.operator.tile(as_tensor(left.index, device), as_tensor(right.index, device))
+        out.copy_(exp2_scale(exp2_scale(tile, left.shift[:, None]), right.shift[None, :]))
     else:
         raise AssertionError(f"unknown node {type(node).__name__}")
 
