@@ -97,6 +97,13 @@ class RowIndexError(PathlensError, IndexError):
     """A row or column index lies outside a kernel, or is of a kind that cannot index."""
 
 
+# --- regions ---------------------------------------------------------------------------------------------------
+
+
+class RegionError(PathlensError, ValueError):
+    """A region cannot be told as asked: gates that are no half-spaces, an empty or unbounded set, a bad path or plane."""
+
+
 # --- files -----------------------------------------------------------------------------------------------------
 
 
@@ -123,8 +130,23 @@ class DataCorruptError(FileFormatError):
     """A data file does not have the checksum of the published one."""
 
 
+class StoreError(PathlensError, OSError):
+    """A kernel on disk cannot be written: disk full, read-only, in use, or another kernel's. Finished blocks stay."""
+
+
+class StoreWarning(PathlensWarning):
+    """Part of a kernel on disk was damaged and is computed again."""
+
+
 class ResumeWarning(PathlensWarning):
     """Training resumes under another thread count, torch version or device: the bits may differ."""
+
+
+# --- clusters --------------------------------------------------------------------------------------------------
+
+
+class ClusterError(PathlensError, RuntimeError):
+    """A Dask cluster cannot be reached, has no workers, or its workers keep dying. What was finished stays."""
 
 
 # --- training --------------------------------------------------------------------------------------------------

@@ -1,0 +1,332 @@
+"""`halfspaces`: the gates of a DLGN as half-spaces of the input space.
+
+Every pre-activation of a linear gate source is affine in the input, q(x) = n·x + b; here are n and b, site by site, and
+which of them are nearly the same. May import models, records, recording, linops (memory budget) and the errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathlens.errors import BudgetError, OptionError, RegionError, unknown_name
+from pathlens.linops.budget import human_bytes, resolve_budget
+from pathlens.regions.cells import Floats, Ints
+from pathlens.regions.networks import HardNetwork, hard_network
+
+_FLAT = 1e-12  # a normal this much shorter than the site's longest one is zero
+
+
+@dataclass(frozen=True)
+class Member:
+    """A half-space in a group: where it is, whether it is the opposite side, and its angle to the representative."""
+
+    site: str
+    unit: int
+    flipped: bool
+    degrees: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Half-spaces with nearly the same boundary.
+
+    Attributes
+    ----------
+    members : tuple of Member
+        In order of sites and units; the first is the representative, the others lie within the tolerances of it.
+    normal, offset
+        Of the representative, with a normal of length one.
+    """
+
+    members: tuple[Member, ...]
+    normal: Floats
+    offset: float
+
+    @property
+    def representative(self) -> Member:
+        return self.members[0]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All half-spaces of some sites, sorted into groups, largest first, and those that are constant.
+
+    Attributes
+    ----------
+    groups : tuple of Group
+    always_on, always_off : tuple of (site, unit)
+        Gates whose normal is zero: they do not depend on the input.
+    """
+
+    groups: tuple[Group, ...]
+    always_on: tuple[tuple[str, int], ...]
+    always_off: tuple[tuple[str, int], ...]
+    degrees: float
+    offset: float
+
+    def labels(self, site: str, units: int) -> Ints:
+        """The group of each unit of a site, −1 for constant gates: (units,)."""
+        found = np.full(units, -1)
+        for number, group in enumerate(self.groups):
+            found[[m.unit for m in group.members if m.site == site]] = number
+        return found
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __repr__(self) -> str:
+        members = [m for g in self.groups for m in g.members]
+        return (
+            f"Groups({len(members)} half-spaces in {len(self.groups)} groups within {self.degrees:g}° and offset "
+            f"{self.offset:g}, largest {max(map(len, self.groups), default=0)}; "
+            f"{sum(m.flipped for m in members)} flipped; {len(self.always_on)} always on, "
+            f"{len(self.always_off)} always off)"
+        )
+
+
+class HalfSpaces:
+    """Normals and offsets of every gate: gate (site, unit) is on exactly where normal·x + offset > 0.
+
+    Computed site by site when asked for, in float64. Made by `halfspaces`.
+
+    Attributes
+    ----------
+    sites : tuple of str
+    shapes : dict site → tuple of int
+        Units of each site; those of a convolution are (channel, position…), numbered in that order.
+    input_shape : tuple of int
+    label : str
+        Whose gates these are.
+    """
+
+    def __init__(self, hard: HardNetwork, max_bytes: int | None) -> None:
+        self._hard = hard
+        self._budget = resolve_budget(max_bytes, torch.device("cpu"))
+        self._offsets: dict[str, Floats] = {}
+        self.sites, self.shapes = hard.sites, hard.shapes
+        self.input_shape, self.label = hard.input_shape, hard.label
+
+    @property
+    def dim(self) -> int:
+        """d, the number of inputs."""
+        return math.prod(self.input_shape)
+
+    def _site(self, site: str | int) -> str:
+        if isinstance(site, int) and not isinstance(site, bool) and -len(self.sites) <= site < len(self.sites):
+            return self.sites[site]
+        if site not in self.shapes:
+            raise unknown_name("gate site", site, self.sites)
+        return str(site)
+
+    def units(self, site: str | int) -> int:
+        """Number of gates of a site."""
+        return math.prod(self.shapes[self._site(site)])
+
+    def offsets(self, site: str | int) -> Floats:
+        """q(0) of every gate of a site: (units,)."""
+        name = self._site(site)
+        if not self._offsets:
+            zero = torch.zeros(1, *self.input_shape, dtype=torch.float64)
+            with torch.no_grad():
+                scores = self._hard.net.preactivations(zero)
+            self._offsets = {k: q.flatten().numpy() for k, q in scores.items()}
+        return self._offsets[name].copy()
+
+    def normals(self, site: str | int, units: Sequence[int] | None = None) -> Floats:
+        """Normals (units, d) of a site, or of the chosen units, in their order.
+
+        By unit vectors through the gate network or by backward passes from the units, whichever are fewer, as many at
+        a time as the memory budget allows: min(d, units) passes.
+        """
+        name = self._site(site)
+        chosen = list(range(self.units(name))) if units is None else [int(u) for u in units]
+        if any(not 0 <= u < self.units(name) for u in chosen):
+            raise RegionError(f"normals: site '{name}' has {self.units(name)} units, numbered from 0; got {units!r}.")
+        need = 8 * len(chosen) * self.dim
+        if need > self._budget:
+            raise BudgetError(
+                f"normals: {len(chosen)} normals of site '{name}' take {human_bytes(need)}, the budget is "
+                f"{human_bytes(self._budget)}. Ask for fewer units=…, or raise max_bytes."
+            )
+        return self._forward(name, chosen) if self.dim <= len(chosen) else self._backward(name, chosen)
+
+    def _batch(self) -> int:
+        """Rows that go through the gate network at once; each holds every site's values, some more than once."""
+        row = 8 * 4 * (self.dim + sum(map(math.prod, self.shapes.values())))
+        return max(1, min(4096, self._budget // (4 * row)))
+
+    def _forward(self, site: str, units: list[int]) -> Floats:
+        found = np.empty((len(units), self.dim))
+        step = self._batch()
+        offsets = torch.from_numpy(self.offsets(site)[units])
+        with torch.no_grad():
+            for lo in range(0, self.dim, step):
+                rows = min(step, self.dim - lo)
+                basis = torch.zeros(rows, self.dim, dtype=torch.float64)
+                basis[torch.arange(rows), lo + torch.arange(rows)] = 1.0
+                q = self._hard.net.preactivations(basis.reshape(rows, *self.input_shape))[site]
+                found[:, lo : lo + rows] = (q.reshape(rows, -1)[:, units] - offsets).T.numpy()
+        return found
+
+    def _backward(self, site: str, units: list[int]) -> Floats:
+        found = np.empty((len(units), self.dim))
+        step = min(self._batch(), 256)
+        for lo in range(0, len(units), step):
+            some = units[lo : lo + step]
+            # row i of the batch answers for unit i alone, so one backward pass gives a normal per row
+            x = torch.zeros(len(some), *self.input_shape, dtype=torch.float64, requires_grad=True)
+            with torch.enable_grad():
+                q = self._hard.net.preactivations(x)[site].reshape(len(some), -1)
+                (g,) = torch.autograd.grad(q[torch.arange(len(some)), some].sum(), x)
+            found[lo : lo + len(some)] = g.reshape(len(some), -1).numpy()
+        return found
+
+    def normal(self, site: str | int, unit: Any) -> Floats:
+        """One normal, in the shape of an input; a unit is a number or (channel, position…)."""
+        name = self._site(site)
+        return self.normals(name, [self._number(name, unit)])[0].reshape(self.input_shape)
+
+    def _number(self, name: str, unit: Any) -> int:
+        return self._hard.unit_number(name, unit, "halfspaces")
+
+    def images(self, site: str | int, units: Sequence[int] | None = None) -> Floats:
+        """Normals in the shape of an input: (units, *input_shape)."""
+        found = self.normals(site, units)
+        return found.reshape(len(found), *self.input_shape)
+
+    def constant(self, site: str | int) -> Ints:
+        """Gates that do not depend on the input (zero normal): 1 always on, −1 always off, 0 a half-space."""
+        normals, offsets = self.normals(site), self.offsets(site)
+        return _constant(np.linalg.norm(normals, axis=1), offsets)
+
+    def contains(self, site: str | int, X: Any) -> np.ndarray:
+        """Which gates of a site are on, from normals and offsets: (n, units)."""
+        x = np.asarray(X.detach().cpu() if isinstance(X, Tensor) else X, dtype=np.float64)
+        return x.reshape(-1, self.dim) @ self.normals(site).T + self.offsets(site) > 0
+
+    def groups(self, angle: float = 1.0, offset: float = 1e-6, sites: Sequence[str | int] | None = None) -> Groups:
+        """Half-spaces whose boundaries nearly coincide.
+
+        In order of sites and units, a half-space joins the first group whose representative lies within `angle`
+        degrees (or of 180° minus it: the same boundary, flipped) and whose boundary is within `offset` of its own,
+        measured from the origin; else it starts a group. So members are near their representative, not only near one
+        another.
+
+        Parameters
+        ----------
+        angle : float
+            Degrees; 0 finds equal directions up to rounding.
+        offset : float
+            Largest difference of b/|n|, in units of the input.
+        sites : sequence, optional
+            All of them by default.
+
+        Notes
+        -----
+        N half-spaces in G groups cost N·G·d operations; the normals of all sites are held at once.
+        """
+        if not (0 <= angle <= 90) or not offset >= 0:
+            raise OptionError(f"groups: angle must be 0…90 degrees and offset at least 0, got {angle!r}, {offset!r}.")
+        names = self.sites if sites is None else tuple(self._site(s) for s in sites)
+        need = 8 * self.dim * sum(self.units(n) for n in names) * 2
+        if need > self._budget:
+            raise BudgetError(
+                f"groups: the normals of {len(names)} sites take {human_bytes(need)}, the budget is "
+                f"{human_bytes(self._budget)}. Name fewer sites=…, or raise max_bytes."
+            )
+        chord = max(2 * math.sin(math.radians(angle) / 2), 1e-9)  # |u − v| tells small angles, their cosine does not
+        slack = max(offset, 1e-12)
+        heads = np.empty((64, self.dim))
+        head_offsets = np.empty(64)
+        members: list[list[Member]] = []
+        fixed: dict[int, list[tuple[str, int]]] = {1: [], -1: []}
+        for name in names:
+            normals, offsets = self.normals(name), self.offsets(name)
+            size = np.linalg.norm(normals, axis=1)
+            flat = _constant(size, offsets)
+            for unit in range(len(normals)):
+                if flat[unit]:
+                    fixed[int(flat[unit])].append((name, unit))
+                    continue
+                n, b = normals[unit] / size[unit], offsets[unit] / size[unit]
+                g = len(members)
+                near = np.linalg.norm(heads[:g] - n, axis=1), np.linalg.norm(heads[:g] + n, axis=1)
+                same = (near[0] <= chord) & (np.abs(head_offsets[:g] - b) <= slack)
+                opposite = (near[1] <= chord) & (np.abs(head_offsets[:g] + b) <= slack)
+                hits = np.nonzero(same | opposite)[0]
+                if len(hits):
+                    k = int(hits[0])
+                    flipped = not same[k]
+                    degrees = math.degrees(2 * math.asin(min(near[int(flipped)][k] / 2, 1.0)))
+                    members[k].append(Member(name, unit, flipped, degrees))
+                    continue
+                if g == len(heads):
+                    heads = np.concatenate([heads, np.empty_like(heads)])
+                    head_offsets = np.concatenate([head_offsets, np.empty_like(head_offsets)])
+                heads[g], head_offsets[g] = n, b
+                members.append([Member(name, unit, False, 0.0)])
+        order = sorted(range(len(members)), key=lambda k: -len(members[k]))
+        made = tuple(Group(tuple(members[k]), heads[k].copy(), float(head_offsets[k])) for k in order)
+        return Groups(made, tuple(fixed[1]), tuple(fixed[-1]), angle, offset)
+
+    def plot(self, site: str | int = 0, ax: Any = None, **style: Any) -> Any:
+        """For two inputs the boundary lines of a site, else its normals as tiles; see `pictures.plot_halfspaces`."""
+        from pathlens.regions.pictures import plot_halfspaces
+
+        return plot_halfspaces(self, self._site(site), ax, **style)
+
+    def __repr__(self) -> str:
+        units = ", ".join(f"{n}: {'×'.join(map(str, self.shapes[n]))}" for n in self.sites[:4])
+        more = f", … {len(self.sites)} sites" if len(self.sites) > 4 else ""
+        return (
+            f"HalfSpaces({sum(self.units(n) for n in self.sites)} gates, on where n·x + b > 0, x of shape "
+            f"{self.input_shape}; {units}{more}; {self.label})"
+        )
+
+
+def _constant(sizes: Floats, offsets: Floats) -> Ints:
+    flat = sizes <= _FLAT * sizes.max(initial=0.0)
+    return np.where(flat, np.where(offsets > 0, 1, -1), 0)
+
+
+def halfspaces(net: Any, input_shape: Sequence[int] | None = None, *, max_bytes: int | None = None) -> HalfSpaces:
+    """The half-spaces of a network with linear gates: gate (l, i) is on iff n·x + b > 0.
+
+    For a DLGN q_l = W_l q_{l−1} + b_l, so n = row i of W_l…W_1; the same for shallow gates, piecewise constant and
+    frozen networks, batch-norm in eval mode, shortcuts, and convolutions, where each channel and position is a
+    half-space of its own. Exact, in float64, computed site by site when asked for.
+
+    Parameters
+    ----------
+    net : GatedNetwork or Snapshot
+        With a linear gate source; snapshots of `models.dlgn` and `models.dlgn_shallow` are understood.
+    input_shape : sequence of int, optional
+        Of one input, where the network begins with a convolution.
+    max_bytes : int, optional
+        Memory that normals may take.
+
+    Raises
+    ------
+    RegionError
+        If gates are no half-spaces: ReLU networks, networks gated by them, quadratic and given gates.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> H = halfspaces(models.dlgn(2, hidden=(3, 3), seed=0))
+    >>> H.normals("relu2@0").shape, H.offsets(1)
+    ((3, 2), array([0., 0., 0.]))
+    >>> H.groups(angle=30, sites=[1])
+    Groups(3 half-spaces in ... groups within 30° and offset 1e-06, ...)
+    """
+    return HalfSpaces(hard_network(net, "halfspaces", input_shape, linear_only=True), max_bytes)

@@ -1,0 +1,358 @@
+"""Partitions of a plane or a segment, as a user sees them: polygons and intervals with gates, path counts and outputs.
+
+They are made by `slices.py`. May import the errors and the other modules of regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pathlens.errors import RegionError, ShapeError
+from pathlens.regions.cells import Bits, Floats, Ints, Polygons
+from pathlens.regions.networks import HardNetwork
+from pathlens.regions.summaries import SliceSummary, components, summarise
+
+
+def as_point(value: Any, name: str, where: str) -> Floats:
+    """An input as a finite float64 array."""
+    array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
+    if not np.isfinite(array).all():
+        raise RegionError(f"{where}: {name} holds NaN or infinity. Give finite numbers.")
+    return array
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A plane in input space: x = origin + s·u + t·v, with coordinates (s, t).
+
+    The directions need not be orthogonal or of length one; areas are in the coordinates (s, t).
+
+    Examples
+    --------
+    >>> Plane.through([0.0, 0, 0], [1.0, 0, 0], [0.0, 0, 1]).points([[2.0, 3.0]])
+    array([[2., 0., 3.]])
+    """
+
+    origin: Floats
+    u: Floats
+    v: Floats
+
+    def __post_init__(self) -> None:
+        for name in ("origin", "u", "v"):
+            object.__setattr__(self, name, as_point(getattr(self, name), name, "Plane"))
+        if not self.origin.shape == self.u.shape == self.v.shape or self.origin.ndim == 0:
+            raise ShapeError(
+                f"Plane: origin and both directions must have the shape of one input, got {self.origin.shape}, "
+                f"{self.u.shape} and {self.v.shape}."
+            )
+        sizes = np.linalg.norm(self.u), np.linalg.norm(self.v)
+        singular = np.linalg.svd(
+            np.stack([self.u.ravel() / (sizes[0] or 1), self.v.ravel() / (sizes[1] or 1)]), compute_uv=False
+        )
+        if min(sizes) == 0 or self.u.size < 2 or singular[-1] < 1e-10:
+            raise RegionError(
+                f"Plane: the directions are parallel or zero (lengths {sizes[0]:.3g} and {sizes[1]:.3g}), so they span "
+                "no plane. Choose two independent directions, or use segment1d."
+            )
+
+    @classmethod
+    def through(cls, a: Any, b: Any, c: Any) -> Plane:
+        """The plane through three inputs, at coordinates (0, 0), (1, 0) and (0, 1)."""
+        a, b, c = (as_point(p, "a point", "Plane.through") for p in (a, b, c))
+        return cls(a, b - a, c - a)
+
+    def points(self, coordinates: Any) -> Floats:
+        """Inputs at coordinates (n, 2)."""
+        return self.origin + np.tensordot(np.asarray(coordinates, dtype=np.float64), np.stack([self.u, self.v]), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """What a slice and a segment have in common: gates, path counts and affine maps, cell by cell.
+
+    Attributes
+    ----------
+    patterns : dict site → (K, units) bool
+        Which gates are on in each cell; units of a convolution are flattened (channel, position…).
+    maps : (K, c, 1 + dim)
+        The outputs on each cell: maps[k, :, 0] + maps[k, :, 1:] @ coordinates.
+    label : str
+        Whose gates these are.
+    """
+
+    patterns: dict[str, Bits]
+    maps: Floats
+    label: str
+    _hard: HardNetwork
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Number of active paths in each cell, as exact integers: Π_l (gates on in layer l)."""
+        if not self._hard.chain:
+            raise RegionError(
+                "counts: the network is convolutional or has shortcuts, so that the gates alone do not tell its paths. "
+                "Use pathlens.kernels.overlap(net, X).diagonal() at the points that matter."
+            )
+        totals = [1] * len(self)
+        for bits in self.patterns.values():
+            totals = [t * on for t, on in zip(totals, bits.sum(1).tolist())]
+        return totals
+
+    def active(self, path: Sequence[Any]) -> Bits:
+        """In which cells every gate along a path is on: (K,)."""
+        mask = np.ones(len(self), dtype=bool)
+        bits = list(self.patterns.values())
+        for site, unit in self._hard.unit_numbers(path, "path_region"):
+            mask &= bits[site][:, unit]
+        return mask
+
+
+@dataclass(frozen=True, eq=False)
+class Slice2D(Partition):
+    """The partition of a rectangle in a plane into convex polygons.
+
+    Attributes
+    ----------
+    plane : Plane
+    box : (2, 2)
+        Bounds of s and of t.
+    patterns, maps, label
+        As in `Partition`: gates and affine outputs of each polygon.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> from pathlens.regions import slice2d
+    >>> cells = slice2d(models.relu(2, hidden=(4, 4), bias=True, seed=0), box=2.0)
+    >>> len(cells), cells.polygon(0).shape[1], round(float(cells.areas.sum()), 9)
+    (16, 2, 16.0)
+    """
+
+    plane: Plane
+    box: Floats
+    _cells: Polygons
+
+    @property
+    def corners(self) -> Floats:
+        """Corners (K, V, 2) in plane coordinates, counter-clockwise, padded by repeating the last one."""
+        return self._out(self._cells.corners)
+
+    @property
+    def sizes(self) -> Ints:
+        """Number of corners of each polygon: (K,)."""
+        return self._cells.sizes
+
+    def polygon(self, k: int) -> Floats:
+        """Corners of one polygon: (V, 2)."""
+        return self._out(self._cells.corners[k, : self._cells.sizes[k]])
+
+    @property
+    def centres(self) -> Floats:
+        """An interior point of each polygon, the mean of its corners: (K, 2) plane coordinates."""
+        return self._out(self._cells.centres())
+
+    @property
+    def areas(self) -> Floats:
+        """Areas in plane coordinates: (K,)."""
+        return self._cells.measures() * np.prod(self.box[:, 1] - self.box[:, 0]) / 4
+
+    def _out(self, unit: Floats) -> Floats:
+        return self.box.mean(1) + unit * (self.box[:, 1] - self.box[:, 0]) / 2
+
+    @cached_property
+    def neighbours(self) -> Ints:
+        """Pairs of polygons that share a piece of an edge: (E, 2)."""
+        return self._cells.neighbours()[0]
+
+    def locate(self, coordinates: Any) -> Ints:
+        """The polygon in which each point lies, −1 outside the box: (n, 2) → (n,).
+
+        A point on an edge counts to the polygon with the smallest number.
+        """
+        z = (np.atleast_2d(np.asarray(coordinates, dtype=np.float64)) - self.box.mean(1)) * 2
+        z /= self.box[:, 1] - self.box[:, 0]
+        if z.shape[1] != 2:
+            raise ShapeError(f"locate: expected plane coordinates of shape (n, 2), got {z.shape}.")
+        start = self._cells.corners
+        following = np.minimum(np.arange(start.shape[1]) + 1, self._cells.sizes[:, None] - 1)
+        last = np.arange(start.shape[1]) >= self._cells.sizes[:, None] - 1
+        end = np.where(last[:, :, None], start[:, :1], start[np.arange(len(start))[:, None], following])
+        edge = end - start
+        found = np.full(len(z), -1)
+        step = max(1, (1 << 22) // start[:, :, 0].size)
+        for lo in range(0, len(z), step):
+            p = z[lo : lo + step, None, None]
+            side = edge[..., 0] * (p[..., 1] - start[..., 1]) - edge[..., 1] * (p[..., 0] - start[..., 0])
+            inside = (side >= -1e-13).all(2)
+            found[lo : lo + step] = np.where(inside.any(1), inside.argmax(1), -1)
+        return found
+
+    def evaluate(self, coordinates: Any) -> Floats:
+        """Outputs at plane coordinates (n, 2) from the affine maps: (n, c); NaN outside the box."""
+        z = np.atleast_2d(np.asarray(coordinates, dtype=np.float64))
+        cell = self.locate(z)
+        values = self.maps[cell, :, 0] + np.einsum("ncd,nd->nc", self.maps[cell, :, 1:], z)
+        values[cell < 0] = np.nan
+        return values
+
+    def path_region(self, path: Sequence[Any]) -> SliceRegion:
+        """Where a path is active: the union of the polygons on which all its gates are on."""
+        cells = np.nonzero(self.active(path))[0]
+        return SliceRegion(self, tuple(path), cells, components(len(self), self.neighbours, cells))
+
+    def summary(self, paths: int = 1000, seed: int = 0) -> SliceSummary:
+        """Counts, faces and connectedness; of at most `paths` path regions, a random choice where there are more."""
+        return summarise(self, paths, seed)
+
+    def plot(self, color: str = "pattern", ax: Any = None, output: int = 0, **style: Any) -> Any:
+        """Draw the polygons, coloured by "pattern", path "count" (logarithmic) or "output"."""
+        from pathlens.regions.pictures import plot_slice
+
+        return plot_slice(self, color, ax, output, **style)
+
+    def __repr__(self) -> str:
+        (a, b), (c, d) = self.box
+        return (
+            f"Slice2D({len(self)} convex polygons in [{a:g}, {b:g}] × [{c:g}, {d:g}] of a plane in "
+            f"{'×'.join(map(str, self.plane.origin.shape))} inputs; {len(self.patterns)} gate sites, {self.label}; "
+            f"{self.maps.shape[1]} outputs, affine on each)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SliceRegion:
+    """Where a path is active in a slice.
+
+    Attributes
+    ----------
+    path : tuple
+    cells : (M,)
+        Numbers of its polygons.
+    component : (M,)
+        Which connected component each of them belongs to.
+    """
+
+    slice: Slice2D
+    path: tuple[Any, ...]
+    cells: Ints
+    component: Ints
+
+    @property
+    def n_components(self) -> int:
+        """Number of connected pieces; 0 where the path is nowhere active in the box."""
+        return int(self.component.max(initial=-1)) + 1
+
+    @property
+    def area(self) -> float:
+        """Area in plane coordinates."""
+        return float(self.slice.areas[self.cells].sum())
+
+    def contains(self, coordinates: Any) -> Bits:
+        """Whether points (n, 2) of the plane lie in it."""
+        return np.isin(self.slice.locate(coordinates), self.cells)
+
+    def __repr__(self) -> str:
+        return (
+            f"SliceRegion(path {self.path}: {len(self.cells)} of {len(self.slice)} polygons, area {self.area:.6g}, "
+            f"{self.n_components} connected component(s); {self.slice.label})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Segment1D(Partition):
+    """The partition of a segment from a to b into intervals; the coordinate runs from 0 at a to 1 at b.
+
+    Attributes
+    ----------
+    start, end : arrays of the input's shape
+    breaks : (K + 1,)
+        Ends of the intervals, from 0 to 1.
+    patterns, maps, label
+        As in `Partition`.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> from pathlens.regions import segment1d
+    >>> line = segment1d(models.relu(2, hidden=(4, 4), bias=True, seed=0), [-2.0, 0.0], [2.0, 0.0])
+    >>> len(line), line.breaks.shape, line.maps.shape
+    (4, (5,), (4, 1, 2))
+    """
+
+    start: Floats
+    end: Floats
+    breaks: Floats
+
+    def points(self, t: Any) -> Floats:
+        """Inputs at coordinates t (n,)."""
+        return self.start + np.multiply.outer(np.asarray(t, dtype=np.float64), self.end - self.start)
+
+    @property
+    def lengths(self) -> Floats:
+        """Lengths of the intervals as shares of the segment: (K,)."""
+        return np.diff(self.breaks)
+
+    def locate(self, t: Any) -> Ints:
+        """The interval in which each coordinate lies, −1 outside [0, 1]; a break counts to the interval before it."""
+        t = np.asarray(t, dtype=np.float64)
+        found = np.clip(np.searchsorted(self.breaks, t) - 1, 0, len(self) - 1)
+        return np.where((t < 0) | (t > 1), -1, found)
+
+    def evaluate(self, t: Any) -> Floats:
+        """Outputs at coordinates t (n,) from the affine maps: (n, c); NaN outside [0, 1]."""
+        t = np.atleast_1d(np.asarray(t, dtype=np.float64))
+        cell = self.locate(t)
+        values = self.maps[cell, :, 0] + self.maps[cell, :, 1] * t[:, None]
+        values[cell < 0] = np.nan
+        return values
+
+    def path_region(self, path: Sequence[Any]) -> SegmentRegion:
+        """Where a path is active: a union of intervals."""
+        mask = np.concatenate([[False], self.active(path), [False]])
+        change = np.diff(mask.astype(np.int8))
+        ends = np.stack([self.breaks[change[: len(self) + 1] == 1], self.breaks[change == -1]], axis=1)
+        return SegmentRegion(self, tuple(path), ends)
+
+    def plot(self, ax: Any = None, output: int = 0, **style: Any) -> Any:
+        """Draw one output along the segment, with the breaks."""
+        from pathlens.regions.pictures import plot_segment
+
+        return plot_segment(self, ax, output, **style)
+
+    def __repr__(self) -> str:
+        return (
+            f"Segment1D({len(self)} intervals; {len(self.patterns)} gate sites, {self.label}; {self.maps.shape[1]} "
+            "outputs, affine on each)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentRegion:
+    """Where a path is active on a segment: `intervals` (M, 2) of coordinates, disjoint and in order."""
+
+    segment: Segment1D
+    path: tuple[Any, ...]
+    intervals: Floats
+
+    @property
+    def n_components(self) -> int:
+        """Number of intervals."""
+        return len(self.intervals)
+
+    @property
+    def ends(self) -> Floats:
+        """Both ends of each interval as inputs: (M, 2, ...)."""
+        return self.segment.points(self.intervals)
+
+    def __repr__(self) -> str:
+        shown = " ∪ ".join(f"({a:.4g}, {b:.4g})" for a, b in self.intervals) or "empty"
+        return f"SegmentRegion(path {self.path}: {shown} of [0, 1]; {self.segment.label})"

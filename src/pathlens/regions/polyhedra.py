@@ -1,0 +1,399 @@
+"""`path_region`: where a path of a DLGN is active, an intersection of half-spaces, with what can be said of it exactly.
+
+Linear programs are solved by HiGHS; what they claim is checked in plain arithmetic before it is told. May import the
+errors and the other modules of regions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linprog
+from torch import Tensor
+
+from pathlens.errors import OptionError, RegionError, ShapeError
+from pathlens.regions.cells import Bits, Floats, Polygons
+from pathlens.regions.halfspaces import HalfSpaces
+from pathlens.regions.networks import hard_network
+
+_LP = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Interior:
+    """Proof that a region is not empty: a point of it, and its distance to the nearest boundary.
+
+    Attributes
+    ----------
+    point : (d,)
+    margin : float
+        Every unit normal n and offset b of the region has n·point + b ≥ margin > 0.
+    """
+
+    point: Floats
+    margin: float
+
+
+@dataclass(frozen=True)
+class Farkas:
+    """Proof that a region is empty: multipliers y ≥ 0 that add up to one with Σ y_i n_i = 0 and Σ y_i b_i ≤ 0.
+
+    Were all n_i·x + b_i positive, so were their mean with weights y; but it is Σ y_i b_i ≤ 0. In floating point both
+    sums hold up to rounding: no point of the box has all n_i·x + b_i above `slack`.
+
+    Attributes
+    ----------
+    multipliers : (faces,)
+        For half-spaces with normals of length one (constant gates as they are).
+    slack : float
+    """
+
+    multipliers: Floats
+    slack: float
+
+
+class PathRegion:
+    """The polyhedron {x : A x + b > 0} on which every gate along a path is on.
+
+    The set is open: a hard gate is q > 0, so the boundary, where some q = 0, does not belong to it. Made by
+    `path_region`; may also be made from any A and b.
+
+    Attributes
+    ----------
+    normals : (L, d)
+        A, normals of length one; a gate that does not depend on the input keeps a zero row.
+    offsets : (L,)
+        b, divided by the lengths of the normals.
+    labels : tuple of str
+        Which gate each row is.
+    box : float
+        Emptiness is decided within [−box, box]^d.
+
+    Examples
+    --------
+    >>> region = PathRegion([[1.0, 0], [0, 1], [-1, -1]], [0.0, 0, 1])  # a triangle
+    >>> region
+    PathRegion(3 half-spaces in R^2; not empty: a ball of radius 0.293 fits; bounded; given)
+    >>> region.volume(), region.facets, region.contains([[0.2, 0.2], [1, 1]])
+    (0.5, (0, 1, 2), array([ True, False]))
+    """
+
+    def __init__(
+        self,
+        normals: Any,
+        offsets: Any,
+        labels: Sequence[str] | None = None,
+        label: str = "given",
+        path: tuple[Any, ...] = (),
+        box: float | None = None,
+    ) -> None:
+        A, b = np.array(normals, dtype=np.float64), np.array(offsets, dtype=np.float64)
+        if A.ndim != 2 or b.shape != A.shape[:1] or 0 in A.shape:
+            raise ShapeError(f"PathRegion: expected normals (L, d) and offsets (L,), got {A.shape} and {b.shape}.")
+        if not (np.isfinite(A).all() and np.isfinite(b).all()):
+            raise RegionError("PathRegion: NaN or infinity among normals and offsets. Give finite numbers.")
+        size = np.linalg.norm(A, axis=1)
+        self._constant = size <= _ROUNDING * size.max()
+        A[self._constant] = 0.0
+        size[self._constant] = 1.0
+        self.normals, self.offsets = A / size[:, None], b / size
+        self.labels = tuple(labels) if labels is not None else tuple(f"row {i}" for i in range(len(A)))
+        self.label, self.path = label, path
+        far = float(np.abs(self.offsets[~self._constant]).max(initial=0.0))
+        self.box = 1e3 * max(1.0, far) if box is None else float(box)
+        if not (math.isfinite(self.box) and self.box > 0):
+            raise OptionError(f"PathRegion: box must be a positive number, got {box!r}.")
+
+    @property
+    def dim(self) -> int:
+        return self.normals.shape[1]
+
+    def contains(self, X: Any) -> Bits:
+        """Whether points lie in the open region: (n, d) or (n, *input shape) → (n,)."""
+        x = np.asarray(X.detach().cpu() if isinstance(X, Tensor) else X, dtype=np.float64)
+        if x.ndim < 2 or math.prod(x.shape[1:]) != self.dim:
+            raise ShapeError(f"contains: expected points of shape (n, {self.dim}), got {x.shape}.")
+        return (x.reshape(len(x), -1) @ self.normals.T + self.offsets > 0).all(1)
+
+    # --- emptiness -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def certificate(self) -> Interior | Farkas:
+        """A proof that the region is not empty (a point inside) or that it is (multipliers), checked in arithmetic."""
+        dead = np.nonzero(self._constant & (self.offsets <= 0))[0]
+        if len(dead):
+            y = np.zeros(len(self.offsets))
+            y[dead[0]] = 1.0
+            return Farkas(y, max(float(self.offsets[dead[0]]), 0.0))
+        found = _centre(self._rows(), (np.full(self.dim, -self.box), np.full(self.dim, self.box)))
+        if found is not None:
+            point, _ = found
+            margin = float((self.normals @ point + self.offsets)[~self._constant].min(initial=math.inf))
+            if margin > _ROUNDING * (np.linalg.norm(point) + np.abs(self.offsets).max()):
+                return Interior(point, margin)
+        return self._farkas()
+
+    def _farkas(self) -> Farkas:
+        """Minimise Σ y_i b_i over y ≥ 0, Σ y_i = 1, Σ y_i n_i = 0."""
+        A, b = self._rows()
+        equal = np.concatenate([A.T, np.ones((1, len(b)))])
+        right = np.append(np.zeros(self.dim), 1.0)
+        result = linprog(b, A_eq=equal, b_eq=right, bounds=(0, None), method="highs", options=_LP)
+        y = np.zeros(len(self.offsets))
+        if result.status == 0:
+            y[~self._constant] = np.maximum(result.x, 0.0)
+            y /= y.sum()
+        reach = self.box * math.sqrt(self.dim)
+        slack = float(np.linalg.norm(y @ self.normals) * reach + max(float(y @ self.offsets), 0.0))
+        if result.status != 0 or slack > 1e-6 * max(1.0, self.box):
+            raise RegionError(
+                f"PathRegion: within [−{self.box:g}, {self.box:g}]^{self.dim} neither a point of the region nor a "
+                "proof of its emptiness was found: it is empty there or thinner than rounding. Give a larger box."
+            )
+        return Farkas(y, slack)
+
+    def _rows(self) -> tuple[Floats, Floats]:
+        return self.normals[~self._constant], self.offsets[~self._constant]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no point has all gates of the path on; see `certificate` for the proof."""
+        return isinstance(self.certificate, Farkas)
+
+    def _interior(self, what: str) -> Interior:
+        if isinstance(self.certificate, Farkas):
+            raise RegionError(f"{what}: the region of path {self.path} is empty; `certificate` proves it.")
+        return self.certificate
+
+    # --- shape ---------------------------------------------------------------------------------------------------
+
+    @property
+    def chebyshev_centre(self) -> Floats:
+        """The middle of the largest ball that fits, within [−box, box]^d where the region is unbounded: (d,)."""
+        return self._interior("chebyshev_centre").point
+
+    @property
+    def inradius(self) -> float:
+        """Radius of that ball, or the centre's distance to the nearest half-space."""
+        return self._interior("inradius").margin
+
+    @cached_property
+    def is_bounded(self) -> bool:
+        """Whether the region lies in some ball; an empty one does."""
+        if self.is_empty:
+            return True
+        A, _ = self._rows()
+        if len(A) <= self.dim or np.linalg.matrix_rank(A) < self.dim:
+            return False
+        # a direction v with A v ≥ 0, A v ≠ 0 leads to infinity; A v = 0 is v = 0, as the rank is full
+        result = linprog(-A.sum(0), A_ub=-A, b_ub=np.zeros(len(A)), bounds=(-1, 1), method="highs", options=_LP)
+        return bool(-result.fun <= 1e-9)
+
+    @cached_property
+    def facets(self) -> tuple[int, ...]:
+        """Rows that are real faces: leaving one of them out would change the region.
+
+        Row i is redundant if the others imply it: min n_i·x + b_i over the others is not negative. One linear program
+        per row; of equal rows the first is kept.
+        """
+        self._interior("facets")
+        keep = [int(i) for i in np.nonzero(~self._constant)[0]]
+        for i in list(keep):
+            others = [j for j in keep if j != i]
+            if any(
+                np.abs(self.normals[i] - self.normals[j]).max() <= _ROUNDING
+                and (self.offsets[j] < self.offsets[i] or (self.offsets[j] == self.offsets[i] and j < i))
+                for j in others
+            ):
+                keep.remove(i)
+                continue
+            rows = [*others, i]
+            lower = -self.offsets[rows]
+            lower[-1] -= 1.0  # keeps the program bounded: how far below zero does not matter
+            result = linprog(
+                self.normals[i], A_ub=-self.normals[rows], b_ub=-lower, bounds=(None, None), method="highs", options=_LP
+            )
+            if result.status == 0 and result.fun + self.offsets[i] >= -1e-9:
+                keep.remove(i)
+        return tuple(keep)
+
+    def reduced(self) -> PathRegion:
+        """The same region without redundant rows; the whole space keeps one constant row."""
+        rows = list(self.facets) or [0]
+        return PathRegion(
+            self.normals[rows], self.offsets[rows], [self.labels[i] for i in rows], self.label, self.path, self.box
+        )
+
+    def volume(self, box: Any = None) -> float:
+        """Length, area or volume (d ≤ 3) of the region, or of its part within a box; exact up to rounding.
+
+        Parameters
+        ----------
+        box : float, (lo, hi) or d pairs, optional
+            A number r means [−r, r]^d. Needed where the region is unbounded.
+        """
+        if self.dim > 3:
+            raise RegionError(f"volume: exact for d ≤ 3, this region has d = {self.dim}. Use sample() and count.")
+        if self.is_empty:
+            return 0.0
+        if box is None and not self.is_bounded:
+            raise RegionError("volume: the region is unbounded. Give a box, such as box=1.0 or ((-1, 1), (-1, 1)).")
+        lo, hi = self._extent() if box is None else _box(box, self.dim)
+        A, b = self._rows()
+        if self.dim == 1:
+            left = max([lo[0], *(-b[A[:, 0] > 0])])
+            right = min([hi[0], *(b[A[:, 0] < 0])])
+            return float(max(right - left, 0.0))
+        if self.dim == 2:
+            middle, half = (lo + hi) / 2, (hi - lo) / 2
+            lines = np.concatenate([(b + A @ middle)[:, None], A * half], axis=1)
+            pieces, _, on = Polygons.box().cut(lines[None], 1, 1 << 20)
+            return float(pieces.measures()[on.all(1)].sum() * half.prod())
+        from scipy.spatial import ConvexHull, HalfspaceIntersection
+
+        found = _centre((A, b), (lo, hi))
+        if found is None or found[1] <= _ROUNDING * float(np.abs([lo, hi]).max()):
+            return 0.0
+        faces = np.concatenate([np.eye(3), -np.eye(3), -A])
+        corners = HalfspaceIntersection(np.column_stack([faces, np.concatenate([-hi, lo, -b])]), found[0]).intersections
+        return float(ConvexHull(corners).volume)
+
+    def _extent(self) -> tuple[Floats, Floats]:
+        """Bounds of a bounded region in every coordinate, by 2d linear programs."""
+        A, b = self._rows()
+        ends = []
+        for sign in (1.0, -1.0):
+            side = []
+            for unit in np.eye(self.dim):
+                result = linprog(sign * unit, A_ub=-A, b_ub=b, bounds=(None, None), method="highs", options=_LP)
+                side.append(sign * result.fun)
+            ends.append(np.array(side))
+        return ends[0], ends[1]
+
+    def sample(self, n: int, box: Any = None, seed: int = 0, steps: int | None = None) -> Floats:
+        """n points spread uniformly over the region within a box, by hit-and-run.
+
+        n independent chains start at the centre of the largest ball and take `steps` steps each: a random direction,
+        then a uniform point of the chord. The law tends to the uniform one as steps grow, slowly for long thin regions.
+
+        Parameters
+        ----------
+        n : int
+        box : as for `volume`; needed where the region is unbounded
+        seed : int
+        steps : int, optional
+            Per point; 20 + 10·d by default. Cost n·steps·L·d.
+        """
+        self._interior("sample")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise OptionError(f"sample: n must be a positive number of points, got {n!r}.")
+        if box is None and not self.is_bounded:
+            raise RegionError("sample: the region is unbounded. Give a box, such as box=1.0.")
+        lo, hi = self._extent() if box is None else _box(box, self.dim)
+        A, b = self._rows()
+        start = _centre((A, b), (lo, hi))
+        if start is None or not (start[1] > 0 and (A @ start[0] + b > 0).all()):
+            raise RegionError("sample: the region and the box have no interior point in common. Give a larger box.")
+        generator = np.random.default_rng(seed)
+        A, b = np.concatenate([A, np.eye(self.dim), -np.eye(self.dim)]), np.concatenate([b, -lo, hi])
+        x = np.tile(start[0], (n, 1))
+        for _ in range(20 + 10 * self.dim if steps is None else steps):
+            v = generator.standard_normal((n, self.dim))
+            v /= np.linalg.norm(v, axis=1, keepdims=True)
+            room, speed = x @ A.T + b, v @ A.T  # room ≥ 0 is left, and shrinks by −speed
+            with np.errstate(divide="ignore", invalid="ignore"):
+                t = np.maximum(room, 0.0) / -speed
+            ahead = np.where(speed < 0, t, np.inf).min(1)
+            behind = np.where(speed > 0, t, -np.inf).max(1)
+            x = x + (behind + generator.random(n) * (ahead - behind))[:, None] * v
+        return x
+
+    def __repr__(self) -> str:
+        name = f"path {self.path}: " if self.path else ""
+        start = f"PathRegion({name}{len(self.offsets)} half-spaces in R^{self.dim}; "
+        if self.is_empty:
+            return f"{start}empty, proved by multipliers; {self.label})"
+        return (
+            f"{start}not empty: a ball of radius {self.inradius:.3g} fits; "
+            f"{'bounded' if self.is_bounded else 'unbounded'}; {self.label})"
+        )
+
+
+def _box(box: Any, d: int) -> tuple[Floats, Floats]:
+    """Bounds of a box from r, (lo, hi) or d pairs."""
+    try:
+        array = np.asarray(box, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.full(3, np.nan)
+    if array.ndim == 0:
+        array = np.array([-array, array])
+    if array.shape == (2,):
+        array = np.tile(array, (d, 1))
+    if array.shape != (d, 2) or not np.isfinite(array).all() or (array[:, 0] >= array[:, 1]).any():
+        raise OptionError(f"box: expected a positive number, (lo, hi) or {d} pairs (lo, hi) with lo < hi, got {box!r}.")
+    return array[:, 0].copy(), array[:, 1].copy()
+
+
+def _centre(rows: tuple[Floats, Floats], box: tuple[Floats, Floats]) -> tuple[Floats, float] | None:
+    """Centre and radius of the largest ball in {A x + b ≥ 0} and the box, A with rows of length one; None if empty."""
+    A, b = rows
+    d = len(box[0])
+    eye = np.eye(d)
+    # a_i·x + b_i ≥ r,  x_j + r ≤ hi_j,  lo_j ≤ x_j − r
+    left = np.concatenate([np.column_stack([-A, np.ones(len(A))]), np.column_stack([eye, np.ones(d)]),
+                           np.column_stack([-eye, np.ones(d)])])  # fmt: skip
+    right = np.concatenate([b, box[1], -box[0]])
+    cost = np.append(np.zeros(d), -1.0)
+    bounds = [(None, None)] * d + [(0, None)]
+    result = linprog(cost, A_ub=left, b_ub=right, bounds=bounds, method="highs", options=_LP)
+    return (result.x[:d], float(result.x[d])) if result.status == 0 else None
+
+
+def path_region(
+    net: Any, path: Sequence[Any], input_shape: Sequence[int] | None = None, *, box: float | None = None
+) -> PathRegion:
+    """Where a path of a DLGN is active: A_π = {x : n_l·x + b_l > 0 for every unit of the path}.
+
+    Parameters
+    ----------
+    net : GatedNetwork or Snapshot
+        With a linear gate source, as for `halfspaces`. For ReLU networks see ``slice2d(net).path_region(path)``.
+    path : sequence
+        One hidden unit per gate site, numbered from 0; of a convolution a number or (channel, position…). In networks
+        with shortcuts None leaves a site out.
+    input_shape : sequence of int, optional
+        Where the network begins with a convolution.
+    box : float, optional
+        Emptiness is decided within [−box, box]^d; by default a thousand times the farthest boundary's distance from the
+        origin, at least 1000.
+
+    Returns
+    -------
+    PathRegion
+
+    Notes
+    -----
+    L normals, one backward pass each; linear programs of d + 1 variables when asked for more. Half-space paper, eq. 4
+    (there with ≥: regions differ by their boundary only).
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> region = path_region(models.dlgn(2, hidden=(4, 4), seed=0), [0, 2])
+    >>> region.is_empty, region.is_bounded
+    (False, False)
+    >>> bool(region.contains(region.sample(5, box=1.0)).all())
+    True
+    """
+    hard = hard_network(net, "path_region", input_shape, linear_only=True)
+    spaces = HalfSpaces(hard, None)
+    rows = [(hard.sites[s], u) for s, u in hard.unit_numbers(path, "path_region")]
+    normals = np.concatenate([spaces.normals(site, [unit]) for site, unit in rows])
+    offsets = np.array([spaces.offsets(site)[unit] for site, unit in rows])
+    return PathRegion(normals, offsets, [f"{site}[{unit}]" for site, unit in rows], hard.label, tuple(path), box)

@@ -1,0 +1,162 @@
+"""`slice2d` and `segment1d`: the exact partition of a plane or a segment into the cells of a network's gates.
+
+On each cell all gates stand still and the network is affine. How the cells are found is `tracking.py`, what a user sees
+of them `partitions.py`. May import the errors and the other modules of regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pathlens.errors import OptionError, RegionError, ShapeError
+from pathlens.regions.cells import Bits, Floats, Intervals, Polygons
+from pathlens.regions.networks import HardNetwork, hard_network
+from pathlens.regions.partitions import Plane, Segment1D, Slice2D, as_point
+from pathlens.regions.tracking import Leaf, Tracker
+
+MOST_CELLS = 2_000_000
+
+
+def slice2d(
+    net: Any,
+    plane: Plane | Sequence[Any] | None = None,
+    box: Any = 1.0,
+    *,
+    max_cells: int = MOST_CELLS,
+) -> Slice2D:
+    """The exact partition of a rectangle in input space into the convex cells of a network's gates.
+
+    Layer by layer: on a polygon whose gates so far stand still, what the next layer's gates read is affine in the
+    plane's coordinates, q(s, t) = c_0 + c_1 s + c_2 t, and the polygon is cut along q = 0. Exact up to rounding, in
+    float64: the polygons tile the box, and on each the outputs are affine. A gate is on where q > 0; edges, where some
+    q = 0, have no area and belong to no polygon in particular. A line that passes a corner within 1e-12 of the box's
+    size passes through it. Soft networks are sliced with the hard gates they would have (`with_gate("hard")`).
+
+    Parameters
+    ----------
+    net : nn.Module or Snapshot
+        A DLGN of any sort, a ReLU network, a network gated by a ReLU network, or a plain module with ReLUs or
+        LeakyReLUs: fully connected, convolutional, residual; batch-norm in eval mode. No max-pooling.
+    plane : Plane or (origin, u, v), optional
+        Arrays of the input's shape. For two inputs the default is the input space itself.
+    box : float or ((s_min, s_max), (t_min, t_max))
+        Bounds of the coordinates; a number r means [−r, r]².
+    max_cells : int
+        More cells than this raise a BudgetError.
+
+    Returns
+    -------
+    Slice2D
+
+    Notes
+    -----
+    K cells cost O(K·log K) polygon cuts and, per layer, one forward pass of 3K rows. Half-space paper, section 2.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> cells = slice2d(models.dlgn(2, hidden=(8, 8), seed=0), box=1.0)
+    >>> cells  # without biases every line passes through the origin: 2 cells for each of the 16 units
+    Slice2D(32 convex polygons in [-1, 1] × [-1, 1] of a plane in 2 inputs; 2 gate sites,
+    hard gates of a network with soft β=4; 1 outputs, affine on each)
+    >>> cells.counts[:3], cells.path_region([0, 3]).n_components
+    ([..., ..., ...], 1)
+    """
+    where = "slice2d"
+    if plane is None:
+        hard = hard_network(net, where)
+        if hard.input_shape != (2,):
+            raise ShapeError(
+                f"slice2d: inputs have shape {hard.input_shape}, so a plane is needed. Give plane=Plane(origin, u, v) "
+                "or Plane.through(x0, x1, x2)."
+            )
+        plane = Plane(np.zeros(2), np.array([1.0, 0.0]), np.array([0.0, 1.0]))
+    else:
+        plane = plane if isinstance(plane, Plane) else _as_plane(plane)
+        hard = hard_network(net, where, plane.origin.shape)
+    bounds = _bounds(box)
+    middle, half = bounds.mean(1), (bounds[:, 1] - bounds[:, 0]) / 2
+    points = plane.points(middle + np.array([[0, 0], [half[0], 0], [0, half[1]]]))
+    leaves = Tracker(hard, torch.from_numpy(points), where).run(Polygons.box(), max_cells)
+    patterns, maps = _collect(hard, leaves, middle, half)
+    cells = Polygons.joined([leaf.cells for leaf in leaves])  # type: ignore[misc]
+    return Slice2D(patterns, maps, hard.label, hard, plane, bounds, cells)
+
+
+def segment1d(net: Any, a: Any, b: Any, *, max_cells: int = MOST_CELLS) -> Segment1D:
+    """The exact partition of the segment from a to b into intervals on which all gates stand still.
+
+    Parameters
+    ----------
+    net : nn.Module or Snapshot
+        As for `slice2d`.
+    a, b : arrays of the input's shape
+        The coordinate is 0 at a and 1 at b.
+    max_cells : int
+        More intervals than this raise a BudgetError.
+
+    Examples
+    --------
+    A bump at 1 and one at 3, from four ReLUs (half-space paper, Figure 1, left): the path through the first unit of
+    each layer is active on two intervals.
+
+    >>> import torch
+    >>> from pathlens import models
+    >>> net = models.relu(1, hidden=(4, 1), bias=True)
+    >>> with torch.no_grad():
+    ...     _ = net.values.linear1.weight.fill_(1.0), net.values.linear1.bias.copy_(-torch.arange(4.0))
+    ...     _ = net.values.linear2.weight.copy_(torch.tensor([[1.0, -2, 2, -2]])), net.values.linear2.bias.fill_(-0.5)
+    >>> segment1d(net, [0.0], [4.0]).path_region([0, 0]).ends[..., 0]
+    array([[0.5, 1.5],
+           [2.5, 3.5]])
+    """
+    where = "segment1d"
+    start, end = as_point(a, "a", where), as_point(b, "b", where)
+    if start.shape != end.shape or start.ndim == 0:
+        raise ShapeError(f"segment1d: a and b must both have the shape of one input, got {start.shape}, {end.shape}.")
+    if np.array_equal(start, end):
+        raise RegionError("segment1d: a and b are the same point. Give two different ones.")
+    hard = hard_network(net, where, start.shape)
+    points = np.stack([(start + end) / 2, end])
+    leaves = Tracker(hard, torch.from_numpy(points), where).run(Intervals.box(), max_cells)
+    half = np.array([0.5])
+    patterns, maps = _collect(hard, leaves, half, half)
+    ends = np.concatenate([leaf.cells.ends for leaf in leaves])  # type: ignore[attr-defined]
+    order = np.argsort(ends[:, 0], kind="stable")
+    breaks = np.append((1 + ends[order, 0]) / 2, 1.0)
+    patterns = {name: bits[order] for name, bits in patterns.items()}
+    return Segment1D(patterns, maps[order], hard.label, hard, start, end, breaks)
+
+
+def _collect(hard: HardNetwork, leaves: list[Leaf], middle: Floats, half: Floats) -> tuple[dict[str, Bits], Floats]:
+    """Gates of all cells, and their maps in the user's coordinates: z = (coordinate − middle) / half."""
+    patterns = {name: np.concatenate([leaf.bits[i] for leaf in leaves]) for i, name in enumerate(hard.sites)}
+    unit = np.concatenate([leaf.outputs for leaf in leaves])
+    slopes = unit[:, :, 1:] / half
+    return patterns, np.concatenate([unit[:, :, :1] - (slopes @ middle)[:, :, None], slopes], axis=2)
+
+
+def _as_plane(value: Any) -> Plane:
+    parts = value if isinstance(value, (tuple, list)) else None
+    if parts is None or len(parts) != 3:
+        raise ShapeError("slice2d: plane must be a Plane or (origin, u, v), three arrays of the input's shape.")
+    return Plane(*parts)
+
+
+def _bounds(box: Any) -> Floats:
+    """((s_min, s_max), (t_min, t_max)) as an array."""
+    try:
+        array = np.asarray(box, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.ndim == 0:
+        array = np.array([[-array, array], [-array, array]], dtype=np.float64)
+    if array.shape != (2, 2) or not np.isfinite(array).all() or (array[:, 1] <= array[:, 0]).any():
+        raise OptionError(
+            f"slice2d: box must be a positive number or ((s_min, s_max), (t_min, t_max)) with min < max, got {box!r}."
+        )
+    return array

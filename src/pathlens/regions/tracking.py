@@ -1,0 +1,312 @@
+"""A network followed over cells: on each cell what every gate reads is affine, and its zero lines cut the cell.
+
+An affine function of dim coordinates is known from its values at 1 + dim points, and whatever lies between two gate
+sites maps affine functions to affine functions. So each cell carries the network's values at the same 1 + dim points,
+computed with the cell's own gates, and the network's layers, convolutions and shortcuts are run on them as they are.
+May import models, linops (progress) and the errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from pathlens.errors import RegionError
+from pathlens.linops.progress import Meter
+from pathlens.models import Open
+from pathlens.models.gates import leak
+from pathlens.models.sources import GraphSource, ShallowSource
+from pathlens.models.tracing import apply_site, describe
+from pathlens.regions.cells import Bits, Cells, Floats
+from pathlens.regions.networks import HardNetwork
+
+_BYTES = 64 << 20  # of values carried by the cells that are followed together
+_MOST = 4096  # more cells at once are no faster
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Cells that no gate cuts any more, with their gates and their affine output.
+
+    Attributes
+    ----------
+    cells : Cells
+    bits : list of (K, units)
+        One per gate site, flat.
+    outputs : (K, c, 1 + dim)
+        Coefficients of the outputs in the cells' coordinates.
+    """
+
+    cells: Cells
+    bits: list[Bits]
+    outputs: Floats
+
+
+class _Watch(fx.Interpreter):
+    """Runs a graph once and keeps every value, to learn shapes."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.seen: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.seen[n] = super().run_node(n)
+        return self.seen[n]
+
+
+def _parts(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for v in value:
+            yield from _parts(v)
+
+
+def _map(value: Any, function: Any) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return type(value)(_map(v, function) for v in value)
+    return value
+
+
+class Tracker:
+    """Follows one network over the cells of a box.
+
+    Parameters
+    ----------
+    hard : HardNetwork
+    points : (1 + dim, ...)
+        The inputs at the box's middle and at the ends of its half axes.
+    where : str
+        Who asks, for messages.
+    """
+
+    def __init__(self, hard: HardNetwork, points: Tensor, where: str) -> None:
+        self.hard, self.points, self.where = hard, points, where
+        self.net = hard.net
+        self.count = len(points)
+        self.slopes = [site.slope for site in self.net.sites]
+        self._owner: dict[fx.Node, fx.GraphModule] = {}
+        self._constants: dict[fx.Node, Any] = {}
+        self._shape_nodes: set[fx.Node] = set()
+        self._data: set[fx.Node] = set()
+        self._site_of: dict[fx.Node, int] = {}  # placeholder of a gate → its site
+        self._linear: set[fx.Node] = set()  # sites of a linear gate source, which pass what they read
+        self._shared: dict[fx.Node, Any] = {}  # values that do not depend on gates are the same for all cells
+        self._program: list[fx.Node | int] = []
+        self._reads: dict[int, fx.Node | Tensor] = {}
+        with torch.no_grad():
+            self._prepare()
+        self._last = self._last_uses()
+        width = max(int(np.prod(s)) for s in hard.shapes.values())
+        self.together = int(min(_MOST, max(1, _BYTES // (8 * 16 * width))))
+
+    # --- the program ---------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Order both graphs into steps; run at once what no gate can change."""
+        net, source = self.net, self.net.source
+        gates = list(net.gates(self.points).values())
+        nodes: list[fx.Node] = []
+        entry: Tensor | None = None
+        if isinstance(source, GraphSource):
+            units = (_identity,) * source.count if source.linear else tuple(_given(g) for g in gates)
+            out = self._learn(source.network, self.points, units, linear=source.linear)
+            nodes += [n for n in source.network.graph.nodes if n.op != "output"]
+            reads = _output_of(source.network)
+            self._reads.update(enumerate(reads[: source.count]))
+            entry = out[-1] if len(out) > source.count else None
+        elif isinstance(source, ShallowSource):
+            self._reads.update(enumerate(source(self.points)))
+        x = self.points
+        if net.value_input == "ones":
+            x = torch.ones_like(x if entry is None else entry)
+        self._learn(net.values, x, tuple(_given(g) for g in gates), linear=False)
+        nodes += [n for n in net.values.graph.nodes if n.op != "output"]
+        if source is None and not isinstance(net.gate, Open):
+            for n in nodes:
+                if n.target is apply_site:
+                    self._reads[self._site_of[n.args[1]]] = n.args[0]  # type: ignore[index, assignment]
+        waiting = dict(self._reads)
+        for n in nodes:
+            if n in self._data and n not in self._shared:
+                self._program.append(n)
+        # a site cuts as soon as what it reads is known: at once, or right after that step
+        known = [i for i, r in waiting.items() if isinstance(r, Tensor) or r in self._shared]
+        program: list[fx.Node | int] = list(known)
+        for step in self._program:
+            program.append(step)
+            program += [i for i, r in waiting.items() if i not in known and r is step]
+        self._program = program
+        self._result = _output_of(net.values)[0]
+
+    def _learn(self, module: fx.GraphModule, x: Tensor, units: tuple[Any, ...], linear: bool) -> Any:
+        """Run a graph on the points; sort its nodes into constants, sizes, shared values and values of cells."""
+        watch = _Watch(module)
+        out = watch.run(x, *units)
+        holders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self._site_of.update({n: i for i, n in enumerate(holders[1:])})
+        moving: set[fx.Node] = set()  # depends on gates
+        for n in module.graph.nodes:
+            self._owner[n] = module
+            value = watch.seen.get(n)
+            if n in holders[1:] or n.op == "output":
+                continue
+            inputs = [i for i in n.all_input_nodes if i not in holders[1:]]
+            depends = n is holders[0] or any(i in self._data or i in self._shape_nodes for i in inputs)
+            if not depends:
+                self._constants[n] = value
+                continue
+            tensors = list(_parts(value))
+            if not tensors:
+                self._shape_nodes.add(n)
+                continue
+            if any(t.ndim == 0 or t.shape[0] != self.count for t in tensors):
+                raise RegionError(
+                    f"{self.where}: {describe(n)}: for {self.count} inputs it has shape {tuple(tensors[0].shape)}. "
+                    "Rows must stay the first dimension inside the network."
+                )
+            self._data.add(n)
+            if (n.target is apply_site and not linear) or any(i in moving for i in inputs):
+                moving.add(n)
+            else:
+                self._shared[n] = value
+            if n.target is apply_site and linear:
+                self._linear.add(n)
+        return out
+
+    def _needs(self, node: fx.Node) -> set[fx.Node]:
+        """Values of cells that evaluating this node reads, those behind sizes included."""
+        found: set[fx.Node] = set()
+        for n in node.all_input_nodes:
+            if n in self._shape_nodes:
+                found |= self._needs(n)
+            elif n in self._data:
+                found.add(n)
+        return found
+
+    def _last_uses(self) -> dict[int, list[fx.Node]]:
+        last: dict[fx.Node, int] = {}
+        for at, step in enumerate(self._program):
+            reads = {self._reads[step]} if isinstance(step, int) else self._needs(step)
+            last.update({n: at for n in reads if isinstance(n, fx.Node)})
+        last[self._result] = len(self._program)
+        by_step: dict[int, list[fx.Node]] = {}
+        for n, at in last.items():
+            by_step.setdefault(at, []).append(n)
+        return by_step
+
+    # --- running -------------------------------------------------------------------------------------------------
+
+    def run(self, box: Cells, limit: int) -> list[Leaf]:
+        """Cut a box (one cell) to the end; more than `limit` cells are refused."""
+        self._limit, self._cuts, self._leaves = limit, 1, list[Leaf]()
+        whole = float(box.measures().sum())
+        with torch.no_grad(), Meter(f"{self.where} (‰ of the box)", 1000) as meter:
+            self._meter, self._whole, self._done, self._shown = meter, whole, 0.0, 0
+            self._advance(0, box, {}, {})
+        return self._leaves
+
+    def _advance(self, at: int, cells: Cells, env: dict[fx.Node, Any], bits: dict[int, Tensor]) -> None:
+        for now in range(at, len(self._program)):
+            step = self._program[now]
+            if isinstance(step, int):
+                self._split(now, step, cells, env, bits)
+                return
+            env[step] = self._evaluate(step, len(cells), env, bits)
+            self._forget(now, env)
+        self._finish(cells, env, bits)
+
+    def _forget(self, now: int, env: dict[fx.Node, Any]) -> None:
+        for n in self._last.get(now, ()):
+            env.pop(n, None)
+
+    def _split(self, now: int, site: int, cells: Cells, env: dict[fx.Node, Any], bits: dict[int, Tensor]) -> None:
+        """Cut by one site's lines and go on with the pieces, so many at a time."""
+        read = self._reads[site]
+        q = read if isinstance(read, Tensor) else self._shared.get(read)
+        values = (env[read] if q is None else q).reshape(-1, self.count, int(np.prod(self._shape(site))))  # type: ignore[index]
+        self._forget(now, env)
+        limit = self._limit - sum(len(leaf.cells) for leaf in self._leaves)
+        pieces, parent, on = cells.cut(_coefficients(values), self._cuts, limit)
+        self._cuts += len(pieces)
+        gates = torch.from_numpy(on)
+        for lo in range(0, len(pieces), self.together):
+            rows = slice(lo, lo + self.together)
+            index = torch.from_numpy(parent[rows])
+            own = {n: _map(v, lambda t, i=index: self._of_cells(t, i)) for n, v in env.items()}
+            switched = {j: b[index] for j, b in bits.items()} | {site: gates[rows]}
+            self._advance(now + 1, pieces.part(rows), own, switched)
+
+    def _shape(self, site: int) -> tuple[int, ...]:
+        return self.hard.shapes[self.hard.sites[site]]
+
+    def _of_cells(self, t: Tensor, index: Tensor) -> Tensor:
+        return t.reshape(-1, self.count, *t.shape[1:])[index].flatten(0, 1)
+
+    def _gate(self, site: int, cells: int, bits: dict[int, Tensor]) -> Tensor:
+        """The gate values of each cell, once for each of its points."""
+        shape = self._shape(site)
+        if site not in bits:  # a deep linear network
+            return torch.ones(cells * self.count, *shape, dtype=torch.float64)
+        gate = leak(bits[site].double(), self.slopes[site]).repeat_interleave(self.count, dim=0)
+        return gate.reshape(-1, *shape)
+
+    def _evaluate(self, node: fx.Node, cells: int, env: dict[fx.Node, Any], bits: dict[int, Tensor]) -> Any:
+        def load(n: fx.Node) -> Any:
+            if n in self._constants:
+                return self._constants[n]
+            if n in self._shape_nodes:
+                return self._evaluate(n, cells, env, bits)
+            if n in self._site_of:
+                return self._gate(self._site_of[n], cells, bits)
+            if n in self._shared:
+                return _map(self._shared[n], lambda t: t.repeat(cells, *(1,) * (t.ndim - 1)))
+            return env[n]
+
+        args, kwargs = fx.map_arg(node.args, load), fx.map_arg(node.kwargs, load)
+        if node.op == "call_module":
+            return self._owner[node].get_submodule(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _finish(self, cells: Cells, env: dict[fx.Node, Any], bits: dict[int, Tensor]) -> None:
+        f = env.get(self._result)
+        if f is None:
+            shared = self._shared[self._result]
+            f = shared.repeat(len(cells), *(1,) * (shared.ndim - 1))
+        outputs = _coefficients(f.reshape(len(cells), self.count, -1))
+        ones = [np.ones((len(cells), int(np.prod(s))), dtype=bool) for s in self.hard.shapes.values()]
+        found = [bits[i].numpy() if i in bits else ones[i] for i in range(len(ones))]
+        self._leaves.append(Leaf(cells, found, outputs))
+        self._done += float(cells.measures().sum()) / self._whole
+        steps = int(1000 * self._done) - self._shown
+        self._shown += steps
+        self._meter.advance(steps)
+
+
+def _coefficients(values: Tensor) -> Floats:
+    """(K, U, 1 + dim) coefficients from values at the points, (K, 1 + dim, U)."""
+    slopes = values[:, 1:] - values[:, :1]
+    return torch.cat([values[:, :1], slopes], dim=1).transpose(1, 2).numpy()
+
+
+def _output_of(module: fx.GraphModule) -> list[fx.Node]:
+    result: Any = next(n for n in module.graph.nodes if n.op == "output").args[0]
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _identity(q: Tensor, slope: float) -> Tensor:
+    return q
+
+
+def _given(gate: Tensor) -> Any:
+    """A unit of the trial run; a function, so that both kinds of graph take it."""
+    return lambda q, slope: q * gate
