@@ -25,7 +25,7 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "• installing the test tools"
-	@$(PIP) -e ".[plot,images,fast,dev]"
+	@$(PIP) -e ".[plot,images,fast,scale,dev]"
 	@touch $@
 
 demo: $(VENV)/.demo  ## train three networks on the circle and write a page about them

@@ -419,9 +419,9 @@ class KernelOperator(ABC):
                 max_bytes: int | None = None) -> StoreReport:
         """Write the whole matrix to disk as a Zarr array, block by block, on all processors or on a cluster.
 
-        Every finished block is recorded with its checksum. After a crash, a killed worker or a full disk call again with
-        the same kernel and path: what is recorded is not computed again. Read it with `pathlens.linops.from_zarr`, or
-        with any Zarr library.
+        Every finished block is recorded with its checksum. After a crash, a killed worker or a full disk call again
+        with the same kernel and path: what is recorded is not computed again. Read it with
+        `pathlens.linops.from_zarr`, or with any Zarr library.
 
         Parameters
         ----------
