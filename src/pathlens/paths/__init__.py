@@ -1,0 +1,34 @@
+"""Paths of gated networks: how many are active, the largest, how far they cancel, and explanations that hold.
+
+Everything takes a network and inputs. A path is a sequence of hidden units; nothing is enumerated. May import records,
+recording, models, linops and the errors.
+"""
+
+from pathlens.paths.counting import count
+from pathlens.paths.explanation import Explanation
+from pathlens.paths.grouping import Groups, groups
+from pathlens.paths.ranking import Cancellation, TopPaths, cancellation, strengths, top, values
+from pathlens.paths.refitting import Refit, refit
+from pathlens.paths.sparsity import Pruned, path_norm, prune
+from pathlens.paths.trees import Rule, Tree, tree
+
+__all__ = [
+    "Cancellation",
+    "Explanation",
+    "Groups",
+    "Pruned",
+    "Refit",
+    "Rule",
+    "TopPaths",
+    "Tree",
+    "cancellation",
+    "count",
+    "groups",
+    "path_norm",
+    "prune",
+    "refit",
+    "strengths",
+    "top",
+    "tree",
+    "values",
+]

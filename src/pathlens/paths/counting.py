@@ -1,0 +1,207 @@
+"""How many paths are active: exact integers, for fully connected and for convolutional networks.
+
+The kernel of path counts between inputs is `pathlens.kernels.overlap`; this is its diagonal, in integers of any size.
+May import recording, models and the errors.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from pathlens.errors import RecordError
+from pathlens.linops.progress import Meter
+from pathlens.models import GatedNetwork
+from pathlens.models.tracing import apply_site
+from pathlens.paths.trellis import take_record, take_trellis
+from pathlens.recording import Record
+from pathlens.recording.taking import unwrapped
+
+_CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
+_POOLS = {nn.AvgPool1d: F.conv1d, nn.AvgPool2d: F.conv2d, nn.AvgPool3d: F.conv3d}  # sums instead of means
+_GLOBAL_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_PASS = (nn.Identity, nn.Flatten, nn.modules.dropout._DropoutNd)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_LARGEST_PRIME = 2**31 - 1  # residues below it, times up to 2^22 connections into a unit, are exact in float64
+_BLOCK = 64  # rows at a time
+
+
+def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biases: bool = False) -> np.ndarray:
+    """Number of active paths per row, as exact integers.
+
+    A path is a sequence of connected hidden units, one per layer; it is active where all their hard gates (q > 0) are
+    on, also in a network whose own gates are soft. Fully connected: Π_l Σ_i 1(q_{l,i} > 0).
+
+    Parameters
+    ----------
+    net : GatedNetwork or nn.Module
+        Fully connected, or a gated network of convolutions, average pooling, dense layers, batch-norm and shortcuts.
+        There a unit is a channel at a position, and paths through different positions differ even where they use the
+        same weights.
+    X : (n, ...), (d,) or Record
+    include_inputs : bool
+        Count the input node as part of a path, as the NPF papers do.
+    include_biases : bool
+        Also count paths that start at the bias of a later layer, those that `top` lists with −1, and the output's bias
+        itself. The overlap kernel does not. Fully connected networks only.
+
+    Returns
+    -------
+    array (n,) of Python integers (dtype object)
+
+    Notes
+    -----
+    Convolutions: a forward pass with all weights 1, modulo as many primes below 2³¹ as the largest possible count
+    needs, put together by the Chinese remainder theorem; each prime costs one forward pass in float64.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    >>> count(models.dlgn(2, hidden=(8, 8), seed=0), X)
+    array([6, 30], dtype=object)
+    >>> count(models.dln(2, hidden=(100,) * 12), X)[0]  # far beyond 64 bits
+    1000000000000000000000000
+    """
+    net = unwrapped(net) if isinstance(net, nn.Module) else net
+    if isinstance(net, GatedNetwork):
+        rec = take_record(net, X)
+        if not rec.chain:
+            return _convolutional(net, rec, include_inputs, include_biases)
+        X = rec
+    trellis = take_trellis("paths.count", net, X, include_inputs)
+    active = [b.sum(1).cpu().numpy().astype(object) for b in trellis.bits]
+    starts = np.full(trellis.n, trellis.sizes[0] - trellis.biased if include_inputs else 1, dtype=object)
+    counts = starts
+    for layer, on in enumerate(active):
+        # a bias of the first layer starts a path of its own only where the others name their input
+        fresh = int(include_biases and trellis.biased and (layer > 0 or include_inputs))
+        counts = (counts + fresh) * on
+    return counts + int(include_biases and trellis.biased)
+
+
+def _convolutional(net: GatedNetwork, rec: Record, include_inputs: bool, include_biases: bool) -> np.ndarray:
+    if include_biases:
+        raise RecordError("paths.count: paths that start at biases are counted in fully connected networks alone.")
+    if not rec.sites:
+        raise RecordError("paths.count: the network has no gate sites, so it has no hidden units to pass.")
+    all_open = {k: torch.ones_like(b[:1]) for k, b in rec.bits.items()}
+    # float64 is right to rounding here, and infinite where it is too large
+    most = float(_Counter(net, all_open, include_inputs, None).counts(rec.x[:1]))
+    if not math.isfinite(most):
+        raise RecordError("paths.count: more than 10^308 paths. Count the paths of a part of the network.")
+    primes = _primes(int(most) * 2)
+    counts = np.zeros(rec.n, dtype=object)
+    with Meter("counting paths", len(primes) * -(-rec.n // _BLOCK)) as meter:
+        for lo in range(0, rec.n, _BLOCK):
+            rows = slice(lo, min(lo + _BLOCK, rec.n))
+            bits = {k: b[rows] for k, b in rec.bits.items()}
+            found, modulus = np.zeros(rows.stop - rows.start, dtype=object), 1
+            for p in primes:
+                residue = _Counter(net, bits, include_inputs, p).counts(rec.x[rows]).long().numpy().astype(object)
+                found = found + modulus * ((residue - found) * pow(modulus, -1, p) % p)
+                modulus *= p
+                meter.advance()
+            counts[rows] = found
+    return counts
+
+
+def _primes(bound: int) -> list[int]:
+    """Primes from 2³¹ − 1 down whose product exceeds `bound`."""
+    found: list[int] = []
+    candidate = _LARGEST_PRIME
+    while math.prod(found) <= bound:
+        if all(candidate % q for q in range(3, math.isqrt(candidate) + 1, 2)):
+            found.append(candidate)
+        candidate -= 2
+    return found
+
+
+class _Counter(fx.Interpreter):
+    """Runs the value network with every weight 1, no biases and hard gates, modulo a prime.
+
+    Values are pairs (counts, fresh): fresh says that no hidden unit has been passed, so that the next layer starts
+    paths instead of adding up its inputs.
+    """
+
+    def __init__(self, net: GatedNetwork, bits: dict[str, Tensor], include_inputs: bool, prime: int | None) -> None:
+        super().__init__(net.values)
+        self._bits, self._prime, self._inputs = bits, prime, include_inputs
+        self._sites, self._enters_late = net.site_names, net._enters_late
+
+    def counts(self, x: Tensor) -> Tensor:
+        """Counts (n,) as float64."""
+        with torch.no_grad():
+            # on the CPU, where convolutions of float64 add products up and nothing else, so that integers stay exact
+            gates = [self._bits[site].cpu().double() for site in self._sites]
+            ones = torch.ones(gates[0].shape if self._enters_late else x.shape, dtype=torch.float64)
+            counts, _ = self.run((ones, True), *gates)
+        # every output is reached by the same paths
+        return counts.flatten(1)[:, 0]
+
+    def _reduced(self, counts: Tensor) -> Tensor:
+        return counts if self._prime is None else counts.remainder_(self._prime)
+
+    def _layer(self, made: Tensor, fresh: bool) -> tuple[Tensor, bool]:
+        """What a layer makes of the counts that it added up: it starts paths where none has been started."""
+        return (torch.ones_like(made) if fresh and not self._inputs else self._reduced(made)), False
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        kind = type(module)
+        (counts, fresh), *others = args
+        if others or kwargs:
+            raise self._refuse(target, kind.__name__)
+        if kind is nn.Linear:
+            made = counts.sum(-1, keepdim=True)
+            return self._layer(made.expand(*made.shape[:-1], module.out_features).clone(), fresh)
+        if kind in _CONVOLUTIONS and module.padding_mode == "zeros":
+            weight = torch.ones(module.weight.shape, dtype=torch.float64)
+            convolve = _CONVOLUTIONS[kind]
+            options = module.stride, module.padding, module.dilation, module.groups
+            return self._layer(convolve(counts, weight, None, *options), fresh)
+        if kind in _POOLS and not module.ceil_mode:
+            channels, dims = counts.shape[1], counts.ndim - 2
+            window = module.kernel_size if isinstance(module.kernel_size, tuple) else (module.kernel_size,) * dims
+            ones = counts.new_ones(channels, 1, *(window if len(window) == dims else window * dims))
+            return self._reduced(_POOLS[kind](counts, ones, None, module.stride, module.padding, 1, channels)), fresh
+        if kind in _GLOBAL_POOLS:
+            wanted = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
+            if any(size != 1 for size in wanted):
+                raise self._refuse(target, f"{kind.__name__} to more than one position")
+            return self._reduced(counts.sum(dim=tuple(range(2, counts.ndim)), keepdim=True)), fresh
+        if kind is nn.Flatten:
+            return module(counts), fresh
+        if isinstance(module, (*_PASS, *_NORMS)):
+            return counts, fresh
+        raise self._refuse(target, kind.__name__)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        name = getattr(target, "__name__", str(target))
+        if target is apply_site:
+            (counts, _), gate = args[0], args[1]
+            return counts * gate, False
+        if target in (operator.add, torch.add) and not kwargs and all(isinstance(a, tuple) for a in args):
+            (a, fresh), (b, other) = args
+            if fresh == other:
+                return self._reduced(a + b), fresh
+        if target is torch.flatten:
+            return torch.flatten(args[0][0], *args[1:], **kwargs), args[0][1]
+        raise self._refuse(name, "function")
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in ("flatten", "view", "reshape"):
+            return getattr(args[0][0], target)(*args[1:], **kwargs), args[0][1]
+        raise self._refuse(target, "method")
+
+    def _refuse(self, name: Any, what: str) -> RecordError:
+        return RecordError(
+            f"paths.count: '{name}' ({what}) is not among what is counted: dense layers, zero-padded convolutions, "
+            "average pooling, batch-norm, flattening, gates and additions. kernels.overlap(net, X) counts in floats."
+        )

@@ -1,0 +1,176 @@
+"""Exact decompositions of every prediction into sums of paths: by the unit of a layer that they pass, or by clusters.
+
+May import the rest of `paths` and the errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import OptionError, ShapeError
+from pathlens.paths.explanation import Explanation, axes, positive, r_squared, ratio
+from pathlens.paths.trellis import take_trellis
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, repr=False)
+class Groups(Explanation):
+    """f = rest + Σ_g contribution of group g, for every row, exactly.
+
+    Attributes
+    ----------
+    contributions : Tensor (n, G), float64
+        What the paths of each group add up to.
+    rest : Tensor (n,), float64
+        Paths that pass no unit of the layer: those that start at a later bias. Zero without biases.
+    names : tuple of G str
+    f : Tensor (n,), float64
+    cancellations : Tensor (n,)
+        (|rest| + Σ_g |contribution|) / |f|.
+    curve : tuple of G floats
+        R² of the rest and the j + 1 groups of largest mean |contribution|, in the order of ``order``.
+    order : tuple of G int
+        Groups by mean |contribution|, largest first.
+    """
+
+    contributions: Tensor
+    rest: Tensor
+    names: tuple[str, ...]
+    f: Tensor
+    cancellations: Tensor
+    curve: tuple[float, ...]
+    order: tuple[int, ...]
+
+    def needed(self, share: float = 0.9) -> int:
+        """How many groups, largest first, tell at least this R² of f; all of them if fewer never do."""
+        return next((j + 1 for j, told in enumerate(self.curve) if told >= share), len(self.curve))
+
+    def merge(self, labels: Sequence[Any]) -> Groups:
+        """Add up the groups that have the same label, such as units whose half-spaces are the same.
+
+        Parameters
+        ----------
+        labels : sequence of G
+            One label per group, of any kind that can be told apart; new groups come in order of first appearance.
+
+        Notes
+        -----
+        The sums stay exact whatever the labels are. That members of a merged group act on one half-space is true only
+        if the labels say so.
+
+        Examples
+        --------
+        >>> from pathlens import models
+        >>> X = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+        >>> units = groups(models.dlgn(2, hidden=(4, 3), gate="hard", seed=0), X)
+        >>> units.merge(["a", "b", "a"]).names
+        ('a', 'b')
+        """
+        if len(labels) != len(self.names):
+            raise ShapeError(f"Groups.merge: {len(labels)} labels for {len(self.names)} groups. Give one per group.")
+        found = dict.fromkeys(labels)
+        sums = [self.contributions[:, [i for i, own in enumerate(labels) if own == label]].sum(1) for label in found]
+        return _groups(torch.stack(sums, dim=1), self.rest, tuple(str(label) for label in found), self.f, self.gates)
+
+    def _lines(self) -> list[str]:
+        n, count = self.contributions.shape
+        few, most = self.needed(0.9), self.needed(0.99)
+        lines = [f"{count} groups on {n} rows; the largest {few} give R² 0.9, the largest {most} give 0.99"]
+        size = self.contributions.abs().mean(0)
+        for g in self.order[:_SHOWN]:
+            lines.append(f"{self.names[g]}: mean |contribution| {float(size[g]):.3g}")
+        if count > _SHOWN:
+            lines.append(f"… and {count - _SHOWN} smaller ones")
+        return lines
+
+    def plot(self, ax: Any = None) -> Any:
+        """Mean |contribution| of each group, and the R² of the largest ones together; needs matplotlib."""
+        ax = axes(ax, "drawing groups of paths")
+        size = self.contributions.abs().mean(0)[list(self.order)]
+        where = range(len(self.order))
+        ax.bar(where, size.numpy(), color="tab:blue")
+        ax.set(xlabel="group, largest first", ylabel="mean |contribution|")
+        ax.set_xticks(list(where), [self.names[g] for g in self.order], rotation=90, fontsize="small")
+        told = ax.twinx()
+        told.plot(where, self.curve, color="tab:orange", marker=".")
+        told.set_ylabel("R² of the largest groups", color="tab:orange")
+        told.set_ylim(min(0.0, *self.curve), 1.02)
+        ax.set_title(f"cancellation {self.cancellation:.3g}")
+        return ax
+
+
+def _groups(contributions: Tensor, rest: Tensor, names: tuple[str, ...], f: Tensor, gates: str) -> Groups:
+    order = contributions.abs().mean(0).sort(descending=True, stable=True).indices
+    sums = rest[:, None] + contributions[:, order].cumsum(1)
+    ratios = ratio(contributions.abs().sum(1) + rest.abs(), f)
+    return Groups(
+        r_squared(rest + contributions.sum(1), f), None, float(ratios.median()), gates, contributions, rest, names, f,
+        ratios, tuple(r_squared(told, f) for told in sums.T), tuple(order.tolist()),
+    )  # fmt: skip
+
+
+def groups(
+    net: nn.Module,
+    X: Any,
+    by: str | int | tuple[int, int] = "last",
+    *,
+    labels: Sequence[Any] | None = None,
+    output: int = 0,
+) -> Groups:
+    """Each prediction as a sum over the units of one layer: what all paths through a unit contribute together.
+
+    The paths through unit i of layer l add up to h_{l,i}(x) · ∂f/∂h_{l,i} at fixed gates, a forward and a backward
+    pass. Of the last layer that is h_{L,i}·U_{L+1}[c, i]: f as a sum over half-spaces, one per unit, of functions that
+    live on them.
+
+    Parameters
+    ----------
+    net, X, output
+        As for `pathlens.paths.top`.
+    by : "last", int or (int, int)
+        A hidden layer, numbered from 0, or one of its units: then the two groups are the paths through that unit, and
+        those through the others of its layer.
+    labels : sequence of w_l, optional
+        Clusters of the layer's units; the units of a cluster are added up, as by `Groups.merge`.
+
+    Returns
+    -------
+    Groups
+        Exact: fidelity 1, up to rounding, for all groups together; `Groups.curve` is what the largest tell.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> X = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    >>> parts = groups(models.dlgn(2, hidden=(8, 8), gate="hard", seed=0), X)
+    >>> parts.contributions.shape, torch.allclose(parts.contributions.sum(1) + parts.rest, parts.f)
+    (torch.Size([50, 8]), True)
+    """
+    trellis = take_trellis("paths.groups", net, X)
+    output = trellis.check_output("paths.groups", output)
+    unit = None
+    if isinstance(by, tuple):
+        if len(by) != 2:
+            raise OptionError(f"paths.groups: by={by!r}, expected a layer or a pair (layer, unit).")
+        by, unit = by
+    layer = trellis.layer("paths.groups", by)
+    through = trellis.prefixes()[layer] * trellis.suffixes(output)[layer]
+    rest = through[:, 0] if trellis.biased else through.new_zeros(trellis.n)
+    names = tuple(f"{trellis.sites[layer]}[{i}]" for i in range(trellis.widths[layer]))
+    made = _groups(through[:, int(trellis.biased) :], rest, names, trellis.f[:, output], trellis.label)
+    if unit is not None:
+        positive("paths.groups", unit=unit + 1 if isinstance(unit, int) else unit)
+        if unit >= trellis.widths[layer]:
+            raise OptionError(f"paths.groups: unit {unit} asked for, layer {layer} has {trellis.widths[layer]}.")
+        if labels is not None:
+            raise OptionError("paths.groups: labels and a single unit contradict each other. Give by=layer.")
+        name = made.names[unit]
+        labels = [name if i == unit else f"other units of {trellis.sites[layer]}" for i in range(len(made.names))]
+        return made.merge(labels)
+    return made if labels is None else made.merge(list(labels))

@@ -1,0 +1,355 @@
+"""Single paths: the largest ones, the contributions of given ones, and how far all of them cancel.
+
+Sums over groups of paths live in `grouping`. May import linops (progress) and the errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import OptionError, ShapeError
+from pathlens.linops.budget import blocks
+from pathlens.linops.progress import Meter
+from pathlens.models import GatedNetwork
+from pathlens.paths.explanation import MISLEADING, Explanation, axes, positive, r_squared, ratio, shown
+from pathlens.paths.trellis import Trellis, take_trellis
+
+_CANDIDATES = 1 << 22  # numbers that one block of rows may compare at once
+
+
+@dataclass(frozen=True, repr=False)
+class TopPaths(Explanation):
+    """The k largest paths of each row, and what they leave out.
+
+    Attributes
+    ----------
+    paths : Tensor (n, k, L), int64
+        Units, one per hidden layer (before them the input node with ``include_inputs``), numbered from 0; −1 before
+        the layer at whose bias a path starts. Rows beyond ``listed`` are −1 too.
+    contributions : Tensor (n, k), float64
+        Signed, largest |contribution| first; 0 beyond ``listed``.
+    listed : Tensor (n,), int64
+        How many paths are listed: fewer than k where fewer contribute at all.
+    f : Tensor (n,), float64
+        The output explained.
+    remainder : Tensor (n,), float64
+        f − Σ contributions: what all paths that are not listed add up to.
+    cancellations : Tensor (n,)
+        Σ|v|/|f| over all paths, per row.
+    total : int
+        Number of paths of the network, active or not.
+    output : int
+    """
+
+    paths: Tensor
+    contributions: Tensor
+    listed: Tensor
+    f: Tensor
+    remainder: Tensor
+    cancellations: Tensor
+    total: int
+    output: int
+
+    def _lines(self) -> list[str]:
+        n, k = self.contributions.shape
+        lines = []
+        if self.cancellation > MISLEADING:
+            lines.append(
+                "Warning: contributions of different paths cancel, so this list alone misleads. "
+                "paths.groups, paths.tree and paths.refit explain more with fewer terms."
+            )
+        lines.append(f"the {k} largest of {self.total} paths to output {self.output}, {n} row{'s' if n > 1 else ''}")
+        told = float(self.f[0] - self.remainder[0])
+        lines.append(
+            f"row 0: f = {float(self.f[0]):.4g} = listed {told:.4g} + remainder {float(self.remainder[0]):.4g}"
+        )
+        for i in range(min(int(self.listed[0]), 5)):
+            lines.append(f"{float(self.contributions[0, i]):+.4g}  {shown(self.paths[0, i].tolist())}")
+        return lines
+
+    def plot(self, row: int = 0, ax: Any = None) -> Any:
+        """The running sum of the listed contributions of one row against f; needs matplotlib."""
+        ax = axes(ax, "drawing the largest paths")
+        sums = self.contributions[row, : int(self.listed[row])].cumsum(0)
+        ax.plot(np.arange(1, len(sums) + 1), sums.numpy(), marker=".", label="sum of the largest paths")
+        ax.axhline(float(self.f[row]), color="black", linestyle="--", label="f")
+        ax.set(xlabel="paths summed, largest first", ylabel="output",
+               title=f"row {row}: cancellation {float(self.cancellations[row]):.3g}")  # fmt: skip
+        ax.legend()
+        return ax
+
+
+def top(net: nn.Module, X: Any, k: int = 10, *, output: int = 0, include_inputs: bool = False) -> TopPaths:
+    """The k paths of largest |contribution|, for each row, exactly and without enumeration.
+
+    The contribution of a path π = (i_1, …, i_L) to output c is (U_1 x)_{i_1} · Π_l g_l(x)_{i_l} · Π_{l≥2} U_l[i_l,
+    i_{l−1}] · U_{L+1}[c, i_L], and f_c(x) is the sum over all paths. A bias starts a path where it is added; that of
+    the first layer belongs to where the path starts unless the input node is named.
+
+    Parameters
+    ----------
+    net : GatedNetwork or nn.Module
+        Fully connected. A piecewise-constant network reads ones in place of x. Gates are the network's own: hard, or
+        soft where it is soft.
+    X : (n, d), (d,) or Record
+    k : int
+        How many paths.
+    output : int
+    include_inputs : bool
+        A path also names the input that it starts from.
+
+    Returns
+    -------
+    TopPaths
+
+    Notes
+    -----
+    Let m(node) be the largest |product| of the end of any path from that node, found backwards. A beginning of a path
+    can be completed to a contribution of size |beginning|·m(node) and to none larger, and different beginnings are
+    completed to different paths; so a beginning of one of the k largest paths is itself one of the k largest under that
+    bound, and going forward with k beginnings per layer loses nothing. Equal contributions come in the order of their
+    units. Cost n·Σ_l (w_l w_{l−1} + k w_l).
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> net = models.dlgn(2, hidden=(8, 8), gate="hard", seed=0)
+    >>> largest = top(net, torch.tensor([1.0, 0.0]), k=3)
+    >>> largest.paths[0].tolist(), bool(largest.listed[0] == 3)
+    ([[1, 3], [1, 4], [2, 3]], True)
+    >>> torch.allclose(largest.contributions.sum(1) + largest.remainder, largest.f)
+    True
+    """
+    positive("paths.top", k=k)
+    trellis = take_trellis("paths.top", net, X, include_inputs)
+    output = trellis.check_output("paths.top", output)
+    edge = max(1, _CANDIDATES // _candidates(trellis.sizes, k))
+    paths, values = [], []
+    with Meter("largest paths", -(-trellis.n // edge)) as meter:
+        for part in blocks(trellis.n, edge):
+            found = best(trellis.rows(slice(part.start, part.stop)), output, k)
+            paths.append(found[0])
+            values.append(found[1])
+            meter.advance()
+    contributions = torch.cat(values)
+    f = trellis.f[:, output]
+    size = trellis.absolute().total()[:, output]
+    told = contributions.sum(1)
+    ratios = ratio(size, f)
+    return TopPaths(
+        r_squared(told, f), None, float(ratios.median()), trellis.label, torch.cat(paths), contributions,
+        (contributions != 0).sum(1), f, f - told, ratios, trellis.number_of_paths, output,
+    )  # fmt: skip
+
+
+def _candidates(sizes: tuple[int, ...], k: int) -> int:
+    """The most numbers that one row compares at once."""
+    kept, most = min(k, sizes[0]), sizes[0]
+    for before, here in pairwise(sizes):
+        most = max(most, kept * here, before * here)
+        kept = min(k, kept * here)
+    return most
+
+
+def best(trellis: Trellis, output: int, k: int) -> tuple[Tensor, Tensor]:
+    """Paths (n, k, layers) and signed contributions (n, k) of the k largest; zeros and −1 beyond what contributes."""
+    reach = [trellis.readout[output].abs().expand(trellis.n, -1)]
+    for weight, gate in zip(reversed(trellis.weights), reversed(trellis.gates)):
+        ends = reach[-1] * gate.abs()
+        reach.append((ends[:, :, None] * weight.abs()).amax(1))
+    reach.reverse()
+    values, keep = _largest(trellis.start[:, None, :], reach[0], k)
+    paths = keep[:, :, None]
+    for weight, gate, ahead in zip(trellis.weights, trellis.gates, reach[1:]):
+        grown = values[:, :, None] * weight.T[paths[:, :, -1]] * gate[:, None, :]
+        values, keep = _largest(grown, ahead, k)
+        before = (keep // grown.shape[2])[:, :, None].expand(-1, -1, paths.shape[2])
+        paths = torch.cat([paths.gather(1, before), (keep % grown.shape[2])[:, :, None]], dim=2)
+    values = values * trellis.readout[output][paths[:, :, -1]]
+    order = values.abs().sort(dim=1, descending=True, stable=True).indices
+    values, paths = values.gather(1, order), paths.gather(1, order[:, :, None].expand_as(paths))
+    paths = torch.where(values[:, :, None] != 0, paths - int(trellis.biased), -1)
+    short = k - values.shape[1]
+    if short > 0:
+        values = torch.nn.functional.pad(values, (0, short))
+        paths = torch.nn.functional.pad(paths, (0, 0, 0, short), value=-1)
+    return paths, values
+
+
+def _largest(values: Tensor, ahead: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k beginnings of largest |value|·ahead, (n, k), and their flat numbers, ascending: in the order of units.
+
+    values (n, beginnings, nodes), ahead (n, nodes). Of those that are equal to the smallest kept, the first are taken.
+    """
+    bounds = (values.abs() * ahead[:, None, :]).flatten(1)
+    k = min(k, bounds.shape[1])
+    least = bounds.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    above, equal = bounds > least, bounds == least
+    room = k - above.sum(1, keepdim=True)
+    keep = (above | (equal & (equal.cumsum(1) <= room))).nonzero()[:, 1].view(-1, k)
+    return values.flatten(1).gather(1, keep), keep
+
+
+# --- given paths -----------------------------------------------------------------------------------------------
+
+
+def _units(what: str, paths: Any, sizes: tuple[int, ...], biased: bool) -> Tensor:
+    """Paths as node numbers (p, layers), checked."""
+    units = torch.as_tensor(paths)
+    if units.ndim == 1:
+        units = units[None]
+    if units.ndim != 2 or units.shape[1] != len(sizes) or units.is_floating_point() or units.dtype == torch.bool:
+        raise ShapeError(
+            f"{what}: paths must be integers of shape (p, {len(sizes)}), one unit per layer, got "
+            f"{tuple(units.shape)} of {units.dtype}."
+        )
+    widths = torch.tensor([s - biased for s in sizes])
+    late = (units[:, 1:] < 0) & (units[:, :-1] >= 0)
+    bad = (units < -int(biased)) | (units >= widths)
+    if bool(bad.any()) or bool(late.any()):
+        row = int((bad.any(1) | late.any(1)).nonzero()[0])
+        hint = "−1 stands before the layer at whose bias a path starts" if biased else "there are no biases to start at"
+        raise OptionError(
+            f"{what}: path {row} is {units[row].tolist()}; layers have {widths.tolist()} units, from 0 ({hint})."
+        )
+    return units.long() + int(biased)
+
+
+def _with_inputs(what: str, net: nn.Module, X: Any, paths: Any) -> tuple[Trellis, Tensor]:
+    """The trellis in which these paths are walks: with the input node if they are one longer than the hidden layers."""
+    trellis = take_trellis(what, net, X)
+    shape = torch.as_tensor(paths).shape
+    if shape and shape[-1] == len(trellis.bits) + 1:
+        trellis = take_trellis(what, net, X, include_inputs=True)
+    return trellis, _units(what, paths, trellis.sizes, trellis.biased)
+
+
+def values(net: nn.Module, X: Any, paths: Any, *, output: int = 0) -> Tensor:
+    """Contributions of given paths, (n, p), float64.
+
+    Parameters
+    ----------
+    net, X, output
+        As for `top`.
+    paths : integers (p, L) or (p, L + 1) or one path
+        Units, one per hidden layer; with the input node before them where one more is given. −1 before the layer at
+        whose bias a path starts.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> net, x = models.dlgn(2, hidden=(8, 8), gate="hard", seed=0), torch.tensor([[1.0, 0.0]])
+    >>> bool(values(net, x, [1, 3])[0, 0] == top(net, x, k=1).contributions[0, 0])
+    True
+    """
+    trellis, units = _with_inputs("paths.values", net, X, paths)
+    output = trellis.check_output("paths.values", output)
+    made = trellis.start[:, units[:, 0]]
+    for t, (weight, gate) in enumerate(zip(trellis.weights, trellis.gates)):
+        made = made * weight[units[:, t + 1], units[:, t]] * gate[:, units[:, t + 1]]
+    return made * trellis.readout[output, units[:, -1]]
+
+
+def strengths(net: nn.Module, X: Any, paths: Any, *, output: int = 0) -> Tensor:
+    """Products of the value weights along given paths, (p,), float64: contributions without inputs and gates.
+
+    Parameters
+    ----------
+    net, paths, output
+        As for `values`. Without the input node a path has one strength only if the network reads ones (piecewise
+        constant); otherwise name the input.
+    X : (n, d)
+        Any input of the network: it tells how the layers are chained.
+
+    Notes
+    -----
+    The value v(p) of a path in the half-space paper, its strength in the DGN paper.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> net = models.dlgn(2, hidden=(4,), seed=0)
+    >>> u1, u2 = net.values.linear1.weight, net.values.output.weight
+    >>> bool(strengths(net, torch.zeros(1, 2), [[1, 3]])[0] == u1.double()[3, 1] * u2.double()[0, 3])
+    True
+    """
+    trellis, units = _with_inputs("paths.strengths", net, X, paths)
+    output = trellis.check_output("paths.strengths", output)
+    ones = isinstance(net, GatedNetwork) and net.value_input == "ones"
+    if trellis.include_inputs:
+        made = torch.ones(len(units), dtype=torch.float64, device=units.device)
+    elif ones:
+        whole = take_trellis("paths.strengths", net, X, include_inputs=True)
+        opened = whole.weights[0].sum(1)  # ones enter at every input, and at the bias node
+        made = opened[units[:, 0] + int(whole.biased) - int(trellis.biased)]
+    else:
+        raise OptionError(
+            "paths.strengths: the network reads x, so a path has one strength per input node. Name it: (i_0, i_1, …)."
+        )
+    for t, weight in enumerate(trellis.weights):
+        made = made * weight[units[:, t + 1], units[:, t]]
+    return made * trellis.readout[output, units[:, -1]]
+
+
+# --- cancellation ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Cancellation:
+    """How far the contributions of all paths cancel.
+
+    Attributes
+    ----------
+    size : Tensor (n,)
+        Σ|v| over all paths, exact.
+    f : Tensor (n,)
+        Σ v, the output.
+    ratios : Tensor (n,)
+        Σ|v|/|f|.
+    gates : str
+    """
+
+    size: Tensor
+    f: Tensor
+    ratios: Tensor
+    gates: str
+
+    @property
+    def median(self) -> float:
+        """Median ratio over the rows."""
+        return float(self.ratios.median())
+
+    def __repr__(self) -> str:
+        return (
+            f"Cancellation: Σ|v|/|f| {self.median:.3g} (median of {len(self.f)} rows), largest "
+            f"{float(self.ratios.max()):.3g}, gates {self.gates}"
+        )
+
+
+def cancellation(net: nn.Module, X: Any, *, output: int = 0, include_inputs: bool = False) -> Cancellation:
+    """Σ|v| over all paths against |f|, per row, exactly and without enumeration.
+
+    Σ|v| = |U_{L+1}| G_L |U_L| … G_1 |U_1 x|, a forward pass with absolute values (|U_1||x| where paths name inputs).
+
+    Parameters
+    ----------
+    net, X, output, include_inputs
+        As for `top`.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> net = models.dlgn(2, hidden=(8,) * 4, gate="hard", seed=0)
+    >>> cancellation(net, torch.randn(20, 2, generator=torch.Generator().manual_seed(0))).median > 1
+    True
+    """
+    trellis = take_trellis("paths.cancellation", net, X, include_inputs)
+    output = trellis.check_output("paths.cancellation", output)
+    size, f = trellis.absolute().total()[:, output], trellis.f[:, output]
+    return Cancellation(size, f, ratio(size, f), trellis.label)

@@ -1,0 +1,269 @@
+"""Few path regions with heights fitted anew: what the network's own path values, which cancel, cannot tell.
+
+scikit-learn is loaded when a lasso path is asked for. May import linops (progress), models, the rest of `paths` and the
+errors.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import NotFiniteError, OptionError, ShapeError, unknown_name
+from pathlens.linops.progress import Meter
+from pathlens.models import GatedNetwork
+from pathlens.paths.explanation import Explanation, axes, positive, r_squared, ratio, shown
+from pathlens.paths.ranking import best
+from pathlens.paths.trellis import Trellis, split, take_trellis
+
+_SHOWN = 8
+_BEAM = 256  # beginnings of paths that the greedy search follows
+_PER_ROW = 20  # largest paths of each row that are candidates for the lasso path
+_CANDIDATES = 1000  # and at most so many different regions of them
+
+
+@dataclass(frozen=True, repr=False)
+class Refit(Explanation):
+    """f̂(x) = a_0 + Σ_p 1(all gates of path p are on)·(a_p + b_p·x), over few paths.
+
+    Attributes
+    ----------
+    paths : Tensor (p, L), int64
+        The paths kept, in the order in which they were chosen.
+    constants : Tensor (p,), float64
+        a_p.
+    slopes : Tensor (p, d) or None
+        b_p; None where the refit is constant on each region.
+    intercept : float
+        a_0.
+    target : str
+        What was fitted: "f" or "y"; fidelity is R² to that.
+    """
+
+    paths: Tensor
+    constants: Tensor
+    slopes: Tensor | None
+    intercept: float
+    target: str
+
+    def predict(self, net: nn.Module, X: Any) -> Tensor:
+        """What the refit says of other inputs of the same network, (n,), float64."""
+        return self._terms(take_trellis("Refit.predict", net, X)).sum(1)
+
+    def _terms(self, trellis: Trellis) -> Tensor:
+        """Intercept and one term per path, (n, p + 1)."""
+        inside = _inside(trellis, self.paths)
+        heights = self.constants.expand(trellis.n, -1)
+        if self.slopes is not None:
+            heights = heights + trellis.x.double().flatten(1) @ self.slopes.T
+        first = torch.full((trellis.n, 1), self.intercept, dtype=torch.float64, device=inside.device)
+        return torch.cat([first, inside * heights], dim=1)
+
+    def _lines(self) -> list[str]:
+        kind = "constant" if self.slopes is None else "affine"
+        lines = [f"{len(self.paths)} path regions, {kind} on each, fitted to {self.target}; R² is to {self.target}"]
+        lines.append(f"{self.intercept:+.4g} everywhere")
+        for path, height in list(zip(self.paths.tolist(), self.constants.tolist()))[:_SHOWN]:
+            lines.append(f"{height:+.4g}{'' if self.slopes is None else ' + b·x'} where {shown(path)} is active")
+        return lines if len(self.paths) <= _SHOWN else [*lines, f"… and {len(self.paths) - _SHOWN} more regions"]
+
+    def plot(self, ax: Any = None) -> Any:
+        """Heights of the regions, in the order in which they were chosen; needs matplotlib."""
+        ax = axes(ax, "drawing a refit")
+        ax.bar(range(len(self.paths)), self.constants.cpu().numpy())
+        ax.set_xticks(range(len(self.paths)), [shown(p) for p in self.paths.tolist()], rotation=90, fontsize="small")
+        held = "" if self.held_out is None else f", held out {self.held_out:.3f}"
+        title = f"R² {self.fidelity:.3f}{held}, cancellation {self.cancellation:.3g}"
+        ax.set(ylabel="height of the region", title=title)
+        return ax
+
+
+def _inside(trellis: Trellis, paths: Tensor) -> Tensor:
+    """Indicators of path regions, (n, p), float64: the product of the hard gates."""
+    inside = torch.ones(trellis.n, len(paths), dtype=torch.bool, device=trellis.f.device)
+    for layer, bits in enumerate(trellis.bits):
+        inside &= bits[:, paths[:, layer]]
+    return inside.double()
+
+
+def refit(
+    net: nn.Module,
+    X: Any,
+    y: Any = None,
+    paths: int = 20,
+    *,
+    method: str = "greedy",
+    affine: bool | None = None,
+    output: int = 0,
+    held_out: Any = 0.2,
+    seed: int = 0,
+) -> Refit:
+    """Few path regions, with new heights, that tell the network's output or given targets.
+
+    Contributions of the network's own paths cancel, so that no few of them tell f; the regions of few paths with
+    heights fitted anew do. A region is where all gates of a path are on, an intersection of
+    half-spaces for linear gates.
+
+    Parameters
+    ----------
+    net, X, output
+        As for `pathlens.paths.top`.
+    y : (n,) or (n, 1), optional
+        Fit these instead of f; then held-out rows are a share of X, since targets of others are not given.
+    paths : int
+        At most so many.
+    method : {"greedy", "l1"}
+        "greedy": the region that tells most of what is left is added, and all heights are fitted again. "l1": least
+        squares on the first regions that a lasso path takes up, among the largest paths of the rows.
+    affine : bool, optional
+        Heights a + b·x instead of constants; by default where the network reads x and is not piecewise constant.
+    held_out, seed
+        As for `tree`.
+
+    Returns
+    -------
+    Refit
+
+    Notes
+    -----
+    The greedy search goes layer by layer with the 256 best beginnings of paths, so that it finds good regions, not
+    provably the best. A step costs n·256·Σ_l w_l (times d + 1 if affine). With affine heights and many inputs there are
+    p(d + 1) coefficients: mind the held-out R².
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> net = models.dlgn(2, hidden=(8, 8), gate="hard", piecewise_constant=True, seed=0)
+    >>> angles = torch.linspace(0, 6.28, 200)
+    >>> told = refit(net, torch.stack([angles.cos(), angles.sin()], dim=1), paths=12)
+    >>> told.fidelity > 0.9, told.paths.shape[1]
+    (True, 2)
+    """
+    positive("paths.refit", paths=paths)
+    choose: dict[str, Callable[..., list[tuple[int, ...]]]] = {"greedy": _greedy, "l1": _lasso}
+    if method not in choose:
+        raise unknown_name("method of refit", method, choose)
+    whole = take_trellis("paths.refit", net, X)
+    output = column = whole.check_output("paths.refit", output)
+    if y is not None:
+        if not isinstance(held_out, float):
+            raise OptionError("paths.refit: held-out inputs have no targets y. Give held_out as a share of the rows.")
+        whole, column = replace(whole, f=_targets(y, whole)), 0
+    seen, unseen = split("paths.refit", net, whole, held_out, seed)
+    told, judged = seen.f[:, column], unseen.f[:, column]
+    if affine is None:
+        affine = not (isinstance(net, GatedNetwork) and net.value_input == "ones")
+    columns = _columns(seen, affine)
+    chosen = choose[method](seen, told, columns, paths, output)
+    found = torch.tensor(chosen, dtype=torch.long, device=told.device).view(-1, len(seen.bits))
+    intercept, heights = _heights(_inside(seen, found), told, columns)
+    slopes = heights[:, 1:] if affine else None
+    made = Refit(0, 0, 0, seen.label, found, heights[:, 0], slopes, intercept, "f" if y is None else "y")
+    terms = made._terms(seen)
+    ratios = ratio(terms.abs().sum(1), terms.sum(1))
+    return replace(
+        made, fidelity=r_squared(terms.sum(1), told), held_out=r_squared(made._terms(unseen).sum(1), judged),
+        cancellation=float(ratios.median()),
+    )  # fmt: skip
+
+
+def _targets(y: Any, trellis: Trellis) -> Tensor:
+    target = torch.as_tensor(y).detach().to(trellis.f.device, torch.float64)
+    if target.shape not in ((trellis.n,), (trellis.n, 1)):
+        raise ShapeError(f"paths.refit: y has shape {tuple(target.shape)}, expected ({trellis.n},), one per row of X.")
+    if not bool(torch.isfinite(target).all()):
+        raise NotFiniteError("paths.refit: y contains NaN or infinity. Remove such rows.")
+    return target.view(-1, 1)
+
+
+def _columns(trellis: Trellis, affine: bool) -> Tensor:
+    """What multiplies an indicator: 1, and x if affine; (n, 1) or (n, 1 + d)."""
+    one = trellis.f.new_ones(trellis.n, 1)
+    return torch.cat([one, trellis.x.double().flatten(1)], dim=1) if affine else one
+
+
+def _heights(inside: Tensor, told: Tensor, columns: Tensor) -> tuple[float, Tensor]:
+    """Least squares: intercept, and a row of coefficients per region; the smallest where regions coincide."""
+    design = (inside[:, :, None] * columns[:, None, :]).flatten(1)
+    design = torch.cat([torch.ones_like(told)[:, None], design], dim=1).cpu()
+    solved = torch.linalg.lstsq(design, told[:, None].cpu(), driver="gelsd").solution[:, 0].to(told.device)
+    return float(solved[0]), solved[1:].view(inside.shape[1], columns.shape[1])
+
+
+def _greedy(seen: Trellis, told: Tensor, columns: Tensor, paths: int, output: int) -> list[tuple[int, ...]]:
+    """Orthogonal matching pursuit over path regions; the best region of each step by a beam over layers."""
+    bits = [b.double() for b in seen.bits]
+    chosen: list[tuple[int, ...]] = []
+    left = told - told.mean()
+    floor = 1e-20 * float(left.square().sum())
+    with Meter("choosing regions", paths) as meter:
+        for _ in range(paths):
+            path, gain = _region(bits, left, columns)
+            if not gain > floor:
+                break
+            chosen.append(path)
+            inside = _inside(seen, torch.tensor(chosen, device=told.device))
+            intercept, heights = _heights(inside, told, columns)
+            left = told - intercept - (inside[:, :, None] * columns[:, None, :] * heights).sum((1, 2))
+            meter.advance()
+    return chosen
+
+
+def _region(bits: list[Tensor], left: Tensor, columns: Tensor) -> tuple[tuple[int, ...], float]:
+    """A path in whose region one height (per column) takes most of Σ left² away, and about how much that is."""
+    weighted, squares = left[:, None] * columns, columns.square()
+    inside, paths = torch.ones_like(left)[:, None], torch.zeros(1, 0, dtype=torch.long, device=left.device)
+    gain = 0.0
+    for on in bits:
+        scores = torch.zeros(inside.shape[1], on.shape[1], dtype=torch.float64, device=left.device)
+        for z, zz in zip(weighted.T, squares.T):
+            told, size = (inside * z[:, None]).T @ on, (inside * zz[:, None]).T @ on
+            scores += torch.where(size > 0, told.square() / size, 0.0)
+        values, order = scores.flatten().sort(descending=True, stable=True)
+        # gates often coincide on the rows: of regions that score the same one is followed
+        fresh = torch.cat([values.new_ones(1, dtype=torch.bool), values[1:] < values[:-1] * (1 - 1e-12)])
+        keep = order[fresh][:_BEAM]
+        before, unit = keep // on.shape[1], keep % on.shape[1]
+        inside, paths = inside[:, before] * on[:, unit], torch.cat([paths[before], unit[:, None]], dim=1)
+        gain = float(values[0])
+    return tuple(paths[0].tolist()), gain
+
+
+def _lasso(seen: Trellis, told: Tensor, columns: Tensor, paths: int, output: int) -> list[tuple[int, ...]]:
+    """The first regions that a lasso path takes up, among the largest paths of the rows."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import lars_path
+
+    listed, sizes = best(seen, output, _PER_ROW)
+    whole = (listed >= 0).all(2)
+    unique, place = listed[whole].unique(dim=0, return_inverse=True)
+    weight = torch.zeros(len(unique), dtype=torch.float64, device=told.device)
+    weight.index_add_(0, place, sizes[whole].abs())
+    unique = unique[weight.sort(descending=True, stable=True).indices]
+    inside = _inside(seen, unique)
+    # of paths with the same region on these rows the largest stands for all; a region of all rows is the intercept
+    regions: dict[bytes, int] = {}
+    for i, column in enumerate(inside.T.bool().cpu().numpy()):
+        if not column.all() and column.any():
+            regions.setdefault(column.tobytes(), i)
+    keep = list(regions.values())[:_CANDIDATES]
+    if not keep:
+        return []
+    design = (inside[:, keep, None] * columns[:, None, :]).flatten(1)
+    design = design - design.mean(0)
+    design = design / design.norm(dim=0).clamp(min=torch.finfo(torch.float64).tiny)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # regions that are sums of others are dropped, as wanted
+        _, order, _ = lars_path(
+            design.cpu().numpy(),
+            (told - told.mean()).cpu().numpy(),
+            method="lasso",
+            max_iter=2 * paths * columns.shape[1],
+        )
+    taken = dict.fromkeys(int(j) // columns.shape[1] for j in order)
+    return [tuple(unique[keep[j]].tolist()) for j in list(taken)[:paths]]

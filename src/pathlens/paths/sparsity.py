@@ -1,0 +1,184 @@
+"""Fewer paths by design: a path-norm penalty for training, and pruning of the value network's edges.
+
+May import models, the rest of `paths` and the errors.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import OptionError, RecordError
+from pathlens.models import GatedNetwork
+from pathlens.paths.explanation import Explanation, r_squared, ratio
+from pathlens.paths.trellis import Trellis, take_trellis
+from pathlens.recording.taking import unwrapped
+
+
+def _dense_layers(what: str, net: nn.Module) -> list[nn.Linear]:
+    """The value network's layers in order; anything else with parameters is refused."""
+    net = unwrapped(net)
+    values = net.values if isinstance(net, GatedNetwork) else net
+    layers = [m for m in values.modules() if isinstance(m, nn.Linear)]
+    own = {id(p) for m in layers for p in m.parameters()}
+    other = [name for name, p in values.named_parameters() if id(p) not in own]
+    if other or not layers or any(a.out_features != b.in_features for a, b in pairwise(layers)):
+        why = f"'{other[0]}' belongs to no dense layer" if other else "its dense layers do not follow each other"
+        raise RecordError(f"{what}: the value network is no chain of dense layers: {why}. Give a fully connected one.")
+    return layers
+
+
+def path_norm(net: nn.Module) -> Tensor:
+    """Σ over all paths of |product of value weights|, differentiable: a penalty against contributions that cancel.
+
+    ‖net‖ = 1ᵀ|U_{L+1}| ⋯ |U_2||U_1| 1, all outputs, all inputs, all gates open; a bias adds the paths that start at it.
+    Add it to a loss, for instance ``pl.train(net, data, penalty=lambda net: 3e-3 * path_norm(net), …)``.
+
+    Parameters
+    ----------
+    net : GatedNetwork or nn.Module
+        Fully connected, its layers registered in the order in which they act.
+
+    Returns
+    -------
+    Tensor, shape ()
+        Σ|v| is no larger for any input in [−1, 1]ᵈ. Cost Σ_l w_l w_{l−1}.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> net = models.dlgn(1, hidden=(1,), seed=0)
+    >>> u1, u2 = net.values.linear1.weight, net.values.output.weight
+    >>> bool(path_norm(net) == (u1 * u2).abs().sum())
+    True
+    """
+    layers = _dense_layers("paths.path_norm", net)
+    reached = layers[0].weight.new_ones(layers[0].in_features)
+    for layer in layers:
+        reached = layer.weight.abs() @ reached
+        if layer.bias is not None:
+            reached = reached + layer.bias.abs()
+    return reached.sum()
+
+
+@dataclass(frozen=True, repr=False)
+class Pruned(Explanation):
+    """A network with most of its value edges set to zero, and what that cost.
+
+    Attributes
+    ----------
+    net : nn.Module
+        The pruned copy: same shapes, zeros where edges were cut.
+    before : float
+        Cancellation of the network that was pruned; ``cancellation`` is that of the copy.
+    edges : (kept, of)
+        Value weights and biases, of all layers.
+    paths : int
+        Paths left that can contribute to any output, of the hidden units; those that start at later biases included.
+    total : int
+        The same of a network with all edges.
+    """
+
+    net: nn.Module
+    before: float
+    edges: tuple[int, int]
+    paths: int
+    total: int
+
+    def _lines(self) -> list[str]:
+        kept, of = self.edges
+        return [
+            f"{kept} of {of} edges ({100 * kept / of:.0f} %), {self.paths} of {self.total} paths; R² to the unpruned",
+            f"cancellation was {self.before:.3g}",
+        ]
+
+
+def prune(net: nn.Module, X: Any, keep: float = 0.25, *, held_out: Any = None) -> Pruned:
+    """Cut the value edges through which least goes, and say what it cost.
+
+    An edge j → i of layer l carries Σ|v| of all paths through it, to all outputs, on average over X: |prefix of j|·
+    |U_l[i, j]|·|suffix of i| with sums of absolute values. The largest `keep` of all edges stay; biases are edges too.
+    Gates of a separate gate network are left alone. Units that gate themselves (ReLU) gate what the copy computes.
+
+    Parameters
+    ----------
+    net : GatedNetwork or nn.Module
+        Fully connected.
+    X : (n, d)
+    keep : float
+        Share of edges, in (0, 1].
+    held_out : inputs, optional
+        Other inputs to compare on. Nothing is fitted but the choice of edges.
+
+    Returns
+    -------
+    Pruned
+        ``.net`` is the copy.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> net = models.dlgn(2, hidden=(8, 8), gate="hard", piecewise_constant=True, seed=0)
+    >>> X = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    >>> smaller = prune(net, X, keep=0.5)
+    >>> smaller.paths < smaller.total, smaller.net.values.linear2.weight.shape
+    (True, torch.Size([8, 8]))
+    """
+    if not isinstance(keep, (int, float)) or isinstance(keep, bool) or not 0 < keep <= 1:
+        raise OptionError(f"paths.prune: keep={keep!r}, expected a share of the edges in (0, 1].")
+    trellis = take_trellis("paths.prune", net, X, include_inputs=True)
+    copied = copy.deepcopy(unwrapped(net))
+    layers = _dense_layers("paths.prune", copied)
+    flows: list[tuple[Tensor, Tensor]] = []  # a parameter of the copy, and what goes through its entries
+    for layer, flow in zip(layers, _flows(trellis.absolute())):
+        flow = flow[-layer.out_features :]  # bias nodes come first; from bias node to bias node there is no edge to cut
+        flows.append((layer.weight, flow[:, -layer.in_features :]))
+        if layer.bias is not None:
+            flows.append((layer.bias, flow[:, 0]))
+    scores = torch.cat([flow.flatten() for _, flow in flows])
+    chosen = torch.zeros_like(scores, dtype=torch.bool)
+    chosen[scores.sort(descending=True, stable=True).indices[: max(1, round(keep * len(scores)))]] = True
+    with torch.no_grad():
+        for (parameter, _), stays in zip(flows, chosen.split([flow.numel() for _, flow in flows])):
+            parameter.mul_(stays.view_as(parameter))
+    old, new = take_trellis("paths.prune", net, X), take_trellis("paths.prune", copied, X)
+    before, after = (float(ratio(t.absolute().total(), t.f).median()) for t in (old, new))
+    judged = None
+    if held_out is not None:
+        others = [take_trellis("paths.prune", each, held_out).f for each in (copied, net)]
+        judged = r_squared(others[0].flatten(), others[1].flatten())
+    return Pruned(
+        r_squared(new.f.flatten(), old.f.flatten()), judged, after, old.label, copied, before,
+        (int(chosen.sum()), len(chosen)), _paths_left(layers), old.number_of_paths,
+    )  # fmt: skip
+
+
+def _flows(sizes: Trellis) -> list[Tensor]:
+    """Mean over rows of Σ|v| through every edge, all outputs together: a matrix for each layer of weights.
+
+    `sizes` is the trellis of absolute values.
+    """
+    weights, prefixes = [*sizes.weights, sizes.readout], sizes.prefixes()
+    ahead = torch.ones_like(sizes.f)
+    found = []
+    for t in range(len(weights) - 1, -1, -1):
+        found.append(ahead.T @ prefixes[t] / sizes.n * weights[t])
+        if t:
+            ahead = ahead @ weights[t] * sizes.gates[t - 1]
+    return found[::-1]
+
+
+def _paths_left(layers: list[nn.Linear]) -> int:
+    """Sequences of hidden units that nonzero weights connect from an input or a bias to an output."""
+    first, *rest = [(layer.weight != 0).cpu().numpy().astype(object) for layer in layers]
+    biases = [0 if layer.bias is None else (layer.bias != 0).cpu().numpy().astype(object) for layer in layers]
+    counts = np.minimum(first.sum(1) + biases[0], 1)  # however many inputs a unit reads, a path starts there once
+    for edges, bias in zip(rest[:-1], biases[1:-1]):
+        counts = edges @ counts + bias
+    return int((np.minimum(rest[-1].sum(0), 1) * counts).sum()) + int(np.any(biases[-1]))

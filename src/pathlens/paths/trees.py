@@ -1,0 +1,152 @@
+"""A decision tree on the hard gates of a network: disjoint cells that tell its output.
+
+scikit-learn is loaded when a tree is grown. May import the rest of `paths`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathlens.paths.explanation import Explanation, axes, positive, r_squared
+from pathlens.paths.trellis import Trellis, split, take_trellis
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One leaf: the cell where these gates are as said, and what f is there.
+
+    Attributes
+    ----------
+    conditions : tuple of (layer, unit, on)
+        Layers and units numbered from 0; for a network with linear gates each is a half-space.
+    value : float
+        Mean of f over the rows of the cell.
+    share : float
+        Of the rows.
+    """
+
+    conditions: tuple[tuple[int, int, bool], ...]
+    value: float
+    share: float
+
+    def __str__(self) -> str:
+        told = " and ".join(f"({layer}, {unit}) {'on' if on else 'off'}" for layer, unit, on in self.conditions)
+        return f"f ≈ {self.value:.4g} where {told or 'anything'} ({100 * self.share:.1f} % of rows)"
+
+
+@dataclass(frozen=True, repr=False)
+class Tree(Explanation):
+    """A decision tree on the hard gates: disjoint cells, each an intersection of gates on or off.
+
+    Attributes
+    ----------
+    rules : tuple of Rule
+        One per leaf, largest share first. Exactly one holds for any input, so nothing cancels.
+    """
+
+    rules: tuple[Rule, ...]
+
+    def predict(self, net: nn.Module, X: Any) -> Tensor:
+        """What the rules say of other inputs of the same network, (n,), float64."""
+        return self._told(take_trellis("Tree.predict", net, X))
+
+    def _told(self, trellis: Trellis) -> Tensor:
+        told = trellis.f.new_zeros(trellis.n)
+        for rule in self.rules:
+            holds = torch.ones(trellis.n, dtype=torch.bool, device=told.device)
+            for layer, unit, on in rule.conditions:
+                holds &= trellis.bits[layer][:, unit] == on
+            told[holds] = rule.value
+        return told
+
+    def _lines(self) -> list[str]:
+        lines = [f"{len(self.rules)} disjoint cells, gates as (layer, unit), hard"]
+        lines += [str(rule) for rule in self.rules[:_SHOWN]]
+        return lines if len(self.rules) <= _SHOWN else [*lines, f"… and {len(self.rules) - _SHOWN} more rules"]
+
+    def plot(self, ax: Any = None) -> Any:
+        """Values of the cells, as wide as the share of rows in them; needs matplotlib."""
+        ax = axes(ax, "drawing a tree of gates")
+        rules = sorted(self.rules, key=lambda rule: rule.value)
+        edges = np.cumsum([0.0, *(rule.share for rule in rules)])
+        ax.stairs([rule.value for rule in rules], edges, fill=True)
+        held = "" if self.held_out is None else f", held out {self.held_out:.3f}"
+        ax.set(xlabel="share of rows", ylabel="value of the cell",
+               title=f"{len(rules)} cells, R² {self.fidelity:.3f}{held}")  # fmt: skip
+        return ax
+
+
+def tree(net: nn.Module, X: Any, leaves: int = 30, *, output: int = 0, held_out: Any = 0.2, seed: int = 0) -> Tree:
+    """A decision tree on the gate bits that tells the network's output.
+
+    Each leaf is the cell where some gates are on and others off: for a network with linear gates a polyhedron, and the
+    cells do not overlap. A piecewise-constant network is told in full by enough leaves; of one that reads x the leaves
+    tell only the mean over a cell, and the R² says how much that is.
+
+    Parameters
+    ----------
+    net, X, output
+        As for `pathlens.paths.top`.
+    leaves : int
+        At most so many.
+    held_out : float or inputs
+        A share of the rows, drawn with `seed`, that the tree does not see, or other inputs to judge it by.
+    seed : int
+
+    Returns
+    -------
+    Tree
+
+    Notes
+    -----
+    Greedy splits by variance (scikit-learn's regression tree, best first). Cost n·Σ_l w_l·leaves.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> net = models.dlgn(2, hidden=(8, 8), gate="hard", piecewise_constant=True, seed=0)
+    >>> angles = torch.linspace(0, 6.28, 200)
+    >>> told = tree(net, torch.stack([angles.cos(), angles.sin()], dim=1), leaves=20)
+    >>> told.fidelity > 0.99, told.cancellation, len(told.rules) <= 20
+    (True, 1.0, True)
+    """
+    from sklearn.tree import DecisionTreeRegressor
+
+    positive("paths.tree", leaves=leaves)
+    whole = take_trellis("paths.tree", net, X)
+    output = whole.check_output("paths.tree", output)
+    seen, unseen = split("paths.tree", net, whole, held_out, seed)
+    bits, f = torch.cat(seen.bits, dim=1).cpu().numpy(), seen.f[:, output]
+    if leaves == 1:  # scikit-learn wants two
+        rules: list[Rule] = [Rule((), float(f.mean()), 1.0)]
+    else:
+        fitted = DecisionTreeRegressor(max_leaf_nodes=leaves, random_state=seed).fit(bits, f.cpu().numpy())
+        units = [(layer, unit) for layer, width in enumerate(seen.widths) for unit in range(width)]
+        rules = _rules(fitted.tree_, units)
+    made = Tree(0.0, None, 1.0, seen.label, tuple(sorted(rules, key=lambda rule: -rule.share)))
+    judged = r_squared(made._told(unseen), unseen.f[:, output])
+    return replace(made, fidelity=r_squared(made._told(seen), f), held_out=judged)
+
+
+def _rules(fitted: Any, units: list[tuple[int, int]]) -> list[Rule]:
+    """Leaves of a scikit-learn tree as rules; a path down the tree never asks the same bit twice."""
+    found: list[Rule] = []
+    open_nodes: list[tuple[int, tuple[tuple[int, int, bool], ...]]] = [(0, ())]
+    while open_nodes:
+        node, conditions = open_nodes.pop()
+        left, right = int(fitted.children_left[node]), int(fitted.children_right[node])
+        if left < 0:
+            share = float(fitted.n_node_samples[node] / fitted.n_node_samples[0])
+            found.append(Rule(tuple(sorted(conditions)), float(fitted.value[node, 0, 0]), share))
+            continue
+        layer, unit = units[int(fitted.feature[node])]
+        open_nodes.append((right, (*conditions, (layer, unit, True))))
+        open_nodes.append((left, (*conditions, (layer, unit, False))))
+    return found

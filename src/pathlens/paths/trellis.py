@@ -1,0 +1,247 @@
+"""The paths of a fully connected gated network on a batch, as a trellis: layers of nodes, weights between, gates.
+
+Everything that is asked of paths is a sum, a maximum or a walk over this object, in float64; paths are never
+enumerated. Convolutional networks have no trellis here. May import recording, records and the errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, RecordError
+from pathlens.recording import Record, record
+from pathlens.recording.taking import unwrapped
+
+
+@dataclass(frozen=True)
+class Trellis:
+    """f_c = Σ over walks of start · Π_t (weight · gate) · readout, for each row.
+
+    A bias is a path of its own that starts where the bias is added. So that sums need no special case, a network with
+    biases gets one more node per layer, node 0, which is always on, carries the value 1 and leads to the next layer's
+    node 0 and, by the biases, to its units.
+
+    Attributes
+    ----------
+    start : Tensor (n, s_0)
+        Values of the first nodes: what the value network reads, or the gated units of the first layer.
+    weights : tuple of T Tensors (s_t, s_{t−1})
+    gates : tuple of T Tensors (n, s_t)
+        As the network computes them, soft where it is soft.
+    readout : Tensor (c, s_T)
+    bits : tuple of L bool Tensors (n, w_l)
+        Hard gates q > 0 of the hidden units.
+    f : Tensor (n, c)
+        The sum over all paths in float64, checked against what the network returned.
+    x : Tensor (n, d)
+        Inputs.
+    biased, include_inputs : bool
+        Whether node 0 of every layer is the bias node; whether the first nodes are the inputs.
+    label : str
+        The gate function.
+    sites : tuple of str
+        Names of the gate sites, one per hidden layer.
+    """
+
+    start: Tensor
+    weights: tuple[Tensor, ...]
+    gates: tuple[Tensor, ...]
+    readout: Tensor
+    bits: tuple[Tensor, ...]
+    f: Tensor
+    x: Tensor
+    biased: bool
+    include_inputs: bool
+    label: str
+    sites: tuple[str, ...]
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return int(self.start.shape[0])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes per layer, the bias node included."""
+        return (self.start.shape[1], *(w.shape[0] for w in self.weights))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Hidden units per layer."""
+        return tuple(b.shape[1] for b in self.bits)
+
+    @property
+    def number_of_paths(self) -> int:
+        """How many paths there are, active or not, those that start at a bias included."""
+        first, *rest = (s - self.biased for s in self.sizes)
+        total = first
+        for size in rest:
+            total = (total + self.biased) * size
+        return total + self.biased
+
+    def rows(self, index: Any) -> Trellis:
+        """The same for some of the rows."""
+        return Trellis(
+            self.start[index], self.weights, tuple(g[index] for g in self.gates), self.readout,
+            tuple(b[index] for b in self.bits), self.f[index], self.x[index], self.biased, self.include_inputs,
+            self.label, self.sites,
+        )  # fmt: skip
+
+    def absolute(self) -> Trellis:
+        """The trellis of absolute values: its sum over paths is Σ|v|."""
+        return Trellis(
+            self.start.abs(), tuple(w.abs() for w in self.weights), tuple(g.abs() for g in self.gates),
+            self.readout.abs(), self.bits, self.f, self.x, self.biased, self.include_inputs, self.label, self.sites,
+        )  # fmt: skip
+
+    def prefixes(self) -> list[Tensor]:
+        """Σ over the beginnings of paths that end in a node, (n, s_t) per layer."""
+        found = [self.start]
+        for weight, gate in zip(self.weights, self.gates):
+            found.append(found[-1] @ weight.T * gate)
+        return found
+
+    def suffixes(self, output: int) -> list[Tensor]:
+        """Σ over the ends of paths from a node to the output, (n, s_t) per layer; the node's own gate is not in it."""
+        found = [self.readout[output].expand(self.n, -1)]
+        for weight, gate in zip(reversed(self.weights), reversed(self.gates)):
+            found.append((found[-1] * gate) @ weight)
+        return found[::-1]
+
+    def total(self) -> Tensor:
+        """Σ over all paths, (n, c)."""
+        return self.prefixes()[-1] @ self.readout.T
+
+    def check_output(self, what: str, output: int) -> int:
+        """An output's number, refused outside 0…c−1."""
+        count = self.readout.shape[0]
+        if isinstance(output, bool) or not isinstance(output, int) or not 0 <= output < count:
+            raise OptionError(f"{what}: output {output!r} asked for, the network has {count}, numbered from 0.")
+        return output
+
+    def layer(self, what: str, layer: Any) -> int:
+        """A hidden layer's number from "last" or an integer, negative ones from the end."""
+        count = len(self.bits)
+        number = count - 1 if isinstance(layer, str) and layer == "last" else layer
+        if isinstance(number, bool) or not isinstance(number, int) or not -count <= number < count:
+            raise OptionError(
+                f"{what}: layer {layer!r} asked for, the network has {count} hidden layers, numbered from 0; "
+                '"last" is the last of them.'
+            )
+        return number % count
+
+    def node_layer(self, layer: int) -> int:
+        """Where hidden layer number `layer` stands among the layers of nodes."""
+        return layer + self.include_inputs
+
+
+def parameters(net: nn.Module, layer: str) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a recorded layer."""
+    named = dict(net.named_parameters())
+    weight = named.get(f"{layer}.weight", named.get(layer))
+    assert weight is not None  # a record names layers by their weights
+    return weight, named.get(f"{layer}.bias")
+
+
+def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False) -> Trellis:
+    """The trellis of a network on a batch.
+
+    Parameters
+    ----------
+    what : str
+        Who asks, for messages.
+    net : GatedNetwork or nn.Module
+        Dense layers and gates in turn.
+    X : (n, d), (d,) or Record
+        Inputs, one input, or their record by this network.
+    include_inputs : bool
+        Whether a path also names its input node.
+    """
+    if not isinstance(net, nn.Module):
+        raise OptionError(f"{what}: expected a network first, got {type(net).__name__}. Call {what}(net, X, …).")
+    net = unwrapped(net)
+    rec = take_record(net, X)
+    layers = [layer for layer in rec.layers if layer.part != "gate"]
+    if not rec.chain or any(layer.calls != (None,) for layer in layers):
+        raise RecordError(
+            f"{what}: the network is not a chain of dense layers and gates (it has convolutions, shortcuts, batch-norm "
+            "or reused layers), and only those are followed path by path. paths.count also takes convolutions, and "
+            "kernels.overlap(net, X) any wiring."
+        )
+    if rec.kept:
+        raise RecordError(f"{what}: the record holds outputs {rec.kept} alone. Record all outputs.")
+    found = [parameters(net, layer.name) for layer in layers]
+    values = [w.detach().double() for w, _ in found]
+    biases = [None if b is None else b.detach().double() for _, b in found]
+    trellis = _build(rec, values, biases, rec.layer_inputs[layers[0].name][0].double(), include_inputs)
+    if not bool(torch.isfinite(trellis.f).all()):
+        raise NotFiniteError(f"{what}: the network's output is NaN or infinite. Check its weights.")
+    size = trellis.absolute().total()
+    gap = ((trellis.f - rec.f.double()).abs() / size.clamp(min=torch.finfo(torch.float32).tiny)).max()
+    if not float(gap) <= 1e3 * torch.finfo(rec.f.dtype).eps:
+        raise RecordError(
+            f"{what}: the sum over paths differs from the network's output by {float(gap):.1e} of Σ|v|: something "
+            "between its layers is no path, such as a shared bias, or the record is of other weights. Record it again."
+        )
+    return trellis
+
+
+def take_record(net: nn.Module, X: Any) -> Record:
+    """X itself if it is a record, else the record of it; one input becomes a batch of one."""
+    if isinstance(X, Record):
+        return X
+    rows = X[None] if getattr(X, "ndim", None) == 1 else X
+    rec = record(net, rows, sensitivities=False, stream=False)
+    assert isinstance(rec, Record)
+    return rec
+
+
+def _build(
+    rec: Record, values: list[Tensor], biases: list[Tensor | None], inputs: Tensor, include_inputs: bool
+) -> Trellis:
+    n = rec.n
+    gates = [rec.gates(site).double() for site in rec.sites]
+    # without the input node a path starts in a unit of the first layer, so that its bias is part of where it starts
+    first = inputs @ values[0].T if biases[0] is None else inputs @ values[0].T + biases[0]
+    start = inputs if include_inputs else first * gates[0]
+    weights, rest, passing = (values, biases, gates) if include_inputs else (values[1:], biases[1:], gates[1:])
+    biased = any(b is not None for b in rest)
+    if biased:
+        one = start.new_ones(n, 1)
+        start = torch.cat([one, start], dim=1)
+        passing = [torch.cat([one, g], dim=1) for g in passing]
+        weights = [_with_bias(w, b, last=t == len(weights) - 1) for t, (w, b) in enumerate(zip(weights, rest))]
+    made = Trellis(
+        start, tuple(weights[:-1]), tuple(passing), weights[-1], tuple(rec.bits[s] for s in rec.sites), rec.f, rec.x,
+        biased, include_inputs, rec.gate_label, rec.sites,
+    )  # fmt: skip
+    object.__setattr__(made, "f", made.total())
+    return made
+
+
+def _with_bias(weight: Tensor, bias: Tensor | None, last: bool) -> Tensor:
+    """[b, U], and above it the row that leads from bias node to bias node, unless this is the output."""
+    b = weight.new_zeros(weight.shape[0]) if bias is None else bias
+    wide = torch.cat([b[:, None], weight], dim=1)
+    if last:
+        return wide
+    carry = wide.new_zeros(1, wide.shape[1])
+    carry[0, 0] = 1
+    return torch.cat([carry, wide])
+
+
+def split(what: str, net: nn.Module, whole: Trellis, held_out: Any, seed: int) -> tuple[Trellis, Trellis]:
+    """Rows to fit on, and rows to judge by: a share of them, or others that are given."""
+    if not isinstance(held_out, (int, float)):
+        return whole, take_trellis(what, net, held_out)
+    if isinstance(held_out, bool) or not 0 < held_out < 1:
+        raise OptionError(f"{what}: held_out={held_out!r}, expected inputs, or a share of the rows between 0 and 1.")
+    away = max(1, round(whole.n * held_out))
+    if away >= whole.n:
+        raise EmptyDataError(f"{what}: {whole.n} rows cannot be split. Give more, or held_out=other inputs.")
+    order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(seed)).to(whole.f.device)
+    return whole.rows(order[away:].sort().values), whole.rows(order[:away].sort().values)
