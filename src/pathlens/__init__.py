@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 # name -> module that defines it; loaded when first used, so that `import pathlens` costs little more than torch
 _LAZY = {
     "gated_twin": "pathlens.models",
+    "harden": "pathlens.hardening",
     "record": "pathlens.recording",
     "snapshot": "pathlens.recording",
     "Record": "pathlens.records",
@@ -26,6 +27,7 @@ _MODULES = (
     "data",
     "errors",
     "experiments",
+    "hardening",
     "kernels",
     "linops",
     "models",
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
         data,
         errors,
         experiments,
+        hardening,
         kernels,
         linops,
         models,
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
         theory,
         training,
     )
+    from pathlens.hardening import harden
     from pathlens.models import gated_twin
     from pathlens.recording import Trajectory, record, snapshot
     from pathlens.records import Record, Snapshot
@@ -70,6 +74,8 @@ __all__ = [
     "errors",
     "experiments",
     "gated_twin",
+    "harden",
+    "hardening",
     "kernels",
     "linops",
     "models",

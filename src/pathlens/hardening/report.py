@@ -1,0 +1,232 @@
+"""What hardening cost: scores before and after, agreement, gates near their boundary, and what the cells allow.
+
+Everything here measures; nothing trains. It may import what `harden` may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pathlens.models import GatedNetwork
+from pathlens.training.inputs import LOSSES
+
+_BLOCK = 4096  # rows in one forward pass
+
+
+@dataclass(frozen=True)
+class Score:
+    """Loss of a network on some rows, with the accuracy for labels or R² for real targets."""
+
+    loss: float
+    accuracy: float | None = None
+    r2: float | None = None
+
+    def __str__(self) -> str:
+        if self.accuracy is not None:
+            return f"loss {self.loss:.4g}, accuracy {self.accuracy:.2%}"
+        return f"loss {self.loss:.4g}" + ("" if self.r2 is None else f", R² {self.r2:.4f}")
+
+
+@dataclass(frozen=True)
+class CellBound:
+    """The smallest training loss that the cells of hard gates allow, whatever the values are.
+
+    Attributes
+    ----------
+    loss : float or None
+        None where it has no closed form.
+    cells : int
+        Distinct activation patterns (all sites together) among the rows.
+    what : str
+        Which functions the bound is taken over.
+    """
+
+    loss: float | None
+    cells: int
+    what: str
+
+
+@dataclass(frozen=True)
+class HardeningReport:
+    """What hardening cost.
+
+    Attributes
+    ----------
+    method : str
+    soft, direct, hard : Score
+        On the training rows: the soft network, the same weights with hard gates, and the result.
+    validation : dict "soft" | "direct" | "hard" → Score
+        The same on held-out rows; empty if none were given.
+    agreement, validation_agreement : float or None
+        Between soft network and result: share of rows with equal predicted class; for real targets R² of the hard
+        outputs as a prediction of the soft ones.
+    margin : float
+        1/β of the soft network. A gate with |q| below it has a soft value between .27 and .73, far from 0 and 1.
+    near, near_after : dict site → float
+        Share of (row, unit) pairs with |q| < margin, in the soft network and in the result.
+    bound : CellBound
+        On the cells of the result.
+    seconds : float
+    """
+
+    method: str
+    soft: Score
+    direct: Score
+    hard: Score
+    agreement: float
+    margin: float
+    near: dict[str, float]
+    near_after: dict[str, float]
+    bound: CellBound
+    seconds: float
+    validation: dict[str, Score] = field(default_factory=dict)
+    validation_agreement: float | None = None
+
+    def __repr__(self) -> str:
+        agree = "share of equal predictions" if self.soft.accuracy is not None else "R² of hard on soft outputs"
+        lines = [f"Hardening by {self.method!r} in {self.seconds:.1f} s"]
+        lines += [f"  {name:<7}{getattr(self, name)}" for name in ("soft", "direct", "hard")]
+        if self.bound.loss is not None:
+            lines.append(f"  bound  loss {self.bound.loss:.4g}: {self.bound.what}, {self.bound.cells} cells")
+        else:
+            lines.append(f"  bound  none: {self.bound.what}, {self.bound.cells} cells")
+        lines.append(f"  agreement {self.agreement:.4f} ({agree})")
+        if self.validation:
+            lines.append("  held out:")
+            lines += [f"    {name:<7}{score}" for name, score in self.validation.items()]
+            lines.append(f"    agreement {self.validation_agreement:.4f}")
+        lines.append(f"  gates with |q| < {self.margin:.3g} (before → after):")
+        lines += [f"    {site:<12}{share:.2%} → {self.near_after[site]:.2%}" for site, share in self.near.items()]
+        return "\n".join(lines)
+
+
+def blocks(x: Tensor) -> Iterator[Tensor]:
+    """The rows in pieces that fit a forward pass."""
+    yield from x.split(_BLOCK)
+
+
+def outputs_of(net: GatedNetwork, x: Tensor) -> Tensor:
+    """f(x) without gradient, shape (n, c)."""
+    with torch.no_grad():
+        return torch.cat([net(part) for part in blocks(x)])
+
+
+def score(f: Tensor, y: Tensor, loss: str) -> Score:
+    """Loss of outputs f (n, c) on targets y, in float64."""
+    f = f.double()
+    y = y.double() if y.dtype.is_floating_point else y
+    value = float(LOSSES[loss](f, y))
+    if loss == "cross_entropy":
+        return Score(value, accuracy=float((f.argmax(1) == y).double().mean()))
+    return Score(value, r2=_r2(f, y))
+
+
+def _r2(f: Tensor, y: Tensor) -> float:
+    """1 − Σ(f − y)²/Σ(y − ȳ)² over all outputs; 1 where both are zero."""
+    error, total = float((f - y).square().sum()), float((y - y.mean(0)).square().sum())
+    return 1 - error / total if total > 0 else float(error == 0)
+
+
+def agreement(hard: Tensor, soft: Tensor, loss: str) -> float:
+    """Share of equal classes, or R² of the hard outputs as a prediction of the soft ones."""
+    if loss == "cross_entropy":
+        return float((hard.argmax(1) == soft.argmax(1)).double().mean())
+    return _r2(hard.double(), soft.double())
+
+
+def near_boundary(net: GatedNetwork, x: Tensor, margin: float) -> dict[str, float]:
+    """Per site, the share of (row, unit) pairs whose pre-activation is smaller than the margin in size."""
+    close: dict[str, float] = dict.fromkeys(net.site_names, 0.0)
+    count: dict[str, int] = dict.fromkeys(net.site_names, 0)
+    with torch.no_grad():
+        for part in blocks(x):
+            for site, q in net.preactivations(part).items():
+                close[site] += float((q.abs() < margin).double().sum())
+                count[site] += q.numel()
+    return {site: close[site] / count[site] for site in close}
+
+
+# --- what the cells allow --------------------------------------------------------------------------------------
+
+
+def cells_of(net: GatedNetwork, x: Tensor) -> tuple[Tensor, int]:
+    """The number of each row's cell, shape (n,), and how many cells there are.
+
+    Rows share a cell if all their hard gates are equal. O(n log n) comparisons of packed patterns.
+    """
+    packed = []
+    with torch.no_grad():
+        for part in blocks(x):
+            bits = torch.cat([q.flatten(1) > 0 for q in net.preactivations(part).values()], dim=1)
+            packed.append(_pack(bits))
+    patterns, number = torch.unique(torch.cat(packed), dim=0, return_inverse=True)
+    return number, len(patterns)
+
+
+def _pack(bits: Tensor) -> Tensor:
+    """Eight bits to a byte: patterns of convolutional networks have 10⁵ bits."""
+    bits = F.pad(bits.to(torch.uint8), (0, -bits.shape[1] % 8)).unflatten(1, (-1, 8))
+    powers = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=bits.device)
+    return (bits * powers).sum(2, dtype=torch.uint8)
+
+
+def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> CellBound:
+    """The smallest loss on these rows that values can reach on the cells of the network's hard gates.
+
+    A network whose values read ones is constant on each cell: the best constant is the mean of y there, or for labels
+    their frequencies. One whose values read x is affine on each cell: for squared losses the best affine function of
+    each cell is found by least squares. Networks with these gates are among the functions so described, hence a lower
+    bound; it is exact where the value network is wide enough to take any value on each cell.
+
+    Parameters
+    ----------
+    net : GatedNetwork
+        With any gate function; cells are those of its hard gates.
+    x : Tensor (n, ...)
+    y : Tensor (n, c) or (n,)
+    loss : {"mse", "half_mse", "cross_entropy"}
+
+    Returns
+    -------
+    CellBound
+        O(n·s) for s gates, and O(n d²) for least squares.
+
+    Examples
+    --------
+    >>> import pathlens as pl
+    >>> data = pl.data.circle(256)
+    >>> net = pl.models.dlgn(2, hidden=(16, 16), piecewise_constant=True, seed=0)
+    >>> cell_bound(net, data.x, data.y)
+    CellBound(loss=0.11..., cells=54, what='best constant on each cell')
+    """
+    cell, count = cells_of(net, x)
+    if net.value_input == "ones":
+        return CellBound(_best_constants(cell, count, y, loss), count, "best constant on each cell")
+    if loss == "cross_entropy":
+        return CellBound(None, count, "cross-entropy of affine functions has no closed form")
+    total = 0.0
+    design = torch.cat([x.flatten(1).double(), torch.ones(len(x), 1, dtype=torch.float64, device=x.device)], dim=1)
+    order = cell.argsort()
+    for rows in order.split(torch.bincount(cell, minlength=count).tolist()):
+        a, b = design[rows].cpu(), y[rows].double().cpu()
+        if len(rows) > 1:  # one row is fitted exactly
+            total += float((a @ torch.linalg.lstsq(a, b, driver="gelsd").solution - b).square().sum())
+    mean = total / y.numel()
+    return CellBound(mean / 2 if loss == "half_mse" else mean, count, "best affine function on each cell")
+
+
+def _best_constants(cell: Tensor, count: int, y: Tensor, loss: str) -> float:
+    sizes = torch.bincount(cell, minlength=count).double()[:, None]
+    targets = F.one_hot(y).double() if loss == "cross_entropy" else y.double()
+    means = torch.zeros(count, targets.shape[1], dtype=torch.float64, device=y.device)
+    means.index_add_(0, cell, targets)
+    means /= sizes
+    if loss == "cross_entropy":
+        return float(-(sizes * torch.special.xlogy(means, means)).sum() / len(y))
+    mse = float((targets - means[cell]).square().mean())
+    return mse / 2 if loss == "half_mse" else mse

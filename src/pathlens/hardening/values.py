@@ -1,0 +1,158 @@
+"""The values alone, on gates that stay: exact least squares, gradient training, and batch statistics.
+
+With fixed gates a network is linear in each of its value layers, so that for squared losses the best weights of one
+layer, the others given, come from one linear system.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.linops.progress import Meter
+from pathlens.models import GatedNetwork
+from pathlens.recording import record
+from pathlens.training.inputs import mse
+
+_BLOCK = 1024  # rows whose features are held at once
+_LARGEST = 4096  # unknowns of one linear system: 134 MB, and a minute on two cores
+_NOTHING = 1e-12  # relative improvement and relative eigenvalue that count as none
+
+
+def can_solve(net: GatedNetwork, x: Tensor) -> bool:
+    """Whether `least_squares` can fit every value layer: none is too large, and there is no batch-norm among them."""
+    probe = record(_exact(net), x[:1].double())
+    sizes = [layer.outputs * (layer.inputs + 1) for layer in probe.layers if layer.part == "value"]
+    return max(sizes) <= _LARGEST and not any(name.startswith("values.") for name in probe.untracked)
+
+
+def _exact(net: GatedNetwork) -> GatedNetwork:
+    """A copy in float64 and eval mode all of whose values count as trainable."""
+    clone = copy.deepcopy(net).double().eval()
+    for p in clone.values.parameters():
+        p.requires_grad_()
+    return clone
+
+
+def least_squares(
+    net: GatedNetwork,
+    x: Tensor,
+    y: Tensor,
+    *,
+    sweeps: int = 10,
+    validation: tuple[Tensor, Tensor] | None = None,
+    progress: bool = True,
+) -> list[float]:
+    """Fit the values of a network with fixed gates to real targets, layer by layer, in place.
+
+    For layer l with weights U, f(x) = Σ_ij U_ij D_i(x) A_j(x), with A what the layer reads and D the sensitivity of f
+    to what it gives. Each step solves min_δ Σ_n (y − f − Σ_ij δ_ij D_i A_j)² exactly (the smallest δ where several do)
+    in float64, from the last layer to the first, so that the loss never rises.
+
+    Parameters
+    ----------
+    net : GatedNetwork
+        Hard gates, or soft ones: they are not touched.
+    x, y : Tensor (n, ...), (n, c)
+    sweeps : int
+        Passes over the layers at most; fewer if a pass brings nothing.
+    validation : (Tensor, Tensor), optional
+        Held-out rows: of the weights before and after every pass, the best there are kept.
+
+    Returns
+    -------
+    list of float
+        Mean squared error on the rows before, and after every pass.
+
+    Notes
+    -----
+    A layer of p weights costs O(n c p²) time and O(p²) memory.
+    """
+    exact = _exact(net)
+    x64, y64 = x.double(), y.double()
+    held = None if validation is None else (validation[0].double(), validation[1].double())
+    losses = [_loss(exact, x64, y64)]
+    best = (_loss(exact, *held) if held is not None else losses[0], copy.deepcopy(exact.state_dict()))
+    names = [layer.name for layer in record(exact, x64[:1]).layers if layer.part == "value"]
+    meter: Any = Meter("fitting values", sweeps * len(names)) if progress else None
+    for _ in range(sweeps):
+        for name in reversed(names):
+            _solve_layer(exact, name, x64, y64)
+            if meter is not None:
+                meter.advance()
+        losses.append(_loss(exact, x64, y64))
+        score = _loss(exact, *held) if held is not None else losses[-1]
+        if score < best[0]:
+            best = (score, copy.deepcopy(exact.state_dict()))
+        if losses[-1] >= losses[-2] * (1 - 1e-6):
+            break
+    if meter is not None:
+        meter.__exit__(None, None, None)
+    net.load_state_dict(best[1])  # rounds to the network's own dtype
+    return losses
+
+
+def _loss(net: GatedNetwork, x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        return float(mse(torch.cat([net(part) for part in x.split(_BLOCK)]), y))
+
+
+def _solve_layer(net: GatedNetwork, name: str, x: Tensor, y: Tensor) -> None:
+    """The exact minimiser over one layer's weights and bias; left as it was where rounding makes it worse."""
+    source = record(net, x)
+    layer = source.layers[[item.name for item in source.layers].index(name)]
+    weight = net.get_parameter(f"{name}.weight")
+    bias = net.get_parameter(f"{name}.bias") if layer.bias else None
+    size = weight.numel() + (0 if bias is None else bias.numel())
+    gram = torch.zeros(size, size, dtype=torch.float64, device=x.device)
+    right = torch.zeros(size, dtype=torch.float64, device=x.device)
+    for lo in range(0, len(x), _BLOCK):
+        part = source.rows(lo, min(lo + _BLOCK, len(x)))
+        a = part.inputs(name)
+        for k in range(source.outputs):
+            d = part.sensitivities(name, k)
+            features = torch.einsum("npm,npi->nmi", d, a).flatten(1)
+            if bias is not None:
+                features = torch.cat([features, d.sum(1)], dim=1)
+            gram += features.T @ features
+            right += features.T @ (y[lo : lo + len(a), k] - part.f[:, k])
+    values, vectors = torch.linalg.eigh(gram)
+    kept = values > _NOTHING * values[-1]
+    step = vectors[:, kept] @ ((vectors[:, kept].T @ right) / values[kept])
+    before, saved = _loss(net, x, y), [p.detach().clone() for p in (weight, bias) if p is not None]
+    with torch.no_grad():
+        weight += step[: weight.numel()].view_as(weight)
+        if bias is not None:
+            bias += step[weight.numel() :]
+        if not _loss(net, x, y) <= before:
+            for p, old in zip((weight, bias), saved):
+                if p is not None:
+                    p.copy_(old)
+
+
+# --- batch-norm ------------------------------------------------------------------------------------------------
+
+
+def recalibrate(net: GatedNetwork, x: Tensor, batch: int) -> None:
+    """Take the batch statistics of the values anew, as means over the batches of x; gates keep theirs."""
+    norms = [m for m in net.values.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not any(m.track_running_stats for m in norms):
+        return
+    momenta = [m.momentum for m in norms]
+    modes = {m: m.training for m in net.modules()}
+    net.eval()
+    for m in norms:
+        m.reset_running_stats()
+        m.momentum = None  # the plain mean over batches
+        m.train()
+    with torch.no_grad():
+        for part in x.split(max(batch, 2)):
+            if len(part) > 1:
+                net(part)
+    for m, momentum in zip(norms, momenta):
+        m.momentum = momentum
+    for m, training in modes.items():
+        m.training = training
