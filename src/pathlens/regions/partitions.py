@@ -5,12 +5,14 @@ They are made by `slices.py`. May import the errors and the other modules of reg
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pathlens.errors import RegionError, ShapeError
@@ -73,7 +75,7 @@ class Plane:
 
 
 @dataclass(frozen=True, eq=False)
-class Partition:
+class Partition(ABC):
     """What a slice and a segment have in common: gates, path counts and affine maps, cell by cell.
 
     Attributes
@@ -96,16 +98,22 @@ class Partition:
 
     @cached_property
     def counts(self) -> list[int]:
-        """Number of active paths in each cell, as exact integers: Π_l (gates on in layer l)."""
+        """Number of active paths in each cell, as exact integers: Π_l (gates on in layer l).
+
+        With convolutions or shortcuts, what `pathlens.paths.count` says of a point inside each cell.
+        """
         if not self._hard.chain:
-            raise RegionError(
-                "counts: the network is convolutional or has shortcuts, so that the gates alone do not tell its paths. "
-                "Use pathlens.kernels.overlap(net, X).diagonal() at the points that matter."
-            )
+            from pathlens.paths import count
+
+            return [int(n) for n in count(self._hard.net, torch.from_numpy(self.inputs()))]
         totals = [1] * len(self)
         for bits in self.patterns.values():
             totals = [t * on for t, on in zip(totals, bits.sum(1).tolist())]
         return totals
+
+    @abstractmethod
+    def inputs(self) -> Floats:
+        """One input inside each cell: (K, ...)."""
 
     def active(self, path: Sequence[Any]) -> Bits:
         """In which cells every gate along a path is on: (K,)."""
@@ -164,6 +172,9 @@ class Slice2D(Partition):
     def areas(self) -> Floats:
         """Areas in plane coordinates: (K,)."""
         return self._cells.measures() * np.prod(self.box[:, 1] - self.box[:, 0]) / 4
+
+    def inputs(self) -> Floats:
+        return self.plane.points(self.centres)
 
     def _out(self, unit: Floats) -> Floats:
         return self.box.mean(1) + unit * (self.box[:, 1] - self.box[:, 0]) / 2
@@ -295,6 +306,9 @@ class Segment1D(Partition):
     def points(self, t: Any) -> Floats:
         """Inputs at coordinates t (n,)."""
         return self.start + np.multiply.outer(np.asarray(t, dtype=np.float64), self.end - self.start)
+
+    def inputs(self) -> Floats:
+        return self.points((self.breaks[1:] + self.breaks[:-1]) / 2)
 
     @property
     def lengths(self) -> Floats:

@@ -30,6 +30,7 @@ def plot_slice(cells: Slice2D, color: str, ax: Any, output: int, **style: Any) -
     if color not in ("pattern", "count", "output"):
         raise unknown_name("colour", color, ("pattern", "count", "output"))
     ax = _axes(ax)
+    from matplotlib import colormaps
     from matplotlib.collections import PolyCollection
 
     polygons = [cells.polygon(k) for k in range(len(cells))]
@@ -42,8 +43,8 @@ def plot_slice(cells: Slice2D, color: str, ax: Any, output: int, **style: Any) -
     elif color == "count":
         # paths per cell span many orders of magnitude; none at all is drawn as such
         logs = np.array([math.log10(n) if n else -np.inf for n in cells.counts])
-        drawn = PolyCollection(polygons, array=np.ma.masked_invalid(logs), cmap="viridis", **style)
-        drawn.cmap.set_bad("black")
+        cmap = colormaps[style.pop("cmap", "viridis")].with_extremes(bad="black")
+        drawn = PolyCollection(polygons, array=np.ma.masked_invalid(logs), cmap=cmap, **style)
         ax.add_collection(drawn)
         ax.figure.colorbar(drawn, ax=ax, label="log₁₀ active paths (black: none)")
     else:
@@ -140,12 +141,14 @@ def _lines(spaces: HalfSpaces, site: str, units: list[int], ax: Any, box: float,
         if size == 0:
             continue
         n, foot = n / size, -b / size * n / size
-        along = np.array([-n[1], n[0]])
-        ends = foot + np.outer([-4 * box, 4 * box], along)
-        (drawn,) = ax.plot(ends[:, 0], ends[:, 1], **{"linewidth": 1, **style})
-        if np.abs(foot).max() <= box:
-            arrow = {"arrowstyle": "->", "color": drawn.get_color()}
-            ax.annotate("", xy=foot + 0.12 * box * n, xytext=foot, arrowprops=arrow)
+        line = foot + np.outer(np.linspace(-4 * box, 4 * box, 801), [-n[1], n[0]])
+        line = line[np.abs(line).max(1) <= box]
+        if not len(line):
+            continue
+        (drawn,) = ax.plot(line[:, 0], line[:, 1], **{"linewidth": 1, **style})
+        middle = line.mean(0)
+        arrow = {"arrowstyle": "->", "color": drawn.get_color()}
+        ax.annotate("", xy=middle + 0.12 * box * n, xytext=middle, arrowprops=arrow)
     ax.set(xlim=(-box, box), ylim=(-box, box), xlabel="x₁", ylabel="x₂", aspect="equal")
     ax.set_title(f"{site}: {len(units)} half-spaces, {spaces.label}", fontsize="medium")
     return ax

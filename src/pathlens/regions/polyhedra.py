@@ -45,7 +45,7 @@ class Farkas:
     """Proof that a region is empty: multipliers y ≥ 0 that add up to one with Σ y_i n_i = 0 and Σ y_i b_i ≤ 0.
 
     Were all n_i·x + b_i positive, so were their mean with weights y; but it is Σ y_i b_i ≤ 0. In floating point both
-    sums hold up to rounding: no point of the box has all n_i·x + b_i above `slack`.
+    sums hold up to rounding: no x in [−reach, reach]^d has all n_i·x + b_i above `slack`.
 
     Attributes
     ----------
@@ -72,8 +72,9 @@ class PathRegion:
         b, divided by the lengths of the normals.
     labels : tuple of str
         Which gate each row is.
-    box : float
-        Emptiness is decided within [−box, box]^d.
+    reach : float
+        The centre is sought in [−reach, reach]^d first: a thousand times the farthest boundary's distance from the
+        origin, at least 1000.
 
     Examples
     --------
@@ -91,7 +92,6 @@ class PathRegion:
         labels: Sequence[str] | None = None,
         label: str = "given",
         path: tuple[Any, ...] = (),
-        box: float | None = None,
     ) -> None:
         A, b = np.array(normals, dtype=np.float64), np.array(offsets, dtype=np.float64)
         if A.ndim != 2 or b.shape != A.shape[:1] or 0 in A.shape:
@@ -106,9 +106,7 @@ class PathRegion:
         self.labels = tuple(labels) if labels is not None else tuple(f"row {i}" for i in range(len(A)))
         self.label, self.path = label, path
         far = float(np.abs(self.offsets[~self._constant]).max(initial=0.0))
-        self.box = 1e3 * max(1.0, far) if box is None else float(box)
-        if not (math.isfinite(self.box) and self.box > 0):
-            raise OptionError(f"PathRegion: box must be a positive number, got {box!r}.")
+        self.reach = 1e3 * max(1.0, far)
 
     @property
     def dim(self) -> int:
@@ -131,13 +129,30 @@ class PathRegion:
             y = np.zeros(len(self.offsets))
             y[dead[0]] = 1.0
             return Farkas(y, max(float(self.offsets[dead[0]]), 0.0))
-        found = _centre(self._rows(), (np.full(self.dim, -self.box), np.full(self.dim, self.box)))
-        if found is not None:
-            point, _ = found
-            margin = float((self.normals @ point + self.offsets)[~self._constant].min(initial=math.inf))
-            if margin > _ROUNDING * (np.linalg.norm(point) + np.abs(self.offsets).max()):
-                return Interior(point, margin)
-        return self._farkas()
+        return self._inside(self.reach) or self._inside(self._farther()) or self._farkas()
+
+    def _inside(self, reach: float) -> Interior | None:
+        """The centre of the largest ball within [−reach, reach]^d, if its margin is more than rounding."""
+        found = _centre(self._rows(), (np.full(self.dim, -reach), np.full(self.dim, reach)))
+        if found is None:
+            return None
+        margin = float((self.normals @ found[0] + self.offsets)[~self._constant].min(initial=math.inf))
+        rounding = _ROUNDING * (np.linalg.norm(found[0]) + np.abs(self.offsets).max())
+        return Interior(found[0], margin) if margin > rounding else None
+
+    def _farther(self) -> float:
+        """Half the edge of a box that reaches a point of the region however far out; 0 if there seems to be none.
+
+        Points far out are near in the cone over the region: the largest s with A v + b τ ≥ s, τ ≥ s, |v_j| ≤ 1.
+        """
+        A, b = self._rows()
+        left = np.concatenate([np.column_stack([-A, -b, np.ones(len(b))]), [[0.0] * self.dim + [-1.0, 1.0]]])
+        cost = np.append(np.zeros(self.dim + 1), -1.0)
+        bounds = [(-1, 1)] * self.dim + [(0, 1), (0, None)]
+        result = linprog(cost, A_ub=left, b_ub=np.zeros(len(left)), bounds=bounds, method="highs", options=_LP)
+        if result.status != 0 or result.x[-1] <= 1e-10:
+            return 0.0
+        return 4 * float(np.abs(result.x[: self.dim]).max() / result.x[self.dim])
 
     def _farkas(self) -> Farkas:
         """Minimise Σ y_i b_i over y ≥ 0, Σ y_i = 1, Σ y_i n_i = 0."""
@@ -149,12 +164,12 @@ class PathRegion:
         if result.status == 0:
             y[~self._constant] = np.maximum(result.x, 0.0)
             y /= y.sum()
-        reach = self.box * math.sqrt(self.dim)
-        slack = float(np.linalg.norm(y @ self.normals) * reach + max(float(y @ self.offsets), 0.0))
-        if result.status != 0 or slack > 1e-6 * max(1.0, self.box):
+        far = self.reach * math.sqrt(self.dim)
+        slack = float(np.linalg.norm(y @ self.normals) * far + max(float(y @ self.offsets), 0.0))
+        if result.status != 0 or slack > 1e-6 * self.reach:
             raise RegionError(
-                f"PathRegion: within [−{self.box:g}, {self.box:g}]^{self.dim} neither a point of the region nor a "
-                "proof of its emptiness was found: it is empty there or thinner than rounding. Give a larger box."
+                f"PathRegion: neither a point of the region of path {self.path} nor a proof of its emptiness was "
+                "found: its half-spaces are opposite up to rounding. See halfspaces(net).groups() for such gates."
             )
         return Farkas(y, slack)
 
@@ -175,7 +190,7 @@ class PathRegion:
 
     @property
     def chebyshev_centre(self) -> Floats:
-        """The middle of the largest ball that fits, within [−box, box]^d where the region is unbounded: (d,)."""
+        """The middle of the largest ball that fits, within a large box where the region is unbounded: (d,)."""
         return self._interior("chebyshev_centre").point
 
     @property
@@ -204,15 +219,8 @@ class PathRegion:
         """
         self._interior("facets")
         keep = [int(i) for i in np.nonzero(~self._constant)[0]]
-        for i in list(keep):
+        for i in reversed(list(keep)):  # from the last on, so that of equal rows the first stays
             others = [j for j in keep if j != i]
-            if any(
-                np.abs(self.normals[i] - self.normals[j]).max() <= _ROUNDING
-                and (self.offsets[j] < self.offsets[i] or (self.offsets[j] == self.offsets[i] and j < i))
-                for j in others
-            ):
-                keep.remove(i)
-                continue
             rows = [*others, i]
             lower = -self.offsets[rows]
             lower[-1] -= 1.0  # keeps the program bounded: how far below zero does not matter
@@ -226,9 +234,7 @@ class PathRegion:
     def reduced(self) -> PathRegion:
         """The same region without redundant rows; the whole space keeps one constant row."""
         rows = list(self.facets) or [0]
-        return PathRegion(
-            self.normals[rows], self.offsets[rows], [self.labels[i] for i in rows], self.label, self.path, self.box
-        )
+        return PathRegion(self.normals[rows], self.offsets[rows], [self.labels[i] for i in rows], self.label, self.path)
 
     def volume(self, box: Any = None) -> float:
         """Length, area or volume (d ≤ 3) of the region, or of its part within a box; exact up to rounding.
@@ -355,9 +361,7 @@ def _centre(rows: tuple[Floats, Floats], box: tuple[Floats, Floats]) -> tuple[Fl
     return (result.x[:d], float(result.x[d])) if result.status == 0 else None
 
 
-def path_region(
-    net: Any, path: Sequence[Any], input_shape: Sequence[int] | None = None, *, box: float | None = None
-) -> PathRegion:
+def path_region(net: Any, path: Sequence[Any], input_shape: Sequence[int] | None = None) -> PathRegion:
     """Where a path of a DLGN is active: A_π = {x : n_l·x + b_l > 0 for every unit of the path}.
 
     Parameters
@@ -369,9 +373,6 @@ def path_region(
         with shortcuts None leaves a site out.
     input_shape : sequence of int, optional
         Where the network begins with a convolution.
-    box : float, optional
-        Emptiness is decided within [−box, box]^d; by default a thousand times the farthest boundary's distance from the
-        origin, at least 1000.
 
     Returns
     -------
@@ -396,4 +397,4 @@ def path_region(
     rows = [(hard.sites[s], u) for s, u in hard.unit_numbers(path, "path_region")]
     normals = np.concatenate([spaces.normals(site, [unit]) for site, unit in rows])
     offsets = np.array([spaces.offsets(site)[unit] for site, unit in rows])
-    return PathRegion(normals, offsets, [f"{site}[{unit}]" for site, unit in rows], hard.label, tuple(path), box)
+    return PathRegion(normals, offsets, [f"{site}[{unit}]" for site, unit in rows], hard.label, tuple(path))
