@@ -3,6 +3,7 @@
 Everything here is float64 NumPy on the CPU; tensors are taken and converted.
 """
 
+from pathlens.theory.evolving import OFF, ON, SLIDING, ReluFlow, relu_flow
 from pathlens.theory.flow import GDLN, Moments, nlgp_moments
 from pathlens.theory.gates import (
     Gates,
@@ -14,19 +15,57 @@ from pathlens.theory.gates import (
     single,
     tiling,
 )
+from pathlens.theory.gatings import (
+    Gating,
+    GatingTable,
+    class_separation,
+    gating_loss,
+    off_diagonal_mass,
+    search_gatings,
+)
+from pathlens.theory.localisation import (
+    arc90,
+    centre_of_mass,
+    circular_correlation,
+    ipr,
+    ipr_references,
+    kurtosis,
+    sign_alternation,
+)
 from pathlens.theory.rows import Rows
+from pathlens.theory.switching import Switching, switching_instants
 
 __all__ = [
     "GDLN",
+    "OFF",
+    "ON",
+    "SLIDING",
     "Gates",
+    "Gating",
+    "GatingTable",
     "Moments",
+    "ReluFlow",
     "Rows",
+    "Switching",
+    "arc90",
+    "centre_of_mass",
+    "circular_correlation",
+    "class_separation",
     "exclusive",
     "gate_table",
+    "gating_loss",
     "half_spaces",
+    "ipr",
+    "ipr_references",
+    "kurtosis",
     "nlgp_moments",
+    "off_diagonal_mass",
     "random_half_spaces",
     "redundant",
+    "relu_flow",
+    "search_gatings",
+    "sign_alternation",
     "single",
+    "switching_instants",
     "tiling",
 ]

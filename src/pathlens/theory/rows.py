@@ -97,16 +97,6 @@ class Rows:
         """Input dimension."""
         return self.x.shape[1]
 
-    def merged(self) -> Rows:
-        """Equal inputs as one row, with their summed weight and mean target: the same gradients, fewer rows."""
-        x, where = np.unique(self.x, axis=0, return_inverse=True)
-        if len(x) == self.n:
-            return self
-        where = where.reshape(-1)
-        p = np.bincount(where, self.p)
-        y = np.bincount(where, self.p * self.y)
-        return Rows(x, np.divide(y, p, out=np.zeros_like(y), where=p > 0), p)
-
     def __repr__(self) -> str:
         return f"Rows({self.n} rows of {self.d} inputs{'' if np.ptp(self.p) == 0 else ', weighted'})"
 
