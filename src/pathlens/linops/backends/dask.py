@@ -204,7 +204,7 @@ def _local(workers: int) -> Iterator[DaskCrew]:
     scripts that do not guard their main part.
     """
     threads = max((os.cpu_count() or 1) // workers, 1)
-    cluster = distributed.LocalCluster(n_workers=0, dashboard_address=None, host="127.0.0.1", silence_logs=50)
+    cluster = distributed.LocalCluster(n_workers=0, dashboard_address=":0", host="127.0.0.1", silence_logs=50)
     with cluster, _connect(cluster) as client, tempfile.TemporaryDirectory(prefix="pathlens-dask-") as scratch:
         command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address,
                    "--nworkers", str(workers), "--nthreads", "1", "--memory-limit", "0", "--no-dashboard",
