@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,7 +52,7 @@ class Groups(Explanation):
         """How many groups, largest first, tell at least this R² of f; all of them if fewer never do."""
         return next((j + 1 for j, told in enumerate(self.curve) if told >= share), len(self.curve))
 
-    def merge(self, labels: Sequence[Any]) -> Groups:
+    def merge(self, labels: Sequence[Any] | np.ndarray | Tensor) -> Groups:
         """Add up the groups that have the same label, such as units whose half-spaces are the same.
 
         Parameters
@@ -72,6 +73,7 @@ class Groups(Explanation):
         >>> units.merge(["a", "b", "a"]).names
         ('a', 'b')
         """
+        labels = labels.tolist() if isinstance(labels, (np.ndarray, Tensor)) else list(labels)
         if len(labels) != len(self.names):
             raise ShapeError(f"Groups.merge: {len(labels)} labels for {len(self.names)} groups. Give one per group.")
         found = dict.fromkeys(labels)
@@ -118,9 +120,9 @@ def _groups(contributions: Tensor, rest: Tensor, names: tuple[str, ...], f: Tens
 def groups(
     net: nn.Module,
     X: Any,
-    by: str | int | tuple[int, int] = "last",
+    by: str | int | tuple[str | int, int] = "last",
     *,
-    labels: Sequence[Any] | None = None,
+    labels: Sequence[Any] | np.ndarray | Tensor | None = None,
     output: int = 0,
 ) -> Groups:
     """Each prediction as a sum over the units of one layer: what all paths through a unit contribute together.
@@ -133,11 +135,12 @@ def groups(
     ----------
     net, X, output
         As for `pathlens.paths.top`.
-    by : "last", int or (int, int)
-        A hidden layer, numbered from 0, or one of its units: then the two groups are the paths through that unit, and
-        those through the others of its layer.
+    by : "last", int, str or (layer, unit)
+        A hidden layer, numbered from 0 or by the name of its gate site, or one of its units: then the two groups are
+        the paths through that unit, and those through the others of its layer.
     labels : sequence of w_l, optional
-        Clusters of the layer's units; the units of a cluster are added up, as by `Groups.merge`.
+        Clusters of the layer's units, such as ``regions.halfspaces(net).groups(angle=1).labels(site, w)``; the units of
+        a cluster are added up, as by `Groups.merge`.
 
     Returns
     -------
@@ -173,4 +176,4 @@ def groups(
         name = made.names[unit]
         labels = [name if i == unit else f"other units of {trellis.sites[layer]}" for i in range(len(made.names))]
         return made.merge(labels)
-    return made if labels is None else made.merge(list(labels))
+    return made if labels is None else made.merge(labels)

@@ -117,12 +117,12 @@ def tree(net: nn.Module, X: Any, leaves: int = 30, *, output: int = 0, held_out:
     >>> told.fidelity > 0.99, told.cancellation, len(told.rules) <= 20
     (True, 1.0, True)
     """
-    from sklearn.tree import DecisionTreeRegressor
-
     positive("paths.tree", leaves=leaves)
     whole = take_trellis("paths.tree", net, X)
     output = whole.check_output("paths.tree", output)
     seen, unseen = split("paths.tree", net, whole, held_out, seed)
+    from sklearn.tree import DecisionTreeRegressor  # seconds to load, so not before the arguments are known to be right
+
     bits, f = torch.cat(seen.bits, dim=1).cpu().numpy(), seen.f[:, output]
     if leaves == 1:  # scikit-learn wants two
         rules: list[Rule] = [Rule((), float(f.mean()), 1.0)]

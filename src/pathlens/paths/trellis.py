@@ -124,13 +124,15 @@ class Trellis:
         return output
 
     def layer(self, what: str, layer: Any) -> int:
-        """A hidden layer's number from "last" or an integer, negative ones from the end."""
+        """A hidden layer's number from "last", the name of its gate site, or an integer, negative ones from the end."""
         count = len(self.bits)
-        number = count - 1 if isinstance(layer, str) and layer == "last" else layer
+        number = layer
+        if isinstance(layer, str):
+            number = count - 1 if layer == "last" else {site: i for i, site in enumerate(self.sites)}.get(layer)
         if isinstance(number, bool) or not isinstance(number, int) or not -count <= number < count:
             raise OptionError(
-                f"{what}: layer {layer!r} asked for, the network has {count} hidden layers, numbered from 0; "
-                '"last" is the last of them.'
+                f"{what}: layer {layer!r} asked for, the network has {count} hidden layers, numbered from 0 or called "
+                f'by their gate sites ({", ".join(self.sites)}); "last" is the last of them.'
             )
         return number % count
 
@@ -165,6 +167,8 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
         raise OptionError(f"{what}: expected a network first, got {type(net).__name__}. Call {what}(net, X, …).")
     net = unwrapped(net)
     rec = take_record(net, X)
+    if not bool(torch.isfinite(rec.f).all()):
+        raise NotFiniteError(f"{what}: the network's output is NaN or infinite. Check its weights.")
     layers = [layer for layer in rec.layers if layer.part != "gate"]
     if not rec.chain or any(layer.calls != (None,) for layer in layers):
         raise RecordError(
@@ -178,8 +182,6 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
     values = [w.detach().double() for w, _ in found]
     biases = [None if b is None else b.detach().double() for _, b in found]
     trellis = _build(rec, values, biases, rec.layer_inputs[layers[0].name][0].double(), include_inputs)
-    if not bool(torch.isfinite(trellis.f).all()):
-        raise NotFiniteError(f"{what}: the network's output is NaN or infinite. Check its weights.")
     size = trellis.absolute().total()
     gap = ((trellis.f - rec.f.double()).abs() / size.clamp(min=torch.finfo(torch.float32).tiny)).max()
     if not float(gap) <= 1e3 * torch.finfo(rec.f.dtype).eps:

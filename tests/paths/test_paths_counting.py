@@ -1,0 +1,120 @@
+"""Exact path counts, against tables of paths, the overlap kernel, and walks through convolutions one by one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from path_tables import KINDS, network, table
+from torch import nn
+
+import pathlens as pl
+from pathlens import paths
+from pathlens.errors import RecordError
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    hidden=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    bias=st.booleans(),
+    include_inputs=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_counts_are_those_of_a_table(kind: str, hidden: list[int], bias: bool, include_inputs: bool, seed: int) -> None:
+    net = network(kind, 3, tuple(hidden), 1, bias, seed)
+    X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    hard = net if kind == "dln" else net.with_gate("hard")
+    with torch.no_grad():
+        gates = [g > 0 for g in (net.gates(X) if kind == "dln" else net.gates(X, hard=True)).values()]
+    every = table(hard, X, 0, include_inputs)
+    for include_biases in (False, True):
+        got = paths.count(net, X, include_inputs=include_inputs, include_biases=include_biases)
+        want = []
+        for row in range(4):
+            active = 0
+            for path in every:
+                units = path[1:] if include_inputs else path
+                if not include_biases and min(path) < 0:
+                    continue
+                active += all(unit < 0 or bool(gates[layer][row, unit]) for layer, unit in enumerate(units))
+            want.append(active)
+        assert got.tolist() == want and got.dtype == object
+
+
+def test_counts_are_the_diagonal_of_the_overlap_kernel() -> None:
+    net, X = network("soft", bias=True), torch.randn(9, 2, dtype=torch.float64)
+    assert paths.count(net, X).tolist() == np.diag(pl.kernels.overlap(net, X).exact_counts()).tolist()
+
+
+def test_counts_beyond_64_bits() -> None:
+    net = pl.models.dln(3, hidden=(37,) * 20)
+    assert paths.count(net, torch.zeros(2, 3)).tolist() == [37**20] * 2
+    assert paths.count(net, torch.zeros(2, 3), include_inputs=True).tolist() == [3 * 37**20] * 2
+
+
+def convolutional(name: str) -> nn.Module:
+    conv1 = nn.Conv1d(2, 3, 3, padding=1)
+    if name == "flat":
+        return nn.Sequential(conv1, nn.ReLU(), nn.Conv1d(3, 2, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2))
+    if name == "pooled":
+        return nn.Sequential(
+            conv1, nn.ReLU(), nn.AvgPool1d(2), nn.Conv1d(3, 2, 3, padding=1, groups=1), nn.BatchNorm1d(2), nn.ReLU(),
+            nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1),
+        )  # fmt: skip
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.head = conv1, nn.Conv1d(3, 3, 3, padding=1), nn.Linear(18, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = torch.relu(self.first(x))
+            h = torch.relu(self.second(h) + h)
+            return self.head(torch.flatten(h, 1))
+
+    return Residual()
+
+
+@pytest.mark.parametrize("kind", ["dlgn", "relu"])
+@pytest.mark.parametrize("name", ["flat", "pooled", "residual"])
+def test_convolutions_are_counted_position_by_position(name: str, kind: str) -> None:
+    X = torch.randn(70, 2, 6)  # more than one block of rows
+    net = pl.gated_twin(convolutional(name).eval(), kind, example=X[:2]).eval()
+    for include_inputs in (False, True):
+        want = pl.kernels.overlap(net, X, include_inputs=include_inputs).diagonal().double()
+        got = paths.count(net, X, include_inputs=include_inputs)
+        assert len(set(got.tolist())) > 1
+        assert got.tolist() == [round(v) for v in want.tolist()]
+
+
+def test_convolutional_counts_do_not_round() -> None:
+    template = nn.Sequential(*[m for i in range(9) for m in (nn.Conv1d(33 if i else 1, 33, 3, padding=1), nn.ReLU())],
+                             nn.Flatten(), nn.Linear(33 * 5, 1))  # fmt: skip
+    X = torch.randn(2, 1, 5)
+    net = pl.gated_twin(template, "dln", example=X)
+    walks = np.abs(np.subtract.outer(range(5), range(5))) <= 1  # a kernel of three positions, padded with zeros
+    walks = walks.astype(int).astype(object)
+    positions = np.ones(5, dtype=object)
+    for _ in range(8):
+        positions = walks @ positions
+    want = int(positions.sum()) * 33**9
+    assert want > 2**53 and want != int(float(want))
+    assert paths.count(net, X).tolist() == [want] * 2
+
+
+def test_what_is_not_counted_is_named() -> None:
+    X = torch.randn(2, 2, 6)
+    pooled = nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(6, 1))
+    with pytest.raises(RecordError, match="MaxPool1d"):
+        paths.count(pl.gated_twin(pooled, "relu", example=X), X)
+    flat = pl.gated_twin(convolutional("flat"), "relu", example=X)
+    with pytest.raises(RecordError, match="biases"):
+        paths.count(flat, X, include_biases=True)
+    with pytest.raises(RecordError, match="chain of dense layers"):
+        paths.count(convolutional("flat"), X)  # a plain module: nobody knows how it is wired
+    assert math.prod(paths.count(flat, X).tolist()) > 0
