@@ -159,7 +159,7 @@ def test_what_cannot_be_sent_is_told(client: Any, tmp_path: Path) -> None:
             return torch.ones(len(i), len(j))
 
     K = CustomKernel((5, 5), tile, lambda: torch.ones(5), symmetric=True)
-    with pytest.raises(ClusterError, match="cannot be sent to them.*client=False"):
+    with pytest.raises(ClusterError, match=r"cannot be sent to them.*client=False"):
         K.to_zarr(tmp_path / "k", client=client, block=2)
 
 

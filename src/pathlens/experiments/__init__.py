@@ -6,9 +6,22 @@ return artifacts and draw nothing. They may import everything but report and the
 
 from __future__ import annotations
 
-__all__ = ["MODULES"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlens.experiments.sweeps import sweep
+
+__all__ = ["MODULES", "sweep"]
 
 # the word before the first dot of an experiment's name -> the module that registers it
 MODULES: dict[str, str] = {
     "hs": "pathlens.experiments.half_space",
 }
+
+
+def __getattr__(name: str) -> Any:
+    if name == "sweep":  # loads torch, which listing experiments does not need
+        from pathlens.experiments.sweeps import sweep
+
+        return sweep
+    raise AttributeError(f"module 'pathlens.experiments' has no attribute {name!r}")

@@ -13,6 +13,19 @@ from typing import Any
 PATIENCE = 2.0  # seconds without a bar
 
 
+def short_number(value: float) -> str:
+    """Three digits and a power of a thousand.
+
+    >>> short_number(0.25), short_number(12_345), short_number(4e8)
+    ('0.25', '12.3 k', '400 M')
+    """
+    for unit in ("", " k", " M", " G"):
+        if value < 999.5 or unit == " G":
+            break
+        value /= 1000
+    return f"{value:.3g}{unit}"
+
+
 class Meter:
     """Counts steps; draws a bar on a terminal once two seconds have passed, and removes it at the end.
 
@@ -55,10 +68,22 @@ class Meter:
             return
         from rich.console import Console
         from rich.errors import LiveError
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.text import Text
 
-        bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                       console=Console(stderr=True), transient=True)
+        class Rate(ProgressColumn):
+            def render(self, task: Any) -> Text:
+                return Text(f"{short_number(task.speed)}/s" if task.speed else "")
+
+        bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(),
+                       TimeRemainingColumn(), console=Console(stderr=True), transient=True)
         try:
             bar.start()
         except LiveError:  # the caller draws a display of their own
