@@ -179,7 +179,7 @@ def reference_error(net: nn.Sequential, x: Tensor, kernel: Tensor, rows: int) ->
 
 
 def dense_ntk(n: int, c: int, peer: Peer | None, *, width: int = 128, layers: int = 5, loop: bool = True,
-              group: str = "tangent kernel", repeats: int = 5) -> Row:  # fmt: skip
+              group: str = "tangent kernel", repeats: int = 25) -> Row:  # fmt: skip
     """NTK of 784 → layers × width → c, trace over outputs, recording included."""
     net, x = dense_net(784, (width,) * layers, c), inputs(n, 784)
     record = pl.record(net, x)
@@ -208,7 +208,7 @@ def dense_ntk(n: int, c: int, peer: Peer | None, *, width: int = 128, layers: in
     for task in tasks.values():  # first calls load libraries and compile
         if task is not tasks.get("autograd loop"):
             task()
-    times = best_of(repeats, tasks, patience=20.0)
+    times = best_of(repeats, tasks, patience=10.0)
     row = Row(group, f"NTK, 784→{layers}×{width}→{c}, n = {n}, float32", times["pathlens"])
     row.peers = {f"torch.func, jacrev and einsum{_blocks(n, c, size)}": times["torch.func"]}
     if "autograd loop" in times:

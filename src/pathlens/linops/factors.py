@@ -85,12 +85,12 @@ def log2_norms(block: Tensor, name: str, first_row: int = 0) -> Tensor:
     tensor([  2.3219,     -inf, -99.6578], dtype=torch.float64)
     """
     if block.dtype == torch.bool:
-        return block.sum(1, dtype=torch.float64).log2().mul_(0.5)
+        return block.sum(1).double().log2_().mul_(0.5)
     norms = torch.linalg.vector_norm(block, dim=1).double()
-    odd = ~((norms > 1e-15) & (norms < 1e15))  # squares may have left the dtype, or NaN came in
-    out = norms.log2_()
-    if bool(odd.any()):
-        which = odd.nonzero()[:, 0]
+    low, high = norms.aminmax()
+    out = norms.log2()
+    if not (float(low) > 1e-15 and float(high) < 1e15):  # squares may have left the dtype, or NaN came in
+        which = (~((norms > 1e-15) & (norms < 1e15))).nonzero()[:, 0]
         for part in which.split(max(_CHUNK // block.shape[1], 1)):
             out[part] = _careful_log2_norms(block[part], name, part + first_row)
     return out
@@ -139,6 +139,10 @@ class Rows(ABC):
         """log₂ of their norms, (b,) float64."""
 
     @abstractmethod
+    def within(self, log2: float) -> bool:
+        """Whether all norms are known to lie between 2^−log2 and 2^log2."""
+
+    @abstractmethod
     def bits(self, index: Index) -> np.ndarray:
         """The rows as packed bits, (b, ⌈r/32⌉) uint32; for binary factors on the CPU only."""
 
@@ -164,8 +168,10 @@ def pack_bits(block: Tensor) -> np.ndarray:
 
 
 def _is_binary(block: Tensor) -> bool:
-    """Whether all entries are 0 or 1; the first row alone tells most that are not."""
-    return block.dtype == torch.bool or all(bool(((b == 0) | (b == 1)).all()) for b in (block[:1], block))
+    """Whether all entries are 0 or 1; a few entries alone tell most that are not."""
+    if block.dtype == torch.bool:
+        return True
+    return all(v in (0.0, 1.0) for v in block[0, :16].tolist()) and bool(((block == 0) | (block == 1)).all())
 
 
 class ResidentRows(Rows):
@@ -182,7 +188,8 @@ class ResidentRows(Rows):
             block = self.tensor[lo : lo + step]
             norms.append(log2_norms(block, name, lo))
             binary = binary and _is_binary(block)
-        self._log2_norms = torch.cat(norms)
+        self._log2_norms = torch.cat(norms) if len(norms) > 1 else norms[0]
+        self._range: tuple[float, float] | None = None
         self._binary = binary
         self._bits: np.ndarray | None = None
 
@@ -199,6 +206,12 @@ class ResidentRows(Rows):
 
     def log2_norms(self, index: Index) -> Tensor:
         return take_rows(self._log2_norms, index)
+
+    def within(self, log2: float) -> bool:
+        if self._range is None:
+            low, high = self._log2_norms.aminmax()
+            self._range = float(low), float(high)
+        return -log2 <= self._range[0] and self._range[1] <= log2
 
     def bits(self, index: Index) -> np.ndarray:
         if self._bits is None:
@@ -342,6 +355,9 @@ class StreamedRows(Rows):
 
     def log2_norms(self, index: Index) -> Tensor:
         return self.stream.block(index)[self.key][1]
+
+    def within(self, log2: float) -> bool:
+        return False  # it would have to be read through to know
 
     def bits(self, index: Index) -> np.ndarray:
         return pack_bits(self.take(index))

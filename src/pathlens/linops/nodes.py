@@ -89,20 +89,44 @@ class Side:
         Sides of the children.
     """
 
-    __slots__ = ("_block", "_level", "_unshifted", "exponent", "index", "log_norm", "node", "parts", "right", "shift")
+    __slots__ = ("_block", "_cut", "_exponent", "_level", "_log_norm", "_shift", "_unshifted", "_whole", "index", "node",
+                 "parts", "right")
 
-    def __init__(self, node: Node, index: Index, right: bool, exponent: Tensor, log_norm: Tensor,
+    def __init__(self, node: Node, index: Index, right: bool, exponent: Tensor | None, log_norm: Tensor | None,
                  parts: Sequence[Side] = (), shift: Tensor | None = None) -> None:
         self.node, self.index, self.right = node, index, right
-        self.exponent, self.log_norm = exponent, log_norm
+        self._exponent, self._log_norm = exponent, log_norm
         self.parts = tuple(parts)
-        self.shift = shift  # what takes the stored rows to the unit ones; leaves of the tree only
+        self._shift = shift
         self._block: Tensor | None = None
         self._level: bool | None = None
         self._unshifted: bool | None = None
+        self._whole: Side | None = None  # what this side was cut from; numbers are cut when asked for
+        self._cut = slice(None)
 
     def __len__(self) -> int:
-        return len(self.exponent)
+        return len(self.index)
+
+    @property
+    def exponent(self) -> Tensor:
+        if self._exponent is None:
+            assert self._whole is not None
+            self._exponent = self._whole.exponent[self._cut]
+        return self._exponent
+
+    @property
+    def log_norm(self) -> Tensor:
+        if self._log_norm is None:
+            assert self._whole is not None
+            self._log_norm = self._whole.log_norm[self._cut]
+        return self._log_norm
+
+    @property
+    def shift(self) -> Tensor | None:
+        """log₂ of what takes the stored rows to the unit ones; leaves of the tree only."""
+        if self._shift is None and self._whole is not None and self._whole.shift is not None:
+            self._shift = self._whole.shift[self._cut]
+        return self._shift
 
     @property
     def level(self) -> bool:
@@ -122,10 +146,10 @@ class Side:
         """Multiply the unit rows by 2^by, finite, and lower the exponents to match."""
         assert self._block is None, "a side is lifted before its rows are gathered"
         self._level = self._unshifted = None
-        self.exponent = self.exponent - by
-        self.log_norm = self.log_norm + by
+        self._exponent = self.exponent - by
+        self._log_norm = self.log_norm + by
         if self.shift is not None:
-            self.shift = self.shift + by
+            self._shift = self.shift + by
         elif isinstance(self.node, Sum):
             for part in self.parts:
                 part.lift(by)
@@ -133,23 +157,20 @@ class Side:
             self.parts[0].lift(by)
 
     def narrow(self, lo: int, hi: int) -> Side:
-        """Rows lo … hi−1 of this side; the exponents are views, rows are gathered anew."""
-        shift = None if self.shift is None else self.shift[lo:hi]
-        parts = [part.narrow(lo, hi) for part in self.parts]
-        cut = Side(self.node, compose(self.index, range(lo, hi)), self.right, self.exponent[lo:hi],
-                   self.log_norm[lo:hi], parts, shift)
-        if self.level:  # asked once for all blocks
-            cut._level = True
-        if self.unshifted:
-            cut._unshifted = True
+        """Rows lo … hi−1 of this side, which must not be lifted any more."""
+        cut = Side(self.node, compose(self.index, range(lo, hi)), self.right, None, None,
+                   [part.narrow(lo, hi) for part in self.parts])
+        cut._whole, cut._cut = self, slice(lo, hi)
+        cut._level, cut._unshifted = self.level or None, self.unshifted or None  # asked once for all blocks
         return cut
 
     def unit_rows(self, dtype: torch.dtype) -> Tensor:
         """The unit rows of a Gram node, (b, r); gathered on first use and kept while the side lives."""
         if self._block is None:
-            assert isinstance(self.node, Gram) and self.shift is not None
+            assert isinstance(self.node, Gram)
             raw = self.node.side_rows(self.right).take(self.index).to(dtype)
-            self._block = raw if self.unshifted else exp2_scale(raw, self.shift[:, None])
+            shift = None if self.unshifted else self.shift
+            self._block = raw if shift is None else exp2_scale(raw, shift[:, None])
         return self._block
 
 
@@ -235,7 +256,13 @@ class Gram(Node):
         return self.right if right else self.left
 
     def side(self, index: Index, right: bool) -> Side:
-        log_norm = self.side_rows(right).log2_norms(index)
+        rows = self.side_rows(right)
+        log_norm = rows.log2_norms(index)
+        if rows.within(_MODERATE) and not self._balance:
+            zero = torch.zeros_like(log_norm)
+            side = Side(self, index, right, zero, log_norm, shift=zero)
+            side._level = side._unshifted = True
+            return side
         exponent = _row_exponents(log_norm)
         balance = self._balance if right else -self._balance
         return Side(self, index, right, exponent + balance, log_norm - exponent, shift=-exponent)
@@ -288,10 +315,13 @@ class Sum(Node):
 
     def side(self, index: Index, right: bool) -> Side:
         parts = [child.side(index, right) for child in self._children]
-        tops = torch.stack([torch.where(torch.isfinite(p.log_norm), p.exponent, _MINUS_INF) for p in parts]).amax(0)
-        exponent = torch.where(torch.isfinite(tops), tops, 0.0)
-        for part in parts:  # the largest term keeps its unit rows; smaller ones shrink, and may vanish beside it
-            part.lift(part.exponent - exponent)
+        exponent = parts[0].exponent
+        if not all(part.level for part in parts):
+            finite = [torch.where(torch.isfinite(part.log_norm), part.exponent, _MINUS_INF) for part in parts]
+            tops = torch.stack(finite).amax(0)
+            exponent = torch.where(torch.isfinite(tops), tops, 0.0)
+            for part in parts:  # the largest term keeps its unit rows; smaller ones shrink, and may vanish beside it
+                part.lift(part.exponent - exponent)
         square = torch.stack([torch.exp2(2 * part.log_norm) for part in parts]).sum(0)
         return Side(self, index, right, exponent, 0.5 * torch.log2(square), parts)
 
@@ -335,8 +365,9 @@ class Hadamard(Node):
         running, exponent = parts[0].log_norm, parts[0].exponent
         for part in parts[1:]:
             # Moderate norms multiply up or down: hundreds of factors would leave the dtype, were it not given back.
-            far = torch.isfinite(running) & (running.abs() > _DRIFT)
-            part.lift(torch.where(far, -torch.ceil(running), 0.0))
+            far = (running.abs() > _DRIFT) & torch.isfinite(running)
+            if bool(far.any()):
+                part.lift(torch.where(far, -torch.ceil(running), 0.0))
             running = running + part.log_norm
             exponent = exponent + part.exponent
         return Side(self, index, right, exponent, running, parts)

@@ -95,6 +95,12 @@ def _run(net: nn.Module, x: Tensor, ids: Tensor | None, clone: bool) -> tuple[Te
         return torch.func.functional_call(net, parameters | buffers, (x,)), tape
 
 
+def _keeps_rows(net: nn.Module) -> bool:
+    """Whether rows are known to stay the first dimension of everything in the network."""
+    plain = isinstance(net, nn.Sequential) and all(type(m) in (nn.Linear, nn.ReLU, nn.Conv2d, nn.Identity) for m in net)
+    return plain or isinstance(net, GatedNetwork)
+
+
 def take(
     net: nn.Module,
     x: Tensor,
@@ -117,7 +123,7 @@ def take_within(
     sensitivities: bool,
 ) -> Record | None:
     """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
-    if limit is not None and not isinstance(net, GatedNetwork):
+    if limit is not None and not _keeps_rows(net):
         with torch.inference_mode(False), torch.no_grad():  # one row alone tells rows from other dimensions of equal size
             _by_weight(_run(net, x[:1].clone(), None, clone=False)[1], 1)
     n = x.shape[0]

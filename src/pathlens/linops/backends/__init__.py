@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import threading
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,9 @@ from pathlens.linops.nodes import Gram, Node, Side
 _MODULES = {"torch": "torch_backend", "popcount": "popcount"}
 # Loading and compiling the popcount kernel takes a second or two; below this much work torch is done sooner.
 _WORTH_COMPILING = 2e10
+_SPARE_BYTES = 16 << 20
+_SPARE: list[Tensor] = []  # buffers of pools that are gone
+_LOCK = threading.RLock()  # re-entrant: a pool may be collected while another looks for a buffer
 
 
 def new_tile(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -36,6 +40,8 @@ def new_tile(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> 
 class Pool:
     """Scratch tiles by depth of the expression, reused from tile to tile: fresh pages cost more than the product.
 
+    Small buffers outlive their pool and serve the next one, up to `_SPARE_BYTES` in all.
+
     >>> Pool(torch.float32, torch.device("cpu")).take(1, 2, 3).shape
     torch.Size([2, 3])
     """
@@ -48,8 +54,21 @@ class Pool:
         """An uninitialised (rows, cols) tensor; valid until the next call with the same depth."""
         flat = self._flat.get(depth)
         if flat is None or flat.numel() < rows * cols:
-            flat = self._flat[depth] = new_tile(1, rows * cols, self.dtype, self.device)[0]
+            flat = self._flat[depth] = self._find(rows * cols)
         return flat[: rows * cols].view(rows, cols)
+
+    def _find(self, count: int) -> Tensor:
+        with _LOCK:
+            for at, spare in enumerate(_SPARE):
+                if (spare.dtype, spare.device) == (self.dtype, self.device) and count <= spare.numel() <= 4 * count:
+                    return _SPARE.pop(at)
+        return new_tile(1, count, self.dtype, self.device)[0]
+
+    def __del__(self) -> None:
+        with _LOCK:
+            for flat in self._flat.values():
+                if flat.nbytes + sum(spare.nbytes for spare in _SPARE) <= _SPARE_BYTES:
+                    _SPARE.append(flat)
 
 
 class Backend(Protocol):
