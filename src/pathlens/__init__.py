@@ -13,6 +13,10 @@ __version__ = "0.1.0"
 
 # name -> module that defines it; loaded when first used, so that `import pathlens` costs little more than torch
 _LAZY = {
+    "DLGNClassifier": "pathlens.estimators",
+    "DLGNRegressor": "pathlens.estimators",
+    "PathKernelClassifier": "pathlens.estimators",
+    "PathKernelRegressor": "pathlens.estimators",
     "gated_twin": "pathlens.models",
     "harden": "pathlens.hardening",
     "record": "pathlens.recording",
@@ -26,6 +30,7 @@ _MODULES = (
     "artifacts",
     "data",
     "errors",
+    "estimators",
     "experiments",
     "hardening",
     "kernels",
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
         artifacts,
         data,
         errors,
+        estimators,
         experiments,
         hardening,
         kernels,
@@ -58,6 +64,7 @@ if TYPE_CHECKING:
         theory,
         training,
     )
+    from pathlens.estimators import DLGNClassifier, DLGNRegressor, PathKernelClassifier, PathKernelRegressor
     from pathlens.hardening import harden
     from pathlens.models import gated_twin
     from pathlens.recording import Trajectory, record, snapshot
@@ -65,6 +72,10 @@ if TYPE_CHECKING:
     from pathlens.training import train
 
 __all__ = [
+    "DLGNClassifier",
+    "DLGNRegressor",
+    "PathKernelClassifier",
+    "PathKernelRegressor",
     "Record",
     "Snapshot",
     "Trajectory",
@@ -72,6 +83,7 @@ __all__ = [
     "artifacts",
     "data",
     "errors",
+    "estimators",
     "experiments",
     "gated_twin",
     "harden",

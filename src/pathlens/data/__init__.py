@@ -1,4 +1,5 @@
-"""Data sets: the circle, ring processes, memorisation sets, and the published image sets, each a checked `DataSet`.
+"""Data sets: the circle, ring processes, memorisation sets, and the published image sets, each a checked `DataSet`;
+real tables as a `Table`.
 
 `load(name)` and `names()` find them by name; `pathlens.data.store` finds, checks and imports files. Models and
 training live elsewhere. May import `pathlens.errors` only.
@@ -31,14 +32,15 @@ from pathlens.data.images import (
     modified_fashion_mnist,
 )
 from pathlens.data.memorisation import identical_inputs, random_targets, single_point, unfittable
+from pathlens.data.tabular import Table, table, table_names
 from pathlens.data.translation import NLGP, SinglePulse, nlgp, nlgp_covariance, ring_covariance, single_pulse
 from pathlens.errors import unknown_name
 
 __all__ = [
-    "CIRCLE_CONTROLS", "NLGP", "DataSet", "SinglePulse", "binary_mnist", "cifar10", "cifar100", "circle",
+    "CIRCLE_CONTROLS", "NLGP", "DataSet", "SinglePulse", "Table", "binary_mnist", "cifar10", "cifar100", "circle",
     "circle_control", "digits", "fashion_mnist", "identical_inputs", "load", "mnist", "mnist_random_labels",
     "mnist_random_pixels", "modified_fashion_mnist", "names", "nlgp", "nlgp_covariance", "random_targets",
-    "ring_covariance", "single_point", "single_pulse", "store", "unfittable",
+    "ring_covariance", "single_point", "single_pulse", "store", "table", "table_names", "unfittable",
 ]
 
 _SETS: dict[str, Callable[..., DataSet]] = {

@@ -1,0 +1,14 @@
+"""Estimators for scikit-learn: networks whose features are exactly intersections of half-spaces, and kernel machines.
+
+>>> from pathlens import DLGNClassifier
+"""
+
+from pathlens.estimators.dlgn import DLGNClassifier, DLGNRegressor
+from pathlens.estimators.explanations import Explanation, Rule, Rules
+from pathlens.estimators.halfspaces import HalfSpaceModel, predict_from_export
+from pathlens.estimators.kernel import PathKernelClassifier, PathKernelRegressor
+
+__all__ = [
+    "DLGNClassifier", "DLGNRegressor", "Explanation", "HalfSpaceModel", "PathKernelClassifier",
+    "PathKernelRegressor", "Rule", "Rules", "predict_from_export",
+]  # fmt: skip

@@ -1,0 +1,337 @@
+"""`DLGNClassifier` and `DLGNRegressor`: deep linearly gated networks behind scikit-learn's interface.
+
+What is predicted is what is explained: after fitting only the hard half-spaces and their values are left
+(`halfspaces.py`). Training is in `fitting.py`, files in `files.py`.
+"""
+
+from __future__ import annotations
+
+from numbers import Real
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from pathlens.errors import EmptyDataError, LabelError, OptionError
+from pathlens.estimators.explanations import Explanation, Rules, explanation_of, plot_rules, rules_of
+from pathlens.estimators.files import load_estimator, save_estimator
+from pathlens.estimators.fitting import fit
+from pathlens.estimators.halfspaces import HalfSpaceModel
+from pathlens.estimators.recipes import resolve
+from pathlens.models import GatedNetwork
+
+
+class _BaseDLGN(TransformerMixin, BaseEstimator):
+    """What both estimators share; see them for the parameters."""
+
+    model_: HalfSpaceModel
+    n_features_in_: int
+
+    def __init__(
+        self,
+        hidden: tuple[int, ...] = (64, 64),
+        *,
+        piecewise_constant: bool = False,
+        epochs: int | str = "auto",
+        batch_size: int | str | None = "auto",
+        learning_rate: float = 5e-3,
+        weight_decay: float = 3.0,
+        beta: tuple[float, float] = (4.0, 1000.0),
+        n_restarts: int = 1,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        patience: int = 20,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.hidden = hidden
+        self.piecewise_constant = piecewise_constant
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.beta = beta
+        self.n_restarts = n_restarts
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # --- fitting -----------------------------------------------------------------------------------------------
+
+    def _fit(self, X: np.ndarray, Y: np.ndarray, weights: np.ndarray, classes: int | None) -> Self:
+        """Fit on rows of positive weight; Y holds labels 0 … classes − 1, or targets (n, c)."""
+        random = check_random_state(self.random_state)
+        seed = int(random.randint(2**31 - 1))
+        held_out = None
+        if self.early_stopping:
+            X, Y, weights, held_out = self._split(X, Y, weights, classes, seed)
+        own = {k: v for k, v in self.get_params().items() if k not in ("random_state", "validation_fraction")}
+        fitted = fit(X, Y, weights, classes, resolve(type(self).__name__, len(X), seed, **own), held_out)
+        self.model_ = fitted.model
+        self.n_iter_ = fitted.epochs
+        self.loss_ = fitted.hard_loss
+        self.soft_loss_ = fitted.soft_loss
+        return self
+
+    def _split(self, X: np.ndarray, Y: np.ndarray, weights: np.ndarray, classes: int | None, seed: int) -> Any:
+        if not (isinstance(self.validation_fraction, Real) and 0 < self.validation_fraction < 1):
+            raise OptionError(f"{type(self).__name__}: validation_fraction must be between 0 and 1, got "
+                              f"{self.validation_fraction!r}.")  # fmt: skip
+        held = max(1, round(len(X) * self.validation_fraction))
+        if held >= len(X):
+            raise EmptyDataError(
+                f"{type(self).__name__}: early_stopping needs at least 2 rows, got n_samples={len(X)}."
+            )
+        counts = np.bincount(Y) if classes is not None else np.array([0])
+        stratify = Y if counts.min() >= 2 and classes is not None and held >= classes <= len(X) - held else None
+        A, a, B, b, u, v = train_test_split(X, Y, weights, test_size=held, random_state=seed, stratify=stratify)
+        return A, B, u, (a, b, v)
+
+    def _weights(self, sample_weight: Any, X: np.ndarray) -> np.ndarray:
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if not (weights > 0).any():
+            raise EmptyDataError(
+                f"{type(self).__name__}: every sample weight is zero. Give some row a positive weight."
+            )
+        return weights
+
+    # --- using -------------------------------------------------------------------------------------------------
+
+    def _rows(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False, dtype=np.float64)
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Gate bits: 1.0 where a row lies in a half-space, (n, Σ w_l), layer by layer."""
+        return np.concatenate(self.model_.bits(self._rows(X)), axis=1).astype(np.float64)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the columns of `transform`: ``gate1_0`` is unit 0 of layer 1."""
+        check_is_fitted(self)
+        names = [f"gate{layer}_{i}" for layer, w in enumerate(self.model_.hidden, start=1) for i in range(w)]
+        return np.asarray(names, dtype=object)
+
+    def _names(self) -> list[str]:
+        return [str(n) for n in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
+
+    def _labels(self) -> tuple[str, ...]:
+        """What each output of the model is called."""
+        raise NotImplementedError
+
+    def _chosen(self, outputs: np.ndarray) -> np.ndarray:
+        """Which output explains each row."""
+        return np.zeros(len(outputs), dtype=int)
+
+    # --- telling -----------------------------------------------------------------------------------------------
+
+    def rules(self, *, digits: int = 3, terms: int | None = 6, top: int | None = None) -> Rules:
+        """The half-spaces in the units of the data, most important first, as readable inequalities.
+
+        Parameters
+        ----------
+        digits : int
+            Significant digits of the text; the rules' ``normal`` and ``offset`` are not rounded.
+        terms : int or None
+            Features per rule in the text; None shows all.
+        top : int, optional
+            Only the most important ones.
+
+        Returns
+        -------
+        Rules
+            Half-spaces that hold all training rows, or none, are left out.
+        """
+        check_is_fitted(self)
+        return rules_of(self.model_, self._names(), digits, terms, top)
+
+    def explain(self, X: Any) -> Explanation:
+        """Each prediction as an exact sum of contributions of last-layer half-spaces, and a bias.
+
+        Half-spaces that hold the same training rows are one term. Memory n·c·w numbers. The repr prints how exact the
+        sum is and how much of it cancels.
+        """
+        rows = self._rows(X)
+        outputs = self.model_.outputs(rows)
+        return explanation_of(self.model_, rows, outputs, self._names(), self._labels(), self._chosen(outputs))
+
+    def plot_halfspaces(self, *, top: int = 20, ax: Any = None) -> Any:
+        """The most important half-spaces as rows of a picture, features as columns; returns matplotlib axes."""
+        return plot_rules(self.rules(top=top), self.model_.spread, self._names(), ax)
+
+    def plot_explanation(self, x: Any, *, k: int = 8, ax: Any = None) -> Any:
+        """The largest contributions to the prediction of one row, x of shape (d,) or (1, d); returns the axes."""
+        row = np.asarray(x, dtype=np.float64).reshape(1, -1) if not hasattr(x, "columns") else x
+        return self.explain(row).plot(0, k, ax)
+
+    def export(self) -> dict[str, Any]:
+        """The model as a plain dict of numpy arrays, from which `predict_from_export` predicts with numpy alone."""
+        check_is_fitted(self)
+        model = self.model_
+        return {
+            "normals": list(model.normals), "offsets": list(model.offsets), "weights": list(model.weights),
+            "biases": list(model.biases), "feature_names": self._names(), "classes": getattr(self, "classes_", None),
+        }  # fmt: skip
+
+    def network(self) -> GatedNetwork:
+        """The same function as a hard-gated float64 network on raw inputs, for `pl.record`, kernels, paths, regions.
+
+        Its gates read x directly (the product of the linear gate layers was taken); for two classes its one output is
+        the log-odds.
+        """
+        check_is_fitted(self)
+        return self.model_.network()
+
+    # --- files -------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write `path`.safetensors and `path`.json: nothing in them is code, and edits are noticed."""
+        check_is_fitted(self)
+        save_estimator(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote; refuses files that were truncated, edited, or hold another kind of estimator."""
+        return load_estimator(cls, path)
+
+
+class DLGNClassifier(ClassifierMixin, _BaseDLGN):
+    """Classifier whose features are exactly intersections of half-spaces: a deep linearly gated network.
+
+    Soft gates σ(β·q) train with β rising to `beta[1]`, then the values train alone on the hard gates q > 0, and the
+    hard network is what predicts: h_l = 1(N_l x + o_l > 0) ⊙ (U_l h_{l−1} + b_l). Inputs are standardised inside;
+    every half-space is reported in the units of the data.
+
+    Parameters
+    ----------
+    hidden : tuple of int
+        Half-spaces per layer.
+    piecewise_constant : bool
+        One value per cell of the half-spaces instead of an affine function of x (DLGN-PWC).
+    epochs : int or "auto"
+        Of gates and values together; a tenth as many follow for the values alone. "auto" makes about 1,200 steps.
+    batch_size : int, "auto" or None
+        "auto" is 64 rows, None all rows. Where all rows are in one batch, a row of weight k equals k copies of it.
+    learning_rate, weight_decay : float
+        Of AdamW; the rate falls to zero along a cosine.
+    beta : (float, float)
+        Sharpness of the gates at the start and at the end.
+    n_restarts : int
+        Networks trained at once from different seeds; the one with the lowest training loss (validation loss with
+        `early_stopping`) is kept.
+    early_stopping : bool
+        Hold out `validation_fraction` of the rows and stop when their loss has not improved for `patience` epochs.
+    random_state : int, RandomState or None
+        An int makes fits reproducible.
+    verbose : bool
+        Show a progress bar.
+
+    Attributes
+    ----------
+    classes_ : (c,)
+    model_ : HalfSpaceModel
+        The fitted half-spaces and values.
+    loss_, soft_loss_ : float
+        Training loss of the hard network, and of the soft one before it was hardened.
+    n_iter_, n_features_in_, feature_names_in_
+        As everywhere in scikit-learn.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True, as_frame=True)
+    >>> flowers = DLGNClassifier(hidden=(8, 8), epochs=200, random_state=0).fit(X, y)
+    >>> flowers.score(X, y) > 0.9
+    True
+    >>> print(flowers.explain(X[:1]))  # doctest: +ELLIPSIS
+    Explanation of 1 rows by ... groups of half-spaces: sums are exact (relative error ...
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNClassifier:
+        """Fit to rows X (n, d) and class labels y (n,) of any type; rows of weight zero count as absent."""
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        weights = self._weights(sample_weight, X)
+        kept = weights > 0
+        self.classes_, labels = np.unique(y[kept], return_inverse=True)
+        if len(self.classes_) < 2:
+            raise LabelError(f"{type(self).__name__}: y holds one class, {self.classes_[0]!r}; a classifier needs rows "
+                             "of at least two classes.")  # fmt: skip
+        return self._fit(X[kept], labels, weights[kept], len(self.classes_))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Class probabilities, (n, c), columns in the order of ``classes_``."""
+        f = self.model_outputs(X)
+        if f.shape[1] == 1:
+            f = np.concatenate([np.zeros_like(f), f], axis=1)
+        p = np.exp(f - f.max(axis=1, keepdims=True))
+        return p / p.sum(axis=1, keepdims=True)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row."""
+        f = self.model_outputs(X)
+        return self.classes_[(f[:, 0] > 0).astype(int) if f.shape[1] == 1 else f.argmax(axis=1)]
+
+    def model_outputs(self, X: Any) -> np.ndarray:
+        """What `explain` splits up: the log-odds of the second class (n, 1), or centred logits (n, c)."""
+        rows = self._rows(X)
+        return self.model_.outputs(rows)
+
+    def _labels(self) -> tuple[str, ...]:
+        if len(self.classes_) == 2:
+            return (f"log-odds of {self.classes_[1]}",)
+        return tuple(f"logit of {label}" for label in self.classes_)
+
+    def _chosen(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs.argmax(axis=1)
+
+
+class DLGNRegressor(RegressorMixin, _BaseDLGN):
+    """Regressor whose features are exactly intersections of half-spaces: a deep linearly gated network.
+
+    As `DLGNClassifier`, with squared error; the target is standardised inside and predictions are in its units. One
+    target or several.
+
+    Parameters
+    ----------
+    hidden, piecewise_constant, epochs, batch_size, learning_rate, weight_decay, beta, n_restarts, early_stopping, \
+validation_fraction, patience, random_state, verbose
+        As in `DLGNClassifier`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).uniform(-1, 1, (200, 2))
+    >>> hat = DLGNRegressor(hidden=(8, 8), epochs=300, random_state=0).fit(X, np.abs(X[:, 0]))
+    >>> hat.score(X, np.abs(X[:, 0])) > 0.9
+    True
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNRegressor:
+        """Fit to rows X (n, d) and targets y (n,) or (n, c); rows of weight zero count as absent."""
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        weights = self._weights(sample_weight, X)
+        kept = weights > 0
+        y = np.asarray(y, dtype=np.float64)
+        self._one_target = y.ndim == 1
+        return self._fit(X[kept], y.reshape(len(y), -1)[kept], weights[kept], None)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Predicted targets, (n,) or (n, c) as in `fit`."""
+        rows = self._rows(X)
+        f = self.model_.outputs(rows)
+        return f[:, 0] if self._one_target else f
+
+    def _labels(self) -> tuple[str, ...]:
+        return ("prediction",) if self.model_.c == 1 else tuple(f"target {k}" for k in range(self.model_.c))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags

@@ -1,0 +1,263 @@
+"""What a fitted model says about itself: its half-spaces as readable rules, and predictions as sums over half-spaces.
+
+Results are data first; `plot` draws them (matplotlib is loaded then). Fitting and scikit-learn's interface live
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pathlens.errors import need_extra
+from pathlens.estimators.halfspaces import HalfSpaceModel
+
+# --- rules -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One half-space: the gate is open where ``normal·x + offset > 0``, in the units of the data.
+
+    Attributes
+    ----------
+    layer, unit : int
+        Which gate: layers count from 1, units from 0.
+    normal : (d,), offset : float
+        Not rounded.
+    importance : float
+        Mean over the training rows of |what closing the gate would change|, summed over outputs.
+    open_share : float
+        Share of the training rows inside.
+    text : str
+        Rounded, features in order of their influence |coefficient| × standard deviation.
+    """
+
+    layer: int
+    unit: int
+    normal: np.ndarray
+    offset: float
+    importance: float
+    open_share: float
+    text: str
+
+    def __call__(self, X: Any) -> np.ndarray:
+        """Which rows lie inside, bool (n,)."""
+        return np.asarray(X, dtype=np.float64) @ self.normal + self.offset > 0
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The half-spaces of a model, most important first; ``rules[0]``, iteration and ``len`` work as for a list."""
+
+    rules: tuple[Rule, ...]
+    digits: int
+
+    def __len__(self) -> int:
+        return len(self.rules)
+
+    def __getitem__(self, index: int) -> Rule:
+        return self.rules[index]
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self.rules)
+
+    def __repr__(self) -> str:
+        total = sum(r.importance for r in self.rules) or 1.0
+        lines = [f"{len(self)} half-spaces, most important first; coefficients rounded to {self.digits} digits "
+                 "(rule.normal and rule.offset are exact)", " importance   open  gate   half-space"]  # fmt: skip
+        for r in self.rules:
+            share = f"{100 * r.importance / total:.1f} %"
+            lines.append(f"{share:>11} {100 * r.open_share:>4.0f} %  {r.layer}.{r.unit:<4} {r.text}")
+        return "\n".join(lines)
+
+
+def rules_of(model: HalfSpaceModel, names: Sequence[str], digits: int, terms: int | None, top: int | None) -> Rules:
+    """Every half-space that cuts the training rows in two, as a `Rule`, by importance."""
+    found = [
+        Rule(layer + 1, unit, model.normals[layer][unit], float(model.offsets[layer][unit]),
+             float(model.importances[layer][unit]), float(model.open_shares[layer][unit]),
+             rule_text(model.normals[layer][unit], float(model.offsets[layer][unit]), model.spread, names, digits,
+                       terms))
+        for layer, width in enumerate(model.hidden)
+        for unit in range(width)
+        if 0 < model.open_shares[layer][unit] < 1
+    ]  # fmt: skip
+    found.sort(key=lambda r: (-r.importance, r.layer, r.unit))
+    return Rules(tuple(found[:top]), digits)
+
+
+def rule_text(
+    normal: np.ndarray, offset: float, spread: np.ndarray, names: Sequence[str], digits: int, terms: int | None
+) -> str:
+    """`a·x + o > 0` as text: the most influential features first, the largest coefficient scaled to a power of ten.
+
+    Examples
+    --------
+    >>> rule_text(np.array([0.8, -1.2]), -3.1, np.array([10.0, 1.0]), ["age", "income"], 3, None)
+    '0.8·age − 1.2·income > 3.1'
+    """
+    influence = np.abs(normal) * spread
+    order = [int(j) for j in np.argsort(-influence, kind="stable") if influence[j] > 0]
+    if not order:
+        return "always open" if offset > 0 else "never open"
+    # half-spaces do not change under a positive factor: take one that keeps the numbers near one
+    factor = 10.0 ** -np.floor(np.log10(np.abs(normal[order]).max()) + 1e-12)
+    factor = 1.0 if 0.1 <= np.abs(normal[order]).max() < 10 else factor
+    shown = order if terms is None else order[:terms]
+    text = ""
+    for j in shown:
+        value = normal[j] * factor
+        sign = "−" if value < 0 else "+"
+        text += (f" {sign} " if text else ("−" if value < 0 else "")) + f"{abs(value):.{digits}g}·{names[j]}"
+    if len(shown) < len(order):
+        text += f" + {len(order) - len(shown)} smaller terms"
+    bound = -offset * factor
+    return f"{text} > {'−' if bound < 0 else ''}{abs(bound):.{digits}g}"
+
+
+# --- explanations ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Predictions as exact sums: f_k(x) = bias_k + Σ_g contributions_{k,g}(x) over groups of last-layer half-spaces.
+
+    Half-spaces that hold the same training rows form a group; it bears the rule of its most important member. A row
+    gets a contribution from a half-space only if it lies inside. For classes, f is the log-odds of the second class
+    (two classes) or the centred logits; for regression it is the prediction.
+
+    Attributes
+    ----------
+    contributions : (n, c, G)
+    bias : (c,)
+    outputs : (n, c)
+        f, computed without the decomposition.
+    labels : list of str
+        The outputs' names.
+    chosen : (n,)
+        The output that each row is explained by: the predicted class, or 0.
+    rules : tuple of G str
+        The half-space of each group.
+    """
+
+    contributions: np.ndarray
+    bias: np.ndarray
+    outputs: np.ndarray
+    labels: tuple[str, ...]
+    chosen: np.ndarray
+    rules: tuple[str, ...]
+
+    @property
+    def fidelity(self) -> float:
+        """Largest |f − bias − Σ contributions| over all rows and outputs, relative to the largest |f|: rounding."""
+        gap = np.abs(self.contributions.sum(2) + self.bias - self.outputs).max()
+        return float(gap / (np.abs(self.outputs).max() or 1.0))
+
+    @property
+    def cancellation(self) -> np.ndarray:
+        """Σ_i |contribution_i| / |Σ_i contribution_i| per row, of its chosen output (n,); 1 where nothing cancels."""
+        rows = self.contributions[np.arange(len(self.chosen)), self.chosen]
+        total, net = np.abs(rows).sum(1), np.abs(rows.sum(1))
+        return np.divide(total, net, out=np.where(total > 0, np.inf, 1.0), where=net > 0)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def top(self, row: int = 0, k: int = 5) -> list[tuple[float, str]]:
+        """The k largest contributions to a row's chosen output, with their half-spaces."""
+        values = self.contributions[row, self.chosen[row]]
+        order = [int(i) for i in np.argsort(-np.abs(values), kind="stable")[:k] if values[i] != 0]
+        return [(float(values[i]), self.rules[i]) for i in order]
+
+    def __repr__(self) -> str:
+        lines = [
+            f"Explanation of {len(self)} rows by {len(self.rules)} groups of half-spaces: sums are exact (relative error "
+            f"{self.fidelity:.0e}), cancellation Σ|v|/|Σv| median {np.median(self.cancellation):.2f}"
+        ]
+        for row in range(min(len(self), 3)):
+            k = int(self.chosen[row])
+            lines.append(f"row {row}: {self.labels[k]} = {self.outputs[row, k]:.4g}, cancellation "
+                         f"{self.cancellation[row]:.2f}")  # fmt: skip
+            shown = self.top(row)
+            lines += [f"  {value:+.4g}  {rule}" for value, rule in shown]
+            rest = self.outputs[row, k] - self.bias[k] - sum(value for value, _ in shown)
+            lines.append(f"  {rest:+.4g}  all other half-spaces; {self.bias[k]:+.4g}  bias")
+        if len(self) > 3:
+            lines.append(f"… and {len(self) - 3} more rows")
+        return "\n".join(lines)
+
+    def plot(self, row: int = 0, k: int = 8, ax: Any = None) -> Any:
+        """Bars of the k largest contributions to one row's prediction; returns the axes."""
+        axes = _axes(ax, (8.0, 0.45 * k + 1.5))
+        shown = self.top(row, k)
+        out = int(self.chosen[row])
+        rest = float(self.outputs[row, out] - self.bias[out] - sum(v for v, _ in shown))
+        bars = [*shown, (rest, "all other half-spaces"), (float(self.bias[out]), "bias")]
+        colours = ["#c0392b" if v < 0 else "#2471a3" for v, _ in bars]
+        axes.barh(range(len(bars)), [v for v, _ in bars], color=colours)
+        axes.set_yticks(range(len(bars)), [_short(text) for _, text in bars], fontsize=8)
+        axes.invert_yaxis()
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_xlabel(f"contribution to {self.labels[out]}")
+        axes.set_title(f"{self.labels[out]} = {self.outputs[row, out]:.4g}; cancellation "
+                       f"{self.cancellation[row]:.2f}", fontsize=10)  # fmt: skip
+        return axes
+
+
+def explanation_of(
+    model: HalfSpaceModel,
+    X: np.ndarray,
+    outputs: np.ndarray,
+    names: Sequence[str],
+    labels: tuple[str, ...],
+    chosen: np.ndarray,
+) -> Explanation:
+    """The outputs of a model on rows X, split up by groups of last-layer half-spaces."""
+    leaders, member_of, sizes = np.unique(model.groups, return_inverse=True, return_counts=True)
+    sums = model.contributions(X) @ np.eye(len(leaders))[member_of]
+    shares, texts = model.open_shares[-1], []
+    for unit, size in zip(leaders, sizes):
+        text = rule_text(model.normals[-1][unit], float(model.offsets[-1][unit]), model.spread, names, 3, 6)
+        everywhere = {0.0: "holds no training row", 1.0: "holds every training row"}.get(float(shares[unit]))
+        texts.append((everywhere or text) + (f" ({size} half-spaces)" if size > 1 else ""))
+    return Explanation(sums, model.biases[-1], outputs, labels, chosen, tuple(texts))
+
+
+def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any = None) -> Any:
+    """Half-spaces as rows, features as columns: direction of each normal in standard deviations of the features."""
+    columns = [j for j in range(len(names)) if spread[j] > 0]
+    influence = np.array([r.normal[columns] * spread[columns] for r in rules])
+    influence /= np.abs(influence).max(axis=1, keepdims=True)
+    axes = _axes(ax, (min(2.5 + 0.35 * len(columns), 14.0), 1.6 + 0.28 * len(rules)))
+    image = axes.imshow(influence, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    few = len(columns) <= 40
+    axes.set_xticks(range(len(columns)) if few else [], [names[j] for j in columns] if few else [],
+                    rotation=60, ha="right", fontsize=8)  # fmt: skip
+    total = sum(r.importance for r in rules) or 1.0
+    axes.set_yticks(range(len(rules)), [f"{r.layer}.{r.unit}  {100 * r.importance / total:.0f} %" for r in rules],
+                    fontsize=8)  # fmt: skip
+    axes.set_ylabel("gate and its share of the importance shown")
+    axes.set_title("half-spaces: normal × spread of the feature, largest = 1", fontsize=10)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8)
+    return axes
+
+
+def _short(text: str, length: int = 60) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _axes(ax: Any, size: tuple[float, float]) -> Any:
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise need_extra("plot", "matplotlib", "drawing a model") from error
+    return plt.subplots(figsize=size, layout="constrained")[1]

@@ -1,0 +1,67 @@
+"""Fitted estimators on disk: safetensors and JSON as `pathlens.records` writes them, never a pickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from pathlens.errors import FileFormatError, OptionError
+from pathlens.estimators.halfspaces import HalfSpaceModel
+from pathlens.records import load_tensors, save_tensors
+
+E = TypeVar("E")
+_SCALARS = ("loss_", "soft_loss_", "n_iter_", "n_features_in_", "_one_target")
+
+
+def save_estimator(estimator: Any, path: str | Path) -> None:
+    """Write a fitted DLGN estimator."""
+    name = type(estimator).__name__
+    parameters = estimator.get_params()
+    if not (parameters["random_state"] is None or isinstance(parameters["random_state"], int)):
+        raise OptionError(f"{name}.save: random_state is a {type(parameters['random_state']).__name__}, which a file "
+                          "cannot hold. Use an int: estimator.set_params(random_state=0).")  # fmt: skip
+    meta: dict[str, Any] = {"class": name, "parameters": {k: _plain(v) for k, v in parameters.items()}}
+    meta["fitted"] = {k: _plain(getattr(estimator, k)) for k in _SCALARS if hasattr(estimator, k)}
+    if hasattr(estimator, "feature_names_in_"):
+        meta["feature_names"] = estimator.feature_names_in_.tolist()
+    if hasattr(estimator, "classes_"):
+        labels = estimator.classes_
+        listed = labels.tolist()
+        if not all(isinstance(v, (str, bool, int, float)) for v in listed):
+            raise OptionError(f"{name}.save: class labels must be strings or numbers to be written to a file.")
+        # strings of numpy and of Python alike come back as they were
+        meta["classes"] = {"dtype": "object" if labels.dtype == object else labels.dtype.str, "values": listed}
+    tensors = {k: torch.from_numpy(np.ascontiguousarray(a)) for k, a in estimator.model_.arrays().items()}
+    save_tensors(path, tensors, meta, "estimator")
+
+
+def load_estimator(cls: type[E], path: str | Path) -> E:
+    """Read what `save_estimator` wrote for this class."""
+    tensors, meta = load_tensors(path, "estimator")
+    if meta.get("class") != cls.__name__:
+        raise FileFormatError(f"{path}: holds a {meta.get('class')}, not a {cls.__name__}. Load it as what it is.")
+    try:
+        parameters = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["parameters"].items()}
+        estimator = cls(**parameters)
+        setattr(estimator, "model_", HalfSpaceModel.from_arrays({k: t.numpy() for k, t in tensors.items()}))  # noqa: B010
+        for name, value in meta["fitted"].items():
+            if name not in _SCALARS:
+                raise KeyError(name)
+            setattr(estimator, name, value)
+        if "feature_names" in meta:
+            setattr(estimator, "feature_names_in_", np.asarray(meta["feature_names"], dtype=object))  # noqa: B010
+        if "classes" in meta:
+            values, dtype = meta["classes"]["values"], meta["classes"]["dtype"]
+            setattr(estimator, "classes_", np.asarray(values, dtype=np.dtype(dtype)))  # noqa: B010
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise FileFormatError(f"{path}: the file lacks or misstates {error}. Save the estimator again.") from error
+    return estimator
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value

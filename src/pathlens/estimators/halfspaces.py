@@ -1,0 +1,187 @@
+"""The fitted network as plain arrays: half-spaces of the input space and the values that they switch.
+
+Everything is in the units of the data, so that what is printed, saved and predicted with is one and the same thing.
+How the arrays come about is `fitting.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from pathlens.errors import ShapeError
+from pathlens.models import GatedNetwork, dlgn_shallow
+
+_ROWS = 4096  # rows worked on at once
+
+
+@dataclass(frozen=True)
+class HalfSpaceModel:
+    """A gated network whose gate (l, i) is open where ``normals[l][i]·x + offsets[l][i] > 0``.
+
+    h_0 = x,  h_l = 1(N_l x + o_l > 0) ⊙ (U_l h_{l−1} + b_l),  f = U_{L+1} h_L + b_{L+1}
+
+    Attributes
+    ----------
+    normals : tuple of (w_l, d), offsets : tuple of (w_l,)
+        The half-spaces of each of the L hidden layers.
+    weights : tuple of (w_l, w_{l−1}) and (c, w_L), biases : tuple of (w_l,) and (c,)
+        The values; a piecewise constant network has a zero first weight, its cells differ by their biases alone.
+    importances : tuple of (w_l,)
+        Mean over the training rows of |what closing the gate would change|, summed over outputs.
+    open_shares : tuple of (w_l,)
+        Share of the training rows inside the half-space.
+    groups : (w_L,) of int
+        For each last-layer half-space, the most important one that holds the same training rows.
+    spread : (d,)
+        Standard deviation of each feature in training; 0 where it was constant.
+    """
+
+    normals: tuple[np.ndarray, ...]
+    offsets: tuple[np.ndarray, ...]
+    weights: tuple[np.ndarray, ...]
+    biases: tuple[np.ndarray, ...]
+    importances: tuple[np.ndarray, ...]
+    open_shares: tuple[np.ndarray, ...]
+    groups: np.ndarray
+    spread: np.ndarray
+
+    @property
+    def d(self) -> int:
+        """Input features."""
+        return int(self.normals[0].shape[1])
+
+    @property
+    def c(self) -> int:
+        """Outputs."""
+        return len(self.biases[-1])
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Half-spaces per layer."""
+        return tuple(len(o) for o in self.offsets)
+
+    @property
+    def in_use(self) -> int:
+        """Half-spaces that cut the training rows in two and whose gate matters for some of them."""
+        return sum(int(((s > 0) & (s < 1) & (i > 0)).sum()) for s, i in zip(self.open_shares, self.importances))
+
+    def bits(self, X: np.ndarray) -> list[np.ndarray]:
+        """Per layer, which rows lie in which half-space: bool (n, w_l)."""
+        return [X @ normal.T + offset > 0 for normal, offset in zip(self.normals, self.offsets)]
+
+    def units(self, X: np.ndarray) -> list[np.ndarray]:
+        """h_1, …, h_L: what the open gates let through, (n, w_l) each."""
+        out, h = [], X
+        for gate, weight, bias in zip(self.bits(X), self.weights, self.biases):
+            h = gate * (h @ weight.T + bias)
+            out.append(h)
+        return out
+
+    def outputs(self, X: np.ndarray) -> np.ndarray:
+        """f(X), (n, c)."""
+        parts = [X[lo : lo + _ROWS] for lo in range(0, len(X), _ROWS)]
+        return np.concatenate([self.units(x)[-1] @ self.weights[-1].T + self.biases[-1] for x in parts])
+
+    def contributions(self, X: np.ndarray, layer: int = -1) -> np.ndarray:
+        """What flows through each unit of a layer to each output, (n, c, w_l): what closing its gate would take away.
+
+        f is linear in each h_l, so this is exact: h_{l,i} · ∂f_k/∂h_{l,i}. For the last layer the sum over units is
+        f_k less its bias.
+        """
+        gates, units = self.bits(X), self.units(X)
+        layer = range(len(units))[layer]
+        slope = np.broadcast_to(self.weights[-1], (len(X), *self.weights[-1].shape))
+        for upper in range(len(units) - 1, layer, -1):
+            slope = (slope * gates[upper][:, None, :]) @ self.weights[upper]
+        return slope * units[layer][:, None, :]
+
+    def measured(self, X: np.ndarray, share: np.ndarray) -> HalfSpaceModel:
+        """A copy with importances, open shares and groups taken on rows of these weights (they sum to one)."""
+        importances, shares = ([np.zeros(w) for w in self.hidden] for _ in range(2))
+        columns = [b""] * self.hidden[-1]
+        for lo in range(0, len(X), _ROWS):
+            x, s = X[lo : lo + _ROWS], share[lo : lo + _ROWS]
+            gates = self.bits(x)
+            for layer, gate in enumerate(gates):
+                importances[layer] += s @ np.abs(self.contributions(x, layer)).sum(1)
+                shares[layer] += np.where(gate.all(0), s.sum(), s @ gate)
+            columns = [c + np.packbits(bits).tobytes() for c, bits in zip(columns, gates[-1].T)]
+        clipped = tuple(np.where(s > 1 - 1e-12, 1.0, s) for s in shares)  # the weights' sum carries rounding
+        leaders: dict[bytes, int] = {}
+        for unit in np.argsort(-importances[-1], kind="stable"):
+            leaders.setdefault(columns[unit], int(unit))
+        groups = np.array([leaders[c] for c in columns])
+        return replace(self, importances=tuple(importances), open_shares=clipped, groups=groups)
+
+    def network(self) -> GatedNetwork:
+        """The same function as a hard-gated float64 network whose gates read x directly."""
+        net = dlgn_shallow(self.d, self.hidden, self.c, gate="hard", bias=True).double()
+        assert net.source is not None
+        pairs = [*zip(self.normals, self.offsets), *zip(self.weights, self.biases)]
+        layers = [m for part in (net.source, net.values) for m in part.modules() if isinstance(m, torch.nn.Linear)]
+        with torch.no_grad():
+            for layer, (weight, bias) in zip(layers, pairs, strict=True):
+                layer.weight.copy_(torch.from_numpy(weight))
+                layer.bias.copy_(torch.from_numpy(bias))
+        return net.eval()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every array by name, layers numbered from 1; `from_arrays` is the way back."""
+        out = {"spread": self.spread, "groups": self.groups}
+        for name in _PER_LAYER:
+            out |= {f"{name}.{i}": a for i, a in enumerate(getattr(self, name), start=1)}
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> HalfSpaceModel:
+        """Back from `arrays`; refuses shapes that do not fit together."""
+        lists = {}
+        for name in _PER_LAYER:
+            count = sum(key.startswith(f"{name}.") for key in arrays)
+            lists[name] = tuple(np.asarray(arrays[f"{name}.{i}"], dtype=np.float64) for i in range(1, count + 1))
+        model = cls(**lists, groups=np.asarray(arrays["groups"]), spread=np.asarray(arrays["spread"], dtype=np.float64))
+        widths = [model.d, *model.hidden]
+        shapes = [
+            *((n.shape, (w, model.d)) for n, w in zip(model.normals, model.hidden)),
+            *((u.shape, (w, v)) for u, v, w in zip(model.weights, widths, [*model.hidden, model.c])),
+            *((b.shape, (w,)) for b, w in zip(model.biases, [*model.hidden, model.c])),
+            *((a.shape, (w,)) for a, w in zip(model.importances, model.hidden)),
+            *((a.shape, (w,)) for a, w in zip(model.open_shares, model.hidden)),
+            (model.spread.shape, (model.d,)),
+            (model.groups.shape, model.hidden[-1:]),
+        ]
+        layers = len(model.hidden)
+        counts = [len(a) - extra for a, extra in zip(lists.values(), (0, 0, 1, 1, 0, 0))]
+        if any(n != layers for n in counts) or any(found != wanted for found, wanted in shapes):
+            raise ShapeError(f"HalfSpaceModel: {layers} layers of arrays whose shapes do not fit together.")
+        return model
+
+
+_PER_LAYER = ("normals", "offsets", "weights", "biases", "importances", "open_shares")
+
+
+def predict_from_export(export: Mapping[str, Any], X: Any) -> np.ndarray:
+    """What ``estimator.predict(X)`` gives, from ``estimator.export()`` and numpy alone.
+
+    Written to be copied: nothing of Pathlens is needed to use an exported model.
+
+    Examples
+    --------
+    >>> step = {"normals": [np.array([[1.0]])], "offsets": [np.array([0.0])], "weights": [np.zeros((1, 1)),
+    ...         np.ones((1, 1))], "biases": [np.array([2.0]), np.array([1.0])], "classes": None}
+    >>> predict_from_export(step, [[-3.0], [5.0]])
+    array([1., 3.])
+    """
+    x = np.asarray(X, dtype=np.float64)
+    h = x
+    for normal, offset, weight, bias in zip(export["normals"], export["offsets"], export["weights"], export["biases"]):
+        h = (x @ normal.T + offset > 0) * (h @ weight.T + bias)
+    f = h @ export["weights"][-1].T + export["biases"][-1]
+    if export["classes"] is not None:
+        return export["classes"][(f[:, 0] > 0).astype(int) if f.shape[1] == 1 else f.argmax(axis=1)]
+    return f[:, 0] if f.shape[1] == 1 else f

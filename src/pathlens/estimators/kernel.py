@@ -1,0 +1,172 @@
+"""`PathKernelClassifier` and `PathKernelRegressor`: kernel ridge regression with the kernels of a gated network.
+
+The kernels and the solver are `pathlens.kernels`; where no network is given, one is trained as `fitting.py` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from pathlens.errors import LabelError, unknown_name
+from pathlens.estimators.fitting import Scale, fit
+from pathlens.estimators.recipes import resolve
+from pathlens.kernels import kernel_regression, npk, ntk, one_hot, overlap
+
+_KERNELS: dict[str, Any] = {"overlap": overlap, "npk": npk, "ntk": ntk}
+
+
+class _BasePathKernel(BaseEstimator):
+    def __init__(
+        self,
+        kernel: str = "npk",
+        *,
+        network: nn.Module | None = None,
+        ridge: float = 1e-2,
+        hidden: tuple[int, ...] = (32, 32),
+        epochs: int | str = "auto",
+        learning_rate: float = 5e-3,
+        weight_decay: float = 3.0,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.kernel = kernel
+        self.network = network
+        self.ridge = ridge
+        self.hidden = hidden
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _fit(self, X: np.ndarray, Y: np.ndarray, targets: np.ndarray, classes: int | None) -> Self:
+        """Fit targets (n, c); Y holds what a network of our own is trained on."""
+        if self.kernel not in _KERNELS:
+            raise unknown_name("kernel", self.kernel, _KERNELS)
+        share = np.full(len(X), 1 / len(X))
+        self._scale = Scale.of(X, share) if self.network is None else Scale(np.zeros(X.shape[1]), np.ones(X.shape[1]))
+        self._x = self._scale(X)
+        if self.network is None:
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            recipe = resolve(
+                type(self).__name__, len(X), seed, hidden=self.hidden, epochs=self.epochs, verbose=self.verbose,
+                learning_rate=self.learning_rate, weight_decay=self.weight_decay,
+            )  # fmt: skip
+            self.model_ = fit(self._x, Y, np.ones(len(X)), classes, recipe).model
+        self._mean = targets.mean(0)
+        K = self._kernel(self._x)
+        self._coefficients = np.zeros_like(targets)
+        if float(K.trace()) > 0:  # else no path is active on any row: the mean is all that can be said
+            found = kernel_regression(K, torch.from_numpy(targets - self._mean), K, float(self.ridge))
+            self._coefficients = found.coefficients.double().numpy() * (len(X) / float(K.trace()))
+        return self
+
+    def _network(self) -> nn.Module:
+        return self.model_.network() if self.network is None else self.network
+
+    def _kernel(self, Z: np.ndarray, columns: np.ndarray | None = None) -> Any:
+        """K(Z, columns); without columns the symmetric K(Z, Z)."""
+        net = self._network()
+        dtype = next(net.parameters()).dtype
+        rows = torch.from_numpy(Z).to(dtype)
+        build = _KERNELS[self.kernel]
+        return build(net, rows) if columns is None else build(net, rows, columns=torch.from_numpy(columns).to(dtype))
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        rows = validate_data(self, X, reset=False, dtype=np.float64)
+        K = self._kernel(self._scale(rows), self._x)
+        return (K @ torch.from_numpy(self._coefficients).to(K.dtype)).double().numpy() + self._mean
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_coefficients")
+
+
+class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
+    """Classify by kernel ridge regression on one-hot targets, with the kernel of a gated network.
+
+    Parameters
+    ----------
+    kernel : {"overlap", "npk", "ntk"}
+        Shared active paths; paths times inputs; the tangent kernel (trace over outputs).
+    network : nn.Module, optional
+        Whose kernel; it reads X as given. Without one, a DLGN is trained on standardised inputs, and its hard gates
+        give the kernel.
+    ridge : float
+        In units of the kernel's mean diagonal.
+    hidden, epochs, learning_rate, weight_decay, random_state, verbose
+        Of the network that is trained, as in `DLGNClassifier`.
+
+    Notes
+    -----
+    n³/3 operations by Cholesky where n² numbers fit the memory budget, else conjugate gradients.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> flowers = PathKernelClassifier(epochs=100, hidden=(8, 8), random_state=0).fit(X[::2], y[::2])
+    >>> flowers.score(X[1::2], y[1::2]) > 0.9
+    True
+    """
+
+    def fit(self, X: Any, y: Any) -> PathKernelClassifier:
+        """Fit to rows X (n, d) and class labels y (n,)."""
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise LabelError(f"{type(self).__name__}: y holds one class, {self.classes_[0]!r}; a classifier needs rows "
+                             "of at least two classes.")  # fmt: skip
+        c = len(self.classes_)
+        targets = one_hot(torch.from_numpy(labels), c, dtype=torch.float64).numpy()
+        return self._fit(X, labels, targets, c)
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Regression scores: (n, c), or of two classes the second's lead (n,)."""
+        f = self._outputs(X)
+        return f[:, 1] - f[:, 0] if f.shape[1] == 2 else f
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class with the largest score."""
+        f = self.decision_function(X)
+        return self.classes_[(f > 0).astype(int) if f.ndim == 1 else f.argmax(axis=1)]
+
+
+class PathKernelRegressor(RegressorMixin, _BasePathKernel):
+    """Kernel ridge regression with the kernel of a gated network; parameters as for `PathKernelClassifier`.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).uniform(-1, 1, (200, 2))
+    >>> y = np.abs(X[:, 0])
+    >>> hat = PathKernelRegressor(epochs=300, hidden=(16, 16), random_state=0).fit(X[::2], y[::2])
+    >>> hat.score(X[1::2], y[1::2]) > 0.9
+    True
+    """
+
+    def fit(self, X: Any, y: Any) -> PathKernelRegressor:
+        """Fit to rows X (n, d) and targets y (n,) or (n, c)."""
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        y = np.asarray(y, dtype=np.float64)
+        self._one_target = y.ndim == 1
+        targets = y.reshape(len(y), -1)
+        return self._fit(X, targets, targets, None)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Predicted targets, (n,) or (n, c) as in `fit`."""
+        f = self._outputs(X)
+        return f[:, 0] if self._one_target else f
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
