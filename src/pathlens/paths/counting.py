@@ -132,6 +132,7 @@ class _Counter(fx.Interpreter):
 
     def __init__(self, net: GatedNetwork, bits: dict[str, Tensor], include_inputs: bool, prime: int | None) -> None:
         super().__init__(net.values)
+        self.extra_traceback = False  # a refusal names the node itself
         self._bits, self._prime, self._inputs = bits, prime, include_inputs
         self._sites, self._enters_late = net.site_names, net._enters_late
 
@@ -203,5 +204,5 @@ class _Counter(fx.Interpreter):
     def _refuse(self, name: Any, what: str) -> RecordError:
         return RecordError(
             f"paths.count: '{name}' ({what}) is not among what is counted: dense layers, zero-padded convolutions, "
-            "average pooling, batch-norm, flattening, gates and additions. kernels.overlap(net, X) counts in floats."
+            "average pooling, batch-norm, flattening, gates and additions. kernels.overlap(net, X) follows more, in floats."
         )

@@ -48,7 +48,7 @@ def path_norm(net: nn.Module) -> Tensor:
     Returns
     -------
     Tensor, shape ()
-        Σ|v| is no larger for any input in [−1, 1]ᵈ. Cost Σ_l w_l w_{l−1}.
+        Σ|v| is no larger for any input in [−1, 1]ᵈ and gates of at most 1. Cost Σ_l w_l w_{l−1}.
 
     Examples
     --------
