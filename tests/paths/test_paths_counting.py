@@ -92,6 +92,18 @@ def test_convolutions_are_counted_position_by_position(name: str, kind: str) -> 
         assert got.tolist() == [round(v) for v in want.tolist()]
 
 
+def test_templates_with_circular_convolutions_and_padded_shortcuts() -> None:
+    for template, X in (
+        (pl.models.CircularConvNet(5, (1, 2, 2)), torch.randn(4, 1, 5)),
+        (pl.models.ResNet((1, 1), (2, 4), 2, shortcut="pad").eval(), torch.randn(4, 3, 6, 6)),
+        (pl.models.ResNet((1, 1), (2, 4), 2, shortcut="projection").eval(), torch.randn(4, 3, 6, 6)),
+    ):
+        net = pl.gated_twin(template, "dlgn", example=X, piecewise_constant=True).eval().double()
+        want = pl.kernels.overlap(net, X.double()).diagonal()
+        assert paths.count(net, X.double()).tolist() == [round(v) for v in want.tolist()]
+        assert float(want.max()) > 1
+
+
 def test_convolutional_counts_do_not_round() -> None:
     template = nn.Sequential(*[m for i in range(9) for m in (nn.Conv1d(33 if i else 1, 33, 3, padding=1), nn.ReLU())],
                              nn.Flatten(), nn.Linear(33 * 5, 1))  # fmt: skip

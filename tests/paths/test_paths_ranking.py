@@ -90,7 +90,7 @@ def test_rows_in_blocks_are_the_same_as_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("pathlens.paths.ranking._CANDIDATES", 100)
     parts = paths.top(net, X, k=9)
     assert torch.equal(whole.paths, parts.paths) and torch.equal(whole.contributions, parts.contributions)
-    alone = paths.top(net, X[3], k=9)
+    alone = paths.top(net, X[3], k=np.int64(9), output=np.int64(0))
     assert torch.equal(alone.paths[0], whole.paths[3])
 
 

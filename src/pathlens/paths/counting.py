@@ -192,8 +192,8 @@ class _Counter(fx.Interpreter):
             (a, fresh), (b, other) = args
             if fresh == other:
                 return self._reduced(a + b), fresh
-        if target is torch.flatten:
-            return torch.flatten(args[0][0], *args[1:], **kwargs), args[0][1]
+        if target in (torch.flatten, F.pad, operator.getitem):  # they move counts about, or add zeros
+            return target(args[0][0], *args[1:], **kwargs), args[0][1]
         raise self._refuse(name, "function")
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -204,5 +204,6 @@ class _Counter(fx.Interpreter):
     def _refuse(self, name: Any, what: str) -> RecordError:
         return RecordError(
             f"paths.count: '{name}' ({what}) is not among what is counted: dense layers, zero-padded convolutions, "
-            "average pooling, batch-norm, flattening, gates and additions. kernels.overlap(net, X) follows more, in floats."
+            "average pooling, batch-norm, flattening, gates and additions. kernels.overlap(net, X) may follow it, in "
+            "floats."
         )

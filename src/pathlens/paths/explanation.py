@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class Explanation:
 def positive(what: str, **numbers: Any) -> None:
     """Refuse what is not a whole number of at least 1; the keyword is what the message calls it."""
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise OptionError(f"{what}: {name} must be an integer of at least 1, got {value!r}.")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, ShapeError
-from pathlens.paths.explanation import Explanation, axes, positive, r_squared, ratio
+from pathlens.paths.explanation import Explanation, axes, r_squared, ratio
 from pathlens.paths.trellis import take_trellis
 
 _SHOWN = 8
@@ -96,7 +97,7 @@ class Groups(Explanation):
         ax = axes(ax, "drawing groups of paths")
         size = self.contributions.abs().mean(0)[list(self.order)]
         where = range(len(self.order))
-        ax.bar(where, size.numpy(), color="tab:blue")
+        ax.bar(where, size.cpu().numpy(), color="tab:blue")
         ax.set(xlabel="group, largest first", ylabel="mean |contribution|")
         ax.set_xticks(list(where), [self.names[g] for g in self.order], rotation=90, fontsize="small")
         told = ax.twinx()
@@ -168,9 +169,10 @@ def groups(
     names = tuple(f"{trellis.sites[layer]}[{i}]" for i in range(trellis.widths[layer]))
     made = _groups(through[:, int(trellis.biased) :], rest, names, trellis.f[:, output], trellis.label)
     if unit is not None:
-        positive("paths.groups", unit=unit + 1 if isinstance(unit, int) else unit)
-        if unit >= trellis.widths[layer]:
-            raise OptionError(f"paths.groups: unit {unit} asked for, layer {layer} has {trellis.widths[layer]}.")
+        if isinstance(unit, bool) or not isinstance(unit, Integral) or not 0 <= unit < trellis.widths[layer]:
+            raise OptionError(
+                f"paths.groups: unit {unit!r} asked for, layer {layer} has {trellis.widths[layer]}, from 0."
+            )
         if labels is not None:
             raise OptionError("paths.groups: labels and a single unit contradict each other. Give by=layer.")
         name = made.names[unit]

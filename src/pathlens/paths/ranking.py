@@ -77,7 +77,7 @@ class TopPaths(Explanation):
         """The running sum of the listed contributions of one row against f; needs matplotlib."""
         ax = axes(ax, "drawing the largest paths")
         sums = self.contributions[row, : int(self.listed[row])].cumsum(0)
-        ax.plot(np.arange(1, len(sums) + 1), sums.numpy(), marker=".", label="sum of the largest paths")
+        ax.plot(np.arange(1, len(sums) + 1), sums.cpu().numpy(), marker=".", label="sum of the largest paths")
         ax.axhline(float(self.f[row]), color="black", linestyle="--", label="f")
         ax.set(xlabel="paths summed, largest first", ylabel="output",
                title=f"row {row}: cancellation {float(self.cancellations[row]):.3g}")  # fmt: skip
@@ -114,7 +114,7 @@ def top(net: nn.Module, X: Any, k: int = 10, *, output: int = 0, include_inputs:
     can be completed to a contribution of size |beginning|·m(node) and to none larger, and different beginnings are
     completed to different paths; so a beginning of one of the k largest paths is itself one of the k largest under that
     bound, and going forward with k beginnings per layer loses nothing. Equal contributions come in the order of their
-    units. Cost n·Σ_l (w_l w_{l−1} + k w_l).
+    units; those that differ by rounding alone may change places. Cost n·Σ_l (w_l w_{l−1} + k w_l).
 
     Examples
     --------
@@ -129,21 +129,13 @@ def top(net: nn.Module, X: Any, k: int = 10, *, output: int = 0, include_inputs:
     positive("paths.top", k=k)
     trellis = take_trellis("paths.top", net, X, include_inputs)
     output = trellis.check_output("paths.top", output)
-    edge = max(1, _CANDIDATES // _candidates(trellis.sizes, k))
-    paths, values = [], []
-    with Meter("largest paths", -(-trellis.n // edge)) as meter:
-        for part in blocks(trellis.n, edge):
-            found = best(trellis.rows(slice(part.start, part.stop)), output, k)
-            paths.append(found[0])
-            values.append(found[1])
-            meter.advance()
-    contributions = torch.cat(values)
+    paths, contributions = best(trellis, output, int(k))
     f = trellis.f[:, output]
     size = trellis.absolute().total()[:, output]
     told = contributions.sum(1)
     ratios = ratio(size, f)
     return TopPaths(
-        r_squared(told, f), None, float(ratios.median()), trellis.label, torch.cat(paths), contributions,
+        r_squared(told, f), None, float(ratios.median()), trellis.label, paths, contributions,
         (contributions != 0).sum(1), f, f - told, ratios, trellis.number_of_paths, output,
     )  # fmt: skip
 
@@ -159,6 +151,19 @@ def _candidates(sizes: tuple[int, ...], k: int) -> int:
 
 def best(trellis: Trellis, output: int, k: int) -> tuple[Tensor, Tensor]:
     """Paths (n, k, layers) and signed contributions (n, k) of the k largest; zeros and −1 beyond what contributes."""
+    edge = max(1, _CANDIDATES // _candidates(trellis.sizes, k))
+    paths, values = [], []
+    with Meter("largest paths", -(-trellis.n // edge)) as meter:
+        for part in blocks(trellis.n, edge):
+            found = _best(trellis.rows(slice(part.start, part.stop)), output, k)
+            paths.append(found[0])
+            values.append(found[1])
+            meter.advance()
+    return torch.cat(paths), torch.cat(values)
+
+
+def _best(trellis: Trellis, output: int, k: int) -> tuple[Tensor, Tensor]:
+    """The same for rows that are compared at once."""
     reach = [trellis.readout[output].abs().expand(trellis.n, -1)]
     for weight, gate in zip(reversed(trellis.weights), reversed(trellis.gates)):
         ends = reach[-1] * gate.abs()
@@ -201,7 +206,7 @@ def _largest(values: Tensor, ahead: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _units(what: str, paths: Any, sizes: tuple[int, ...], biased: bool) -> Tensor:
     """Paths as node numbers (p, layers), checked."""
-    units = torch.as_tensor(paths)
+    units = torch.as_tensor(paths).cpu()
     if units.ndim == 1:
         units = units[None]
     if units.ndim != 2 or units.shape[1] != len(sizes) or units.is_floating_point() or units.dtype == torch.bool:
@@ -227,7 +232,7 @@ def _with_inputs(what: str, net: nn.Module, X: Any, paths: Any) -> tuple[Trellis
     shape = torch.as_tensor(paths).shape
     if shape and shape[-1] == len(trellis.bits) + 1:
         trellis = take_trellis(what, net, X, include_inputs=True)
-    return trellis, _units(what, paths, trellis.sizes, trellis.biased)
+    return trellis, _units(what, paths, trellis.sizes, trellis.biased).to(trellis.f.device)
 
 
 def values(net: nn.Module, X: Any, paths: Any, *, output: int = 0) -> Tensor:

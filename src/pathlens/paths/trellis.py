@@ -6,7 +6,8 @@ enumerated. Convolutional networks have no trellis here. May import recording, r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -85,18 +86,13 @@ class Trellis:
 
     def rows(self, index: Any) -> Trellis:
         """The same for some of the rows."""
-        return Trellis(
-            self.start[index], self.weights, tuple(g[index] for g in self.gates), self.readout,
-            tuple(b[index] for b in self.bits), self.f[index], self.x[index], self.biased, self.include_inputs,
-            self.label, self.sites,
-        )  # fmt: skip
+        gates, bits = (tuple(t[index] for t in each) for each in (self.gates, self.bits))
+        return replace(self, start=self.start[index], gates=gates, bits=bits, f=self.f[index], x=self.x[index])
 
     def absolute(self) -> Trellis:
         """The trellis of absolute values: its sum over paths is Σ|v|."""
-        return Trellis(
-            self.start.abs(), tuple(w.abs() for w in self.weights), tuple(g.abs() for g in self.gates),
-            self.readout.abs(), self.bits, self.f, self.x, self.biased, self.include_inputs, self.label, self.sites,
-        )  # fmt: skip
+        weights, gates = (tuple(t.abs() for t in each) for each in (self.weights, self.gates))
+        return replace(self, start=self.start.abs(), weights=weights, gates=gates, readout=self.readout.abs())
 
     def prefixes(self) -> list[Tensor]:
         """Σ over the beginnings of paths that end in a node, (n, s_t) per layer."""
@@ -116,12 +112,12 @@ class Trellis:
         """Σ over all paths, (n, c)."""
         return self.prefixes()[-1] @ self.readout.T
 
-    def check_output(self, what: str, output: int) -> int:
+    def check_output(self, what: str, output: Any) -> int:
         """An output's number, refused outside 0…c−1."""
         count = self.readout.shape[0]
-        if isinstance(output, bool) or not isinstance(output, int) or not 0 <= output < count:
+        if isinstance(output, bool) or not isinstance(output, Integral) or not 0 <= int(output) < count:
             raise OptionError(f"{what}: output {output!r} asked for, the network has {count}, numbered from 0.")
-        return output
+        return int(output)
 
     def layer(self, what: str, layer: Any) -> int:
         """A hidden layer's number from "last", the name of its gate site, or an integer, negative ones from the end."""
@@ -129,24 +125,12 @@ class Trellis:
         number = layer
         if isinstance(layer, str):
             number = count - 1 if layer == "last" else {site: i for i, site in enumerate(self.sites)}.get(layer)
-        if isinstance(number, bool) or not isinstance(number, int) or not -count <= number < count:
+        if isinstance(number, bool) or not isinstance(number, Integral) or not -count <= int(number) < count:
             raise OptionError(
                 f"{what}: layer {layer!r} asked for, the network has {count} hidden layers, numbered from 0 or called "
                 f'by their gate sites ({", ".join(self.sites)}); "last" is the last of them.'
             )
-        return number % count
-
-    def node_layer(self, layer: int) -> int:
-        """Where hidden layer number `layer` stands among the layers of nodes."""
-        return layer + self.include_inputs
-
-
-def parameters(net: nn.Module, layer: str) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a recorded layer."""
-    named = dict(net.named_parameters())
-    weight = named.get(f"{layer}.weight", named.get(layer))
-    assert weight is not None  # a record names layers by their weights
-    return weight, named.get(f"{layer}.bias")
+        return int(number) % count
 
 
 def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False) -> Trellis:
@@ -178,9 +162,10 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
         )
     if rec.kept:
         raise RecordError(f"{what}: the record holds outputs {rec.kept} alone. Record all outputs.")
-    found = [parameters(net, layer.name) for layer in layers]
-    values = [w.detach().double() for w, _ in found]
-    biases = [None if b is None else b.detach().double() for _, b in found]
+    named = {name: p.detach().double() for name, p in net.named_parameters()}
+    # a record names a layer by its weight, without ".weight" where the weight's name ends so
+    values = [named[name if name in named else layer.name] for layer in layers for name in (f"{layer.name}.weight",)]
+    biases = [named.get(f"{layer.name}.bias") for layer in layers]
     trellis = _build(rec, values, biases, rec.layer_inputs[layers[0].name][0].double(), include_inputs)
     size = trellis.absolute().total()
     gap = ((trellis.f - rec.f.double()).abs() / size.clamp(min=torch.finfo(torch.float32).tiny)).max()
@@ -221,8 +206,7 @@ def _build(
         start, tuple(weights[:-1]), tuple(passing), weights[-1], tuple(rec.bits[s] for s in rec.sites), rec.f, rec.x,
         biased, include_inputs, rec.gate_label, rec.sites,
     )  # fmt: skip
-    object.__setattr__(made, "f", made.total())
-    return made
+    return replace(made, f=made.total())
 
 
 def _with_bias(weight: Tensor, bias: Tensor | None, last: bool) -> Tensor:
