@@ -1,7 +1,7 @@
 """`halfspaces`: the gates of a DLGN as half-spaces of the input space.
 
 Every pre-activation of a linear gate source is affine in the input, q(x) = n·x + b; here are n and b, site by site, and
-which of them are nearly the same. May import models, records, recording, linops (memory budget) and the errors.
+which of them are nearly the same. May import records, recording, models, linops (budget, progress) and the errors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pathlens.errors import BudgetError, OptionError, RegionError, unknown_name
 from pathlens.linops.budget import human_bytes, resolve_budget
+from pathlens.linops.progress import Meter
 from pathlens.regions.cells import Floats, Ints
 from pathlens.regions.networks import HardNetwork, hard_network
 
@@ -169,26 +170,28 @@ class HalfSpaces:
         found = np.empty((len(units), self.dim))
         step = self._batch()
         offsets = torch.from_numpy(self.offsets(site)[units])
-        with torch.no_grad():
+        with torch.no_grad(), Meter("normals", self.dim) as meter:
             for lo in range(0, self.dim, step):
                 rows = min(step, self.dim - lo)
                 basis = torch.zeros(rows, self.dim, dtype=torch.float64)
                 basis[torch.arange(rows), lo + torch.arange(rows)] = 1.0
                 q = self._hard.net.preactivations(basis.reshape(rows, *self.input_shape))[site]
                 found[:, lo : lo + rows] = (q.reshape(rows, -1)[:, units] - offsets).T.numpy()
+                meter.advance(rows)
         return found
 
     def _backward(self, site: str, units: list[int]) -> Floats:
         found = np.empty((len(units), self.dim))
         step = min(self._batch(), 256)
-        for lo in range(0, len(units), step):
-            some = units[lo : lo + step]
-            # row i of the batch answers for unit i alone, so one backward pass gives a normal per row
-            x = torch.zeros(len(some), *self.input_shape, dtype=torch.float64, requires_grad=True)
-            with torch.enable_grad():
+        with torch.enable_grad(), Meter("normals", len(units)) as meter:
+            for lo in range(0, len(units), step):
+                some = units[lo : lo + step]
+                # row i of the batch answers for unit i alone, so one backward pass gives a normal per row
+                x = torch.zeros(len(some), *self.input_shape, dtype=torch.float64, requires_grad=True)
                 q = self._hard.net.preactivations(x)[site].reshape(len(some), -1)
                 (g,) = torch.autograd.grad(q[torch.arange(len(some)), some].sum(), x)
-            found[lo : lo + len(some)] = g.reshape(len(some), -1).numpy()
+                found[lo : lo + len(some)] = g.reshape(len(some), -1).numpy()
+                meter.advance(len(some))
         return found
 
     def normal(self, site: str | int, unit: Any) -> Floats:

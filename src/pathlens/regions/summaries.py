@@ -1,6 +1,6 @@
 """What a slice looks like in numbers: polygons, faces, path counts, and whether path regions are connected.
 
-May import the errors alone.
+May import linops (progress) and the errors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pathlens.errors import OptionError
+from pathlens.linops.progress import Meter
 from pathlens.regions.cells import Bits, Ints
 
 if TYPE_CHECKING:
@@ -98,14 +99,13 @@ def summarise(cells: Slice2D, paths: int, seed: int) -> SliceSummary:
     else:
         chosen = _active_paths(bits, cells.areas, paths, np.random.default_rng(seed))
     pieces, sizes = [], []
-    for path in chosen:
-        mask = np.ones(len(cells), dtype=bool)
-        for b, unit in zip(bits, path):
-            mask &= b[:, unit]
-        on = np.nonzero(mask)[0]
-        if len(on):
-            pieces.append(int(components(len(cells), cells.neighbours, on).max()) + 1)
-            sizes.append(len(on))
+    with Meter("path regions", len(chosen)) as meter:
+        for path in chosen:
+            on = np.nonzero(np.all([b[:, unit] for b, unit in zip(bits, path)], axis=0))[0]
+            if len(on):
+                pieces.append(int(components(len(cells), cells.neighbours, on).max()) + 1)
+                sizes.append(len(on))
+            meter.advance()
     return SliceSummary(
         len(cells), edges, min(cells.counts), max(cells.counts), total, len(chosen), total <= paths, len(pieces),
         pieces.count(1), max(pieces, default=0), float(np.mean(sizes)) if sizes else 0.0, cells.label,

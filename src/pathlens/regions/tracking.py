@@ -97,7 +97,6 @@ class Tracker:
         self._shape_nodes: set[fx.Node] = set()
         self._data: set[fx.Node] = set()
         self._site_of: dict[fx.Node, int] = {}  # placeholder of a gate → its site
-        self._linear: set[fx.Node] = set()  # sites of a linear gate source, which pass what they read
         self._shared: dict[fx.Node, Any] = {}  # values that do not depend on gates are the same for all cells
         self._program: list[fx.Node | int] = []
         self._reads: dict[int, fx.Node | Tensor] = {}
@@ -133,17 +132,11 @@ class Tracker:
             for n in nodes:
                 if n.target is apply_site:
                     self._reads[self._site_of[n.args[1]]] = n.args[0]  # type: ignore[index, assignment]
-        waiting = dict(self._reads)
+        # a site cuts as soon as what it reads is known: at once, or right after that step
+        self._program += [i for i, r in self._reads.items() if isinstance(r, Tensor) or r in self._shared]
         for n in nodes:
             if n in self._data and n not in self._shared:
-                self._program.append(n)
-        # a site cuts as soon as what it reads is known: at once, or right after that step
-        known = [i for i, r in waiting.items() if isinstance(r, Tensor) or r in self._shared]
-        program: list[fx.Node | int] = list(known)
-        for step in self._program:
-            program.append(step)
-            program += [i for i, r in waiting.items() if i not in known and r is step]
-        self._program = program
+                self._program += [n, *(i for i, r in self._reads.items() if r is n)]
         self._result = _output_of(net.values)[0]
 
     def _learn(self, module: fx.GraphModule, x: Tensor, units: tuple[Any, ...], linear: bool) -> Any:
@@ -177,8 +170,6 @@ class Tracker:
                 moving.add(n)
             else:
                 self._shared[n] = value
-            if n.target is apply_site and linear:
-                self._linear.add(n)
         return out
 
     def _needs(self, node: fx.Node) -> set[fx.Node]:
