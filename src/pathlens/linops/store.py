@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pathlens.errors import FileFormatError, need_extra
 from pathlens.linops.budget import blocks, human_bytes
-from pathlens.linops.indexing import Index, as_index, as_tensor
+from pathlens.linops.indexing import Index, as_index, as_tensor, same_index
 from pathlens.linops.operator import KernelOperator
 from pathlens.linops.progress import Meter
 
@@ -401,6 +401,9 @@ class StoredKernel(KernelOperator):
 
 def _by_block(index: Index, edge: int) -> Iterator[tuple[int, Any, Any]]:
     """(block, places in the result, rows inside the block) for every block that an index touches."""
+    if isinstance(index, Tensor):  # most that come as tensors are runs, which are read as slices
+        run = range(int(index[0]), int(index[0]) + len(index))
+        index = run if same_index(index, run) else index
     if isinstance(index, range) and index.step == 1:
         for i in range(index.start // edge, (index.stop - 1) // edge + 1):
             lo, hi = max(index.start, i * edge), min(index.stop, (i + 1) * edge)

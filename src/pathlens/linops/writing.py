@@ -114,17 +114,26 @@ def write_block(job: Job, i: int, j: int) -> tuple[str, ...]:
     description = job.layout.description
     rows, cols = description.ranges()
     node = job.parts.block(rows[i], cols[j])
-    values = GramSum(node, job.dtype, job.device, max_bytes=job.max_bytes, backend=job.backend).dense().cpu().numpy()
+    values = GramSum(node, job.dtype, job.device, max_bytes=job.max_bytes, backend=job.backend).dense().cpu()
     checksums = []
     for file, content in zip(job.layout.files(i, j), (values, values.T)):
-        padded = np.full(description.block, np.nan, values.dtype.newbyteorder("<"))
-        padded[: content.shape[0], : content.shape[1]] = content
+        data = _chunk(content, description.block)
         try:
-            write_atomically(file, padded.data, job.check_run)
+            write_atomically(file, data, job.check_run)
         except OSError as error:
             raise error if isinstance(error, PathlensError) else disk_error(file, error) from error
-        checksums.append(hashlib.sha256(padded.data).hexdigest())
+        checksums.append(hashlib.sha256(data).hexdigest())
     return tuple(checksums)
+
+
+def _chunk(values: torch.Tensor, shape: tuple[int, int]) -> memoryview:
+    """A block as Zarr stores it: row by row, least byte first, blocks at the edge padded with NaN."""
+    if values.shape != shape:
+        padded = values.new_full(shape, math.nan)
+        padded[: values.shape[0], : values.shape[1]] = values
+        values = padded
+    array = values.contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).data.cast("B")
 
 
 def disk_error(path: Path, error: OSError) -> StoreError:
@@ -302,7 +311,7 @@ def _finish(
     _check_space(layout, missing)
     run = secrets.token_hex(8)
     write_atomically(layout.own("run"), run.encode())
-    backend = backends.choose(kernel.backend, expression(kernel), kernel.device)
+    backend = backends.choose(kernel.backend, expression(kernel), kernel.device, kernel.dtype)
     with crew(client, workers) as team:
         folder = layout.own(f"factors-{run}")
         try:
