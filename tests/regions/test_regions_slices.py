@@ -69,7 +69,7 @@ BUILDERS = {
     hidden=st.lists(st.integers(1, 7), min_size=1, max_size=3),
     bias=st.booleans(),
     seed=st.integers(0, 10**6),
-    box=st.sampled_from([0.1, 1.0, 7.0]),
+    box=st.sampled_from([0.1, 1.0, 7.0, 1000.0]),
 )
 def test_random_networks(kind: str, hidden: list[int], bias: bool, seed: int, box: float) -> None:
     net = BUILDERS[kind](hidden, bias, seed)

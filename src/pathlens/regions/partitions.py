@@ -193,19 +193,25 @@ class Slice2D(Partition):
         z /= self.box[:, 1] - self.box[:, 0]
         if z.shape[1] != 2:
             raise ShapeError(f"locate: expected plane coordinates of shape (n, 2), got {z.shape}.")
-        start = self._cells.corners
-        following = np.minimum(np.arange(start.shape[1]) + 1, self._cells.sizes[:, None] - 1)
-        last = np.arange(start.shape[1]) >= self._cells.sizes[:, None] - 1
-        end = np.where(last[:, :, None], start[:, :1], start[np.arange(len(start))[:, None], following])
-        edge = end - start
+        normals, offsets = self._sides
         found = np.full(len(z), -1)
-        step = max(1, (1 << 22) // start[:, :, 0].size)
+        step = max(1, (1 << 22) // offsets.size)
         for lo in range(0, len(z), step):
-            p = z[lo : lo + step, None, None]
-            side = edge[..., 0] * (p[..., 1] - start[..., 1]) - edge[..., 1] * (p[..., 0] - start[..., 0])
-            inside = (side >= -1e-13).all(2)
-            found[lo : lo + step] = np.where(inside.any(1), inside.argmax(1), -1)
+            depth = (z[lo : lo + step] @ normals.reshape(-1, 2).T).reshape(-1, *offsets.shape) + offsets
+            depth = depth.min(2)  # the polygon in which the point lies deepest: it is negative in all others
+            found[lo : lo + step] = np.where(depth.max(1) >= -1e-12, depth.argmax(1), -1)
         return found
+
+    @cached_property
+    def _sides(self) -> tuple[Floats, Floats]:
+        """Inward unit normals (K, V, 2) and offsets (K, V) of all edges, in units of the box; padding is no bound."""
+        start = self._cells.corners
+        last = np.arange(start.shape[1]) == self._cells.sizes[:, None] - 1
+        edge = np.where(last[:, :, None], start[:, :1], np.roll(start, -1, axis=1)) - start
+        edge[np.arange(start.shape[1]) >= self._cells.sizes[:, None]] = 0.0
+        length = np.linalg.norm(edge, axis=2)
+        normals = np.stack([-edge[..., 1], edge[..., 0]], axis=2) / np.maximum(length, 1e-300)[:, :, None]
+        return normals, np.where(length > 0, -(normals * start).sum(2), np.inf)
 
     def evaluate(self, coordinates: Any) -> Floats:
         """Outputs at plane coordinates (n, 2) from the affine maps: (n, c); NaN outside the box."""
