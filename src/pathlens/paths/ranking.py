@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from pathlens.errors import OptionError, ShapeError
 from pathlens.linops.budget import blocks
 from pathlens.linops.progress import Meter
-from pathlens.models import GatedNetwork
 from pathlens.paths.explanation import MISLEADING, Explanation, axes, positive, r_squared, ratio, shown
-from pathlens.paths.trellis import Trellis, take_trellis
+from pathlens.paths.trellis import Trellis, reads_ones, take_trellis
 
 _CANDIDATES = 1 << 22  # numbers that one block of rows may compare at once
 
@@ -286,10 +285,9 @@ def strengths(net: nn.Module, X: Any, paths: Any, *, output: int = 0) -> Tensor:
     """
     trellis, units = _with_inputs("paths.strengths", net, X, paths)
     output = trellis.check_output("paths.strengths", output)
-    ones = isinstance(net, GatedNetwork) and net.value_input == "ones"
     if trellis.include_inputs:
         made = torch.ones(len(units), dtype=torch.float64, device=units.device)
-    elif ones:
+    elif reads_ones(net):
         whole = take_trellis("paths.strengths", net, X, include_inputs=True)
         opened = whole.weights[0].sum(1)  # ones enter at every input, and at the bias node
         made = opened[units[:, 0] + int(whole.biased) - int(trellis.biased)]

@@ -1,6 +1,6 @@
 """Few path regions with heights fitted anew: what the network's own path values, which cancel, cannot tell.
 
-scikit-learn is loaded when a lasso path is asked for. May import linops (progress), models, the rest of `paths` and the
+scikit-learn is loaded when a lasso path is asked for. May import linops (progress), the rest of `paths` and the
 errors.
 """
 
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, OptionError, ShapeError, unknown_name
 from pathlens.linops.progress import Meter
-from pathlens.models import GatedNetwork
 from pathlens.paths.explanation import Explanation, axes, positive, r_squared, ratio, shown
 from pathlens.paths.ranking import best
-from pathlens.paths.trellis import Trellis, split, take_trellis
+from pathlens.paths.trellis import Trellis, reads_ones, split, take_trellis
 
 _SHOWN = 8
 _BEAM = 256  # beginnings of paths that the greedy search follows
@@ -106,8 +105,8 @@ def refit(
     """Few path regions, with new heights, that tell the network's output or given targets.
 
     Contributions of the network's own paths cancel, so that no few of them tell f; the regions of few paths with
-    heights fitted anew do. A region is where all gates of a path are on, an intersection of
-    half-spaces for linear gates.
+    heights fitted anew do. A region is where all gates of a path are on: for linear gates, an intersection of
+    half-spaces.
 
     Parameters
     ----------
@@ -157,7 +156,7 @@ def refit(
     seen, unseen = split("paths.refit", net, whole, held_out, seed)
     told, judged = seen.f[:, column], unseen.f[:, column]
     if affine is None:
-        affine = not (isinstance(net, GatedNetwork) and net.value_input == "ones")
+        affine = not reads_ones(net)
     columns = _columns(seen, affine)
     chosen = choose[method](seen, told, columns, paths, output)
     found = torch.tensor(chosen, dtype=torch.long, device=told.device).view(-1, len(seen.bits))

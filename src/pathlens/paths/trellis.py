@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, RecordError
-from pathlens.recording import Record, record
+from pathlens.recording import GatedNetwork, Record, record
 from pathlens.recording.taking import unwrapped
 
 
@@ -175,6 +175,12 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
             "between its layers is no path, such as a shared bias, or the record is of other weights. Record it again."
         )
     return trellis
+
+
+def reads_ones(net: nn.Module) -> bool:
+    """Whether a network is piecewise constant: its value network reads ones in place of x."""
+    net = unwrapped(net)
+    return isinstance(net, GatedNetwork) and net.value_input == "ones"
 
 
 def take_record(net: nn.Module, X: Any) -> Record:
