@@ -392,6 +392,10 @@ def test_networks_without_polygons() -> None:
         slice2d(pl.models.frg(2, (3,), examples=4))
     with pytest.raises(RegionError, match="soft units"):
         slice2d(pl.models.soft_relu(2, (3,)))
+    curved = pl.models.soft_galu(2, (3, 3), gate_activation="soft", seed=0)
+    with pytest.raises(RegionError, match="soft units"):
+        slice2d(curved)
+    check(curved.with_gate("hard"), slice2d(curved.with_gate("hard")))  # the remedy that the message names
     pooled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 1)).eval()
     with pytest.raises(RegionError, match="max_pool='average'"):
         slice2d(pooled, images(0, 1, 4, 4))

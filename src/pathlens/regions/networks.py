@@ -152,7 +152,7 @@ def _refuse(net: GatedNetwork, where: str, linear_only: bool) -> None:
         curved = "its gates are a function given by the user (GDLN), of which nothing is known"
     elif isinstance(source, TableSource):
         curved = "its gates come from a table of examples and are no function of the input"
-    elif (source is None and not net.gate.hard) or getattr(source, "activation_name", "") == "soft":
+    elif not net.gate.hard and (source is None or getattr(source, "activation_name", "") == "soft"):
         curved = "its gates read soft units, so that their boundaries are curved; use net.with_gate('hard')"
     if curved:
         raise RegionError(f"{where}: a network of kind '{net.kind}' has no such regions: {curved}. {_REMEDY}")
