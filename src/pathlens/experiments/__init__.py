@@ -16,6 +16,7 @@ __all__ = ["MODULES", "sweep"]
 # the word before the first dot of an experiment's name -> the module that registers it
 MODULES: dict[str, str] = {
     "hs": "pathlens.experiments.half_space",
+    "loc": "pathlens.experiments.localisation",
 }
 
 

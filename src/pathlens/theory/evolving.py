@@ -277,30 +277,30 @@ class _Run:
 
     def advance(self, marks: np.ndarray, done: int, found: np.ndarray) -> int:
         """Go to the next event or as far as the series reaches, and note the weights at the marks passed."""
-        end = float(marks[-1])
-        left = end - self.t
+        while done < len(marks) and marks[done] <= self.t:
+            found[done] = self.W
+            done += 1
+        if done == len(marks):
+            return done
+        left = float(marks[-1]) - self.t
         D = min(self.longest, 2 * self.gap, left)
         W, h, error, force = self.series(D)
-        powers = np.arange(len(W))
         if not np.isfinite(W).all():
             raise NotFiniteError(f"relu_flow: the weights overflow at t={self.t:g}. Scale X, y or w0 down.")
         self.steps += 1
         s, what = self.earliest(h, error, force)
-        until = self.t + D * s if what is not None else min(self.t + D, end)
-        if left <= D and what is None:
-            until = end
+        powers = np.arange(len(W))
+        until = self.t + D * s if what is not None or left > D else float(marks[-1])
         while done < len(marks) and marks[done] <= until:
-            at = (marks[done] - self.t) / D if D > 0 else 0.0
-            found[done] = np.tensordot(at**powers, W, 1)
+            found[done] = np.tensordot(((marks[done] - self.t) / D) ** powers, W, 1)
             done += 1
-        if D == 0 or done == len(marks):
-            self.t = until
-            return done
         self.W = np.tensordot(s**powers, W, 1)
         self.at_once = self.at_once + 1 if D * s <= 1e-14 * max(self.t, D) else 0
-        if D * s > 0:
+        if s > 0:
             self.just_left.clear()
-        self.gap = min(self.longest, 0.7 * self.gap + 0.3 * D * s if what is not None else 1.5 * D)
+        # the next series reaches twice as far as events have lately lain apart
+        gap = 0.7 * self.gap + 0.3 * D * s if what is not None else 1.5 * D
+        self.gap = min(self.longest, max(gap, 1e-6 * self.longest))
         self.t = until
         if what is not None:
             self.handle(what, s**powers @ error)
