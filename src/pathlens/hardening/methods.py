@@ -19,7 +19,7 @@ from pathlens.hardening.report import (
     outputs_of,
     score,
 )
-from pathlens.hardening.values import can_solve, least_squares, recalibrate
+from pathlens.hardening.values import can_solve, has_batch_norm, least_squares, recalibrate
 from pathlens.models import GatedNetwork
 from pathlens.recording import Trajectory
 from pathlens.training import LOSSES, Geometric, train
@@ -106,13 +106,13 @@ def harden(
         * "anneal": train on while β grows geometrically from the network's own to `beta` over 90 % of the epochs, at a
           rate that falls by a cosine; then hard gates.
         * "straight_through": train on with gates that are hard going forward and soft (the network's β) going back.
-        * "recipe": "anneal", then the values alone.
+        * "recipe": "anneal" for squared losses without batch-norm, else "straight_through"; then the values alone.
 
         Values alone are fitted exactly for squared losses, layer by layer (`values.least_squares`), where no layer has
         more than 4096 weights and there is no batch-norm; else by gradient for `value_epochs`.
     validation : (X, y), optional
-        Held-out rows: they are reported on, and of the values fitted, the best there are kept. Without it the fit is
-        judged by the training rows alone: give it where targets are noisy.
+        Held-out rows: they are reported on, and of all epochs (or passes) with hard gates the best there is kept.
+        Without it the fit is judged by the training rows alone: give it where targets are noisy.
     loss : {"mse", "half_mse", "cross_entropy"}, optional
         Default: cross-entropy for integer targets, mean squared error for real ones.
     epochs, value_epochs : int
@@ -157,32 +157,42 @@ def harden(
     rows = prepare((X, y), soft, chosen, place)
     held = None if validation is None else prepare_validation(validation, soft, chosen, place)
     held_pair = None if held is None else (held.x, held.y)
+    batch = min(batch_size or len(rows.x), len(rows.x))
     common: dict[str, Any] = {"loss": chosen, "lr": lr, "batch_size": batch_size, "seed": seed, "progress": progress}
     common |= {"schedule": "cosine"} | options
 
+    def watched(count: int) -> dict[str, Any]:
+        """With hard gates every epoch is a candidate, the first (nothing changed yet) included."""
+        return {} if held_pair is None else {"validation": held_pair, "patience": count}
+
     # --- gates -------------------------------------------------------------------------------------------------
     phases: dict[str, Trajectory] = {}
-    work = copy.deepcopy(soft)
-    if method in ("recipe", "anneal"):
-        work = work.with_gate("soft", beta=own_beta)  # without ε: hard gates have none
+    work = soft
+    anneals = method == "anneal" or (method == "recipe" and chosen != "cross_entropy" and not has_batch_norm(soft))
+    if anneals:
+        work = soft.with_gate("soft", beta=own_beta)  # without ε: hard gates have none
         schedule = Geometric(own_beta, max(beta, own_beta), until=0.9)
         phases["annealing"] = _train(work, rows, common, epochs=epochs, beta=schedule, label="annealing gates")
-    elif method == "straight_through":
-        work = work.with_gate("straight_through", beta=own_beta)
-        phases["straight-through"] = _train(work, rows, common, epochs=epochs, label="straight-through")
+    elif method in ("recipe", "straight_through"):
+        work = soft.with_gate("straight_through", beta=own_beta)
+        recalibrate(work, rows.x, batch)
+        phases["straight-through"] = _train(
+            work, rows, common, epochs=epochs, label="straight-through", **watched(epochs)
+        )
     hard = work.with_gate("hard").eval()
 
     # --- values ------------------------------------------------------------------------------------------------
     if method != "direct":
-        recalibrate(hard, rows.x, batch_size or len(rows.x))
+        recalibrate(hard, rows.x, batch)
     if method in ("recipe", "refit") and soft.trained != "gates":
         count = value_epochs or (epochs if method == "refit" else max(1, epochs // 10))
         if chosen != "cross_entropy" and can_solve(hard, rows.x):
             least_squares(hard, rows.x, rows.y, validation=held_pair, progress=progress)
         else:
-            stop = {} if held_pair is None else {"validation": held_pair, "patience": count}
-            phases["values alone"] = _train(hard, rows, common, epochs=count, trained="values", label="values", **stop)
-            recalibrate(hard, rows.x, batch_size or len(rows.x))
+            phases["values alone"] = _train(
+                hard, rows, common, epochs=count, trained="values", label="values", **watched(count)
+            )
+            recalibrate(hard, rows.x, batch)
     hard.eval()
     return Hardened(hard, _report(method, soft, hard, rows, held, chosen, own_beta, start), phases)
 

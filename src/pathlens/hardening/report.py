@@ -5,9 +5,11 @@ Everything here measures; nothing trains. It may import what `harden` may.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +17,7 @@ from torch import Tensor
 from pathlens.models import GatedNetwork
 from pathlens.training.inputs import LOSSES
 
-_BLOCK = 4096  # rows in one forward pass
+_AT_ONCE = 1 << 20  # input numbers in one forward pass: some hundred megabytes of activations for images
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class HardeningReport:
 
 def blocks(x: Tensor) -> Iterator[Tensor]:
     """The rows in pieces that fit a forward pass."""
-    yield from x.split(_BLOCK)
+    yield from x.split(max(1, _AT_ONCE // x[0].numel()))
 
 
 def outputs_of(net: GatedNetwork, x: Tensor) -> Tensor:
@@ -157,22 +159,17 @@ def near_boundary(net: GatedNetwork, x: Tensor, margin: float) -> dict[str, floa
 def cells_of(net: GatedNetwork, x: Tensor) -> tuple[Tensor, int]:
     """The number of each row's cell, shape (n,), and how many cells there are.
 
-    Rows share a cell if all their hard gates are equal. O(n log n) comparisons of packed patterns.
+    Rows share a cell if all their hard gates are equal; patterns are compared by 128-bit digests, since those of a
+    convolutional network have 10⁵ bits.
     """
-    packed = []
+    numbers: dict[bytes, int] = {}
+    found: list[int] = []
     with torch.no_grad():
         for part in blocks(x):
             bits = torch.cat([q.flatten(1) > 0 for q in net.preactivations(part).values()], dim=1)
-            packed.append(_pack(bits))
-    patterns, number = torch.unique(torch.cat(packed), dim=0, return_inverse=True)
-    return number, len(patterns)
-
-
-def _pack(bits: Tensor) -> Tensor:
-    """Eight bits to a byte: patterns of convolutional networks have 10⁵ bits."""
-    bits = F.pad(bits.to(torch.uint8), (0, -bits.shape[1] % 8)).unflatten(1, (-1, 8))
-    powers = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=bits.device)
-    return (bits * powers).sum(2, dtype=torch.uint8)
+            for row in np.packbits(bits.cpu().numpy(), axis=1):
+                found.append(numbers.setdefault(hashlib.blake2b(row.tobytes(), digest_size=16).digest(), len(numbers)))
+    return torch.tensor(found, device=x.device), len(numbers)
 
 
 def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> CellBound:

@@ -7,7 +7,6 @@ layer, the others given, come from one linear system.
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from pathlens.training.inputs import mse
 
 _BLOCK = 1024  # rows whose features are held at once
 _LARGEST = 4096  # unknowns of one linear system: 134 MB, and a minute on two cores
-_NOTHING = 1e-12  # relative improvement and relative eigenvalue that count as none
+_ENOUGH = 1e-4  # a pass that brings less, relative to the loss, is the last
 
 
 def can_solve(net: GatedNetwork, x: Tensor) -> bool:
@@ -43,14 +42,15 @@ def least_squares(
     y: Tensor,
     *,
     sweeps: int = 10,
+    damping: float = 1e-6,
     validation: tuple[Tensor, Tensor] | None = None,
     progress: bool = True,
 ) -> list[float]:
     """Fit the values of a network with fixed gates to real targets, layer by layer, in place.
 
     For layer l with weights U, f(x) = Σ_ij U_ij D_i(x) A_j(x), with A what the layer reads and D the sensitivity of f
-    to what it gives. Each step solves min_δ Σ_n (y − f − Σ_ij δ_ij D_i A_j)² exactly (the smallest δ where several do)
-    in float64, from the last layer to the first, so that the loss never rises.
+    to what it gives. Each step solves min_δ Σ_n (y − f − Σ_ij δ_ij D_i A_j)² + λ Σ_ij δ_ij² exactly in float64, from
+    the last layer to the first, so that the loss never rises.
 
     Parameters
     ----------
@@ -59,6 +59,9 @@ def least_squares(
     x, y : Tensor (n, ...), (n, c)
     sweeps : int
         Passes over the layers at most; fewer if a pass brings nothing.
+    damping : float
+        λ as a share of Σ_n Σ_ij (D_i A_j)². It hardly changes the loss on the rows, but keeps the values small in cells
+        that hold none of them: on the circle, without it, the loss between the rows was up to 15 times that on them.
     validation : (Tensor, Tensor), optional
         Held-out rows: of the weights before and after every pass, the best there are kept.
 
@@ -77,20 +80,18 @@ def least_squares(
     losses = [_loss(exact, x64, y64)]
     best = (_loss(exact, *held) if held is not None else losses[0], copy.deepcopy(exact.state_dict()))
     names = [layer.name for layer in record(exact, x64[:1]).layers if layer.part == "value"]
-    meter: Any = Meter("fitting values", sweeps * len(names)) if progress else None
-    for _ in range(sweeps):
-        for name in reversed(names):
-            _solve_layer(exact, name, x64, y64)
-            if meter is not None:
-                meter.advance()
-        losses.append(_loss(exact, x64, y64))
-        score = _loss(exact, *held) if held is not None else losses[-1]
-        if score < best[0]:
-            best = (score, copy.deepcopy(exact.state_dict()))
-        if losses[-1] >= losses[-2] * (1 - 1e-6):
-            break
-    if meter is not None:
-        meter.__exit__(None, None, None)
+    with Meter("fitting values", sweeps * len(names)) as meter:
+        for _ in range(sweeps):
+            for name in reversed(names):
+                _solve_layer(exact, name, x64, y64, damping)
+                if progress:
+                    meter.advance()
+            losses.append(_loss(exact, x64, y64))
+            score = _loss(exact, *held) if held is not None else losses[-1]
+            if score < best[0]:
+                best = (score, copy.deepcopy(exact.state_dict()))
+            if losses[-1] > losses[-2] * (1 - _ENOUGH):
+                break
     net.load_state_dict(best[1])  # rounds to the network's own dtype
     return losses
 
@@ -100,8 +101,8 @@ def _loss(net: GatedNetwork, x: Tensor, y: Tensor) -> float:
         return float(mse(torch.cat([net(part) for part in x.split(_BLOCK)]), y))
 
 
-def _solve_layer(net: GatedNetwork, name: str, x: Tensor, y: Tensor) -> None:
-    """The exact minimiser over one layer's weights and bias; left as it was where rounding makes it worse."""
+def _solve_layer(net: GatedNetwork, name: str, x: Tensor, y: Tensor, damping: float) -> None:
+    """Damped least squares over one layer's weights and bias; left as it was where rounding makes it worse."""
     source = record(net, x)
     layer = source.layers[[item.name for item in source.layers].index(name)]
     weight = net.get_parameter(f"{name}.weight")
@@ -119,14 +120,14 @@ def _solve_layer(net: GatedNetwork, name: str, x: Tensor, y: Tensor) -> None:
                 features = torch.cat([features, d.sum(1)], dim=1)
             gram += features.T @ features
             right += features.T @ (y[lo : lo + len(a), k] - part.f[:, k])
-    values, vectors = torch.linalg.eigh(gram)
-    kept = values > _NOTHING * values[-1]
-    step = vectors[:, kept] @ ((vectors[:, kept].T @ right) / values[kept])
+    weightless = float(gram.trace()) == 0  # f does not depend on this layer: a later one lets nothing through
+    gram.diagonal().add_(1.0 if weightless else damping * gram.trace())
+    step = torch.cholesky_solve(right[:, None], torch.linalg.cholesky(gram))[:, 0]
     before, saved = _loss(net, x, y), [p.detach().clone() for p in (weight, bias) if p is not None]
     with torch.no_grad():
-        weight += step[: weight.numel()].view_as(weight)
+        weight.add_(step[: weight.numel()].view_as(weight))
         if bias is not None:
-            bias += step[weight.numel() :]
+            bias.add_(step[weight.numel() :])
         if not _loss(net, x, y) <= before:
             for p, old in zip((weight, bias), saved):
                 if p is not None:
@@ -136,10 +137,20 @@ def _solve_layer(net: GatedNetwork, name: str, x: Tensor, y: Tensor) -> None:
 # --- batch-norm ------------------------------------------------------------------------------------------------
 
 
+def _batch_norms(net: GatedNetwork) -> list[nn.modules.batchnorm._BatchNorm]:
+    found = (m for m in net.values.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return [m for m in found if m.track_running_stats]
+
+
+def has_batch_norm(net: GatedNetwork) -> bool:
+    """Whether the values depend on statistics of the batches that were seen."""
+    return bool(_batch_norms(net))
+
+
 def recalibrate(net: GatedNetwork, x: Tensor, batch: int) -> None:
     """Take the batch statistics of the values anew, as means over the batches of x; gates keep theirs."""
-    norms = [m for m in net.values.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if not any(m.track_running_stats for m in norms):
+    norms = _batch_norms(net)
+    if not norms:
         return
     momenta = [m.momentum for m in norms]
     modes = {m: m.training for m in net.modules()}
@@ -152,7 +163,7 @@ def recalibrate(net: GatedNetwork, x: Tensor, batch: int) -> None:
         for part in x.split(max(batch, 2)):
             if len(part) > 1:
                 net(part)
-    for m, momentum in zip(norms, momenta):
-        m.momentum = momentum
-    for m, training in modes.items():
-        m.training = training
+    for norm, momentum in zip(norms, momenta):
+        norm.momentum = momentum
+    for module, training in modes.items():
+        module.training = training

@@ -1,0 +1,229 @@
+"""Hard networks from soft ones: what each method gives, what the report says, what is refused."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pathlens as pl
+from pathlens import errors
+from pathlens.hardening import METHODS, cell_bound
+from pathlens.models.gates import Hard
+
+
+@pytest.fixture(scope="module")
+def circle():
+    return pl.data.circle(256, bottom=6, test_points=100)
+
+
+@pytest.fixture(scope="module")
+def soft(circle):
+    net = pl.models.dlgn(2, (16,) * 3, piecewise_constant=True, bias=True, seed=0)
+    pl.train(net, circle, epochs=400, lr=5e-3, stop_below=0.01, progress=False)
+    return net
+
+
+@pytest.fixture(scope="module")
+def hardened(soft, circle):
+    held = (circle.x_test, circle.y_test)
+    epochs = dict.fromkeys(METHODS, 10) | {"recipe": 80}
+    return {
+        m: pl.harden(soft, circle.x, circle.y, m, epochs=epochs[m], lr=5e-3, validation=held, progress=False)
+        for m in METHODS
+    }
+
+
+def loss(net, x, y):
+    with torch.no_grad():
+        return float((net(x) - y).square().double().mean())
+
+
+def test_every_method_gives_hard_gates_and_leaves_the_network_alone(soft, circle, hardened):
+    before = copy.deepcopy(soft.state_dict())
+    mode = soft.training
+    again = pl.harden(soft, circle.x, circle.y, "anneal", epochs=2, progress=False)
+    assert soft.training == mode and soft.gate.label == "soft β=4"
+    assert all(torch.equal(t, before[n]) for n, t in soft.state_dict().items())
+    for made in [again, *hardened.values()]:
+        assert isinstance(made.network.gate, Hard) and not made.network.training
+        gates = torch.cat([g.flatten() for g in made.network.gates(circle.x).values()])
+        assert set(gates.unique().tolist()) <= {0.0, 1.0}
+
+
+def test_the_recipe_brings_a_hundredfold_cost_under_twofold(soft, circle, hardened):
+    """The circle's soft network is trained to .01; switched directly it loses nearly all."""
+    r = hardened["recipe"].report
+    assert r.soft.loss < 0.01
+    assert r.direct.loss > 10 * r.soft.loss
+    assert r.hard.loss < 2 * r.soft.loss
+    assert hardened["refit"].report.hard.loss < 0.5 * hardened["direct"].report.hard.loss
+
+
+def test_the_numbers_of_the_report(soft, circle, hardened):
+    for method, made in hardened.items():
+        r, net = made.report, made.network
+        assert r.method == method
+        assert r.soft.loss == pytest.approx(loss(soft, circle.x, circle.y), rel=1e-5)
+        assert r.direct.loss == pytest.approx(loss(soft.with_gate("hard"), circle.x, circle.y), rel=1e-5)
+        assert r.hard.loss == pytest.approx(loss(net, circle.x, circle.y), rel=1e-5)
+        assert r.validation["hard"].loss == pytest.approx(loss(net, circle.x_test, circle.y_test), rel=1e-5)
+        f, g = net(circle.x).detach().double(), soft(circle.x).detach().double()
+        assert r.agreement == pytest.approx(1 - float((f - g).square().sum() / (g - g.mean()).square().sum()), rel=1e-6)
+        assert r.margin == 0.25
+        for n, shares in ((soft, r.near), (net, r.near_after)):
+            for site, q in n.preactivations(circle.x).items():
+                assert shares[site] == pytest.approx(float((q.abs() < 0.25).double().mean()))
+        assert r.bound.loss <= r.hard.loss * (1 + 1e-6)
+    direct = hardened["direct"]
+    assert direct.report.direct.loss == direct.report.hard.loss
+    assert all(torch.equal(a, b) for a, b in zip(direct.network.parameters(), soft.parameters()))
+    text = repr(hardened["recipe"].report)
+    for word in ("soft", "direct", "hard", "bound", "agreement", "held out", "relu3@0", "best constant on each cell"):
+        assert word in text
+
+
+def test_the_figure_shows_every_level(hardened):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    ax = hardened["recipe"].plot()
+    assert {"annealing", "soft", "hard", "switched directly"} <= set(ax.get_legend_handles_labels()[1])
+    plt.close(ax.figure)
+
+
+# --- what the cells allow --------------------------------------------------------------------------------------
+
+
+def by_cell(net, x, y):
+    """Rows of each cell, by plain comparison."""
+    bits = torch.cat([g.flatten(1) for g in net.gates(x, hard=True).values()], 1).int().tolist()
+    groups = {}
+    for row, key in enumerate(map(tuple, bits)):
+        groups.setdefault(key, []).append(row)
+    return [(x[i].double().numpy(), y[i].double().numpy()) for i in groups.values()]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bound_by_hand(seed):
+    g = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(120, 2, generator=g), torch.randn(120, 2, generator=g)
+    labels = torch.randint(0, 3, (120,), generator=g)
+    constant = pl.models.dlgn(2, (3, 2), 2, piecewise_constant=True, seed=seed)
+    groups = by_cell(constant, x, y)
+    expected = sum(((t - t.mean(0)) ** 2).sum() for _, t in groups) / 240
+    bound = cell_bound(constant, x, y)
+    assert bound.loss == pytest.approx(expected, rel=1e-10) and bound.cells == len(groups)
+    assert cell_bound(constant, x, y, "half_mse").loss == pytest.approx(expected / 2, rel=1e-10)
+    entropy = 0.0
+    for _, t in by_cell(constant, x, labels):
+        for k in np.unique(t):
+            share = (t == k).mean()
+            entropy -= len(t) * share * math.log(share) / 120
+    assert cell_bound(constant, x, labels, "cross_entropy").loss == pytest.approx(entropy, rel=1e-10)
+    linear = pl.models.dlgn(2, (3, 2), 2, seed=seed)
+    error = 0.0
+    for a, t in by_cell(linear, x, y):
+        a = np.hstack([a, np.ones((len(a), 1))])
+        error += ((a @ np.linalg.lstsq(a, t, rcond=None)[0] - t) ** 2).sum()
+    assert cell_bound(linear, x, y).loss == pytest.approx(error / 240, rel=1e-9)
+    assert cell_bound(linear, x, labels, "cross_entropy").loss is None
+
+
+# --- labels, images, frozen halves -----------------------------------------------------------------------------
+
+
+def test_labels_never_end_worse_on_held_out_rows_than_switched_directly():
+    data = pl.data.digits(flatten=True, standardise=True)
+    x, y, held = data.x[:500], data.y[:500], (data.x_test, data.y_test)
+    net = pl.models.dlgn(64, (24, 24), 10, bias=True, seed=0)
+    pl.train(net, (x, y), epochs=8, lr=3e-3, loss="cross_entropy", progress=False)
+    made = pl.harden(net, x, y, epochs=5, validation=held, progress=False)
+    r = made.report
+    assert r.validation["hard"].loss < r.validation["direct"].loss
+    assert r.validation["hard"].accuracy > r.validation["soft"].accuracy - 0.02
+    assert r.validation["hard"].accuracy == pytest.approx(
+        float((made.network(held[0]).argmax(1) == held[1]).double().mean())
+    )
+    same = made.network(held[0]).argmax(1) == net(held[0]).argmax(1)
+    assert r.validation_agreement == pytest.approx(float(same.double().mean()))
+    assert set(made.phases) == {"straight-through", "values alone"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_convolutions_with_batch_norm(method):
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 3, (60,), generator=g)
+    x = torch.randn(60, 1, 6, 6, generator=g) + y[:, None, None, None] * torch.linspace(-1, 1, 6)
+    template = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 3)
+    )
+    net = pl.gated_twin(template, "dlgn", x[:2], seed=0)
+    pl.train(net, (x, y), loss="cross_entropy", epochs=15, lr=1e-2, batch_size=20, progress=False)
+    made = pl.harden(net, x, y, method, epochs=5, lr=5e-3, batch_size=20, progress=False)
+    assert made.report.hard.accuracy >= (made.report.direct.accuracy if method != "direct" else 0.0) - 0.02
+    assert made.report.bound.loss is None
+    if method == "refit":  # gates keep their batch statistics
+        for a, b in zip(made.network.source.state_dict().values(), net.source.state_dict().values()):
+            assert torch.equal(a, b)
+
+
+def test_halves_that_are_frozen_stay_frozen(circle):
+    frozen = pl.models.dlgn(2, (8, 8), frozen=True, seed=0)
+    made = pl.harden(frozen, circle.x, circle.y, epochs=3, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(made.network.source.parameters(), frozen.source.parameters()))
+    gates = pl.models.gates_only(2, (8, 8), seed=0)
+    made = pl.harden(gates, circle.x, circle.y, epochs=3, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(made.network.values.parameters(), gates.values.parameters()))
+
+
+def test_double_precision_and_the_same_seed_give_the_same_network(circle):
+    x, y = circle.x.double(), circle.y.double()
+    net = pl.models.dlgn(2, (8, 8), seed=0).double()
+    a, b = (pl.harden(net, x, y, epochs=3, seed=4, progress=False).network for _ in range(2))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+    assert next(a.parameters()).dtype == torch.float64
+
+
+# --- bad input -------------------------------------------------------------------------------------------------
+
+
+def dlgn(**options):
+    return pl.models.dlgn(2, (4,), seed=0, **options)
+
+
+def broken():
+    net = dlgn()
+    with torch.no_grad():
+        next(net.parameters()).fill_(math.nan)
+    return net
+
+
+X, Y = torch.randn(10, 2), torch.randn(10, 1)
+BAD = [
+    (lambda: pl.harden(dlgn(gate="hard"), X, Y), errors.OptionError, "hard already"),
+    (lambda: pl.harden(dlgn(gate="straight_through"), X, Y), errors.OptionError, "hard already"),
+    (lambda: pl.harden(pl.models.relu(2, (4,)), X, Y), errors.ConversionError, "own pre-activations"),
+    (lambda: pl.harden(pl.models.soft_relu(2, (4,)), X, Y), errors.ConversionError, "own pre-activations"),
+    (lambda: pl.harden(nn.Linear(2, 1), X, Y), errors.ConversionError, "got Linear"),
+    (lambda: pl.harden(dlgn(), X, Y, "recpe"), errors.UnknownNameError, "Did you mean 'recipe'"),
+    (lambda: pl.harden(dlgn(), X, Y, loss="mes"), errors.UnknownNameError, "Did you mean 'mse'"),
+    (lambda: pl.harden(dlgn(), X, Y[:9]), errors.ShapeError, "10 inputs and 9 targets"),
+    (lambda: pl.harden(dlgn(), X[:, :1], Y), errors.ShapeError, "does not accept"),
+    (lambda: pl.harden(dlgn(), X * math.nan, Y), errors.NotFiniteError, "row 0"),
+    (lambda: pl.harden(broken(), X, Y), errors.NotFiniteError, "diverge"),
+    (lambda: pl.harden(dlgn(), X, Y, validation=(X, Y[:3])), errors.ShapeError, "3 targets"),
+    (lambda: pl.harden(dlgn(), X, torch.full((10,), 3)), errors.LabelError, "labels run"),
+    (lambda: pl.harden(dlgn(), X, Y, epochs=0), errors.OptionError, "epochs must be at least 1"),
+    (lambda: pl.harden(dlgn(), X, Y, trained="values"), errors.OptionError, "trained is not an option"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, error, message", BAD, ids=[f"{i}-{b[1].__name__}" for i, b in enumerate(BAD)])
+def test_bad_input_says_what_is_wrong(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
