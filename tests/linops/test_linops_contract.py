@@ -13,6 +13,9 @@ from pathlens.testing.dense import dense_gram_sum, self_kernels
 from pathlens.testing.tolerance import TOLERANCE, assert_kernel_close
 
 BACKENDS = ["torch", "popcount"]
+#: the fused kernel runs on a GPU where there is one, else interpreted, which is slow: float32 and two shapes
+FUSED_ON = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FUSED_SHAPES: list[tuple[int, int | None]] = [(70, None), (37, 29)]
 SHAPES = [(1, None), (37, None), (70, None), (1, 5), (37, 29), (70, 41)]  # m None: symmetric
 KINDS = ["gram", "hadamard", "sum", "scale", "select", "nested", "gates", "mixed", "streamed", "custom", "bias", "wide"]
 
@@ -38,6 +41,7 @@ class Maker:
 
     def __init__(self, n: int, m: int | None, dtype: torch.dtype, backend: str) -> None:
         self.n, self.m, self.dtype, self.backend = n, m, dtype, backend
+        self.device = FUSED_ON if backend.startswith("triton") else torch.device("cpu")
         self.generator = torch.Generator().manual_seed(n + 100 * (m or 0))
 
     def pair(self, r: int, binary: bool = False) -> tuple[Tensor, Tensor]:
@@ -50,11 +54,19 @@ class Maker:
         return (left, left) if self.m is None else (left, draw(self.m))
 
     def lazy(self, terms: list[list[tuple[Tensor, Tensor]]]) -> GramSum:
-        named = [[Factor(f"f{t}.{f}", *pair) for f, pair in enumerate(term)] for t, term in enumerate(terms)]
+        moved = {id(side): side.to(self.device) for term in terms for pair in term for side in pair}
+        named = [[Factor(f"f{t}.{f}", moved[id(x)], moved[id(y)]) for f, (x, y) in enumerate(term)]
+                 for t, term in enumerate(terms)]
         return GramSum.from_factors(named, dtype=self.dtype, backend=self.backend)
 
     def case(self, terms: list[list[tuple[Tensor, Tensor]]], kernel: KernelOperator | None = None) -> Case:
         return Case(kernel or self.lazy(terms), dense_gram_sum(terms), *self_kernels(terms))
+
+
+def need(backend: str) -> None:
+    """Skip where the machine does not have what the backend needs."""
+    if backend != "torch":
+        pytest.importorskip("numba" if backend == "popcount" else "triton")
 
 
 class Rows:
@@ -100,34 +112,34 @@ def make(kind: str, n: int, m: int | None, dtype: torch.dtype, backend: str) -> 
         cols = rows if m is None else torch.arange(m)[::2]
         return Case(case.kernel[rows, cols], case.dense[rows][:, cols], case.rows[rows], case.cols[cols])
     if kind == "streamed":
-        left = RowStream(Rows({"a": a[0], "b": b[0], "g": g[0]}))
-        right = left if m is None else RowStream(Rows({"a": a[1], "b": b[1], "g": g[1]}))
+        left = RowStream(Rows({key: pair[0].to(mk.device) for key, pair in zip("abg", (a, b, g))}))
+        right = left if m is None else RowStream(Rows({k: p[1].to(mk.device) for k, p in zip("abg", (a, b, g))}))
         terms = [[(k, left[k], right[k]) for k in "ab"], [("g", left["g"], right["g"])]]
         return mk.case([[a, b], [g]], GramSum.from_factors(terms, backend=backend))
     assert kind == "custom"
-    whole = dense_gram_sum([[a]]).to(dtype)
+    whole = dense_gram_sum([[a]]).to(mk.device, dtype)
     diagonal = whole.diagonal if n == whole.shape[1] else None
-    custom = CustomKernel(tuple(whole.shape), lambda i, j: whole[i][:, j], diagonal, dtype=dtype, symmetric=m is None)
+    custom = CustomKernel(tuple(whole.shape), lambda i, j: whole[i][:, j], diagonal, dtype=dtype, symmetric=m is None,
+                          device=mk.device)
     return mk.case([[a, b], [c]], custom * mk.lazy([[b]]) + mk.lazy([[c]]))
 
 
-@pytest.fixture(params=[(k, s, b) for k in KINDS for s in SHAPES for b in BACKENDS],
-                ids=lambda p: f"{p[0]}-{p[1][0]}x{p[1][1] or 'sym'}-{p[2]}")
-def spec(request: pytest.FixtureRequest) -> tuple[str, tuple[int, int | None], str]:
-    if request.param[2] == "popcount":
-        pytest.importorskip("numba")
-    return request.param
+SPECS = [(k, s, b, d) for k in KINDS for s in SHAPES for b in BACKENDS for d in (torch.float32, torch.float64)]
+SPECS += [(k, s, "triton", torch.float32) for k in KINDS for s in FUSED_SHAPES]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
-def test_backend_keeps_the_contract(spec: tuple[str, tuple[int, int | None], str], dtype: torch.dtype) -> None:
-    kind, (n, m), backend = spec
+@pytest.mark.parametrize(("kind", "shape", "backend", "dtype"), SPECS,
+                         ids=[f"{k}-{s[0]}x{s[1] or 'sym'}-{b}-f{8 * d.itemsize}" for k, s, b, d in SPECS])
+def test_backend_keeps_the_contract(kind: str, shape: tuple[int, int | None], backend: str, dtype: torch.dtype) -> None:
+    need(backend)
+    n, m = shape
     case = make(kind, n, m, dtype, backend)
     kernel, want = case.kernel, case.dense
-    assert kernel.shape == want.shape and kernel.dtype == dtype and kernel.device == torch.device("cpu")
+    assert kernel.shape == want.shape and kernel.dtype == dtype
+    assert kernel.device.type == (FUSED_ON.type if backend == "triton" else "cpu")
     assert kernel.symmetric == (m is None)
 
-    dense = kernel.dense()
+    dense = kernel.dense().cpu()
     assert dense.dtype == dtype
     assert_kernel_close(dense, want, case.rows, case.cols)
     if m is None:
@@ -135,41 +147,43 @@ def test_backend_keeps_the_contract(spec: tuple[str, tuple[int, int | None], str
 
     covered = torch.zeros_like(want)
     for rows, cols, tile in kernel.tiles(max_bytes=200_000):
-        assert_kernel_close(tile, want[rows, cols], case.rows[rows], case.cols[cols])
+        assert_kernel_close(tile.cpu(), want[rows, cols], case.rows[rows], case.cols[cols])
         covered[rows, cols] += 1
     assert bool((covered == 1).all())
 
     some = torch.arange(0, kernel.shape[0], 3)
-    tile = kernel.tile(some, slice(None))
+    tile = kernel.tile(some, slice(None)).cpu()
     assert_kernel_close(tile, want[some], case.rows[some], case.cols)
     i, j = kernel.shape[0] - 1, kernel.shape[1] // 2
     assert abs(kernel[i, j] - float(want[i, j])) <= TOLERANCE[dtype] * float((case.rows[i] * case.cols[j]).sqrt())
 
     if kernel.shape[0] == kernel.shape[1]:
         size = (case.rows * case.cols).sqrt()
-        assert bool(((kernel.diagonal().double() - want.diagonal()).abs() <= TOLERANCE[dtype] * size).all())
+        assert bool(((kernel.diagonal().cpu().double() - want.diagonal()).abs() <= TOLERANCE[dtype] * size).all())
         assert abs(kernel.trace() - float(want.trace())) <= TOLERANCE[dtype] * float(size.sum())
 
     generator = torch.Generator().manual_seed(1)
     for k in (None, 3):
         v = torch.randn(kernel.shape[1], *([] if k is None else [k]), generator=generator, dtype=dtype)
-        got = kernel @ v
+        got = (kernel @ v.to(kernel.device)).cpu()
         assert got.dtype == dtype and got.shape == (kernel.shape[0], *v.shape[1:])
         reach = torch.outer(case.rows.sqrt(), case.cols.sqrt()) @ v.double().abs()
         assert bool(((got.double() - want @ v.double()).abs() <= TOLERANCE[dtype] * reach).all())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+@pytest.mark.parametrize(("backend", "dtype"), [(b, d) for b in BACKENDS for d in (torch.float32, torch.float64)]
+                         + [("triton", torch.float32)])
 def test_counts_are_equal_not_close(backend: str, dtype: torch.dtype) -> None:
-    if backend == "popcount":
-        pytest.importorskip("numba")
+    need(backend)
+    device = FUSED_ON if backend == "triton" else torch.device("cpu")
     generator = torch.Generator().manual_seed(0)
     for r in (1, 31, 32, 33, 64, 100, 128, 200):
         gates = [torch.rand(53, r, generator=generator) > 0.3 for _ in range(2)]
-        kernel = GramSum.from_factors([[(f"g{i}", g) for i, g in enumerate(gates)]], dtype=dtype, backend=backend)
-        assert torch.equal(kernel.dense().double(), dense_gram_sum([[(g, g) for g in gates]]))
-        assert torch.equal(kernel.diagonal().double(), dense_gram_sum([[(g, g) for g in gates]]).diagonal())
+        terms = [[(f"g{i}", g.to(device)) for i, g in enumerate(gates)]]
+        kernel = GramSum.from_factors(terms, dtype=dtype, backend=backend)
+        want = dense_gram_sum([[(g, g) for g in gates]])
+        assert torch.equal(kernel.dense().cpu().double(), want)
+        assert torch.equal(kernel.diagonal().cpu().double(), want.diagonal())
 
 
 def test_both_backends_agree_bit_for_bit_on_float_gates() -> None:

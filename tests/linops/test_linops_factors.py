@@ -140,7 +140,7 @@ def test_backends_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="popcount and torch"):
         one + two
     assert (one + two.with_options(backend="torch")).backend == "torch"
-    monkeypatch.setattr(backends, "_has_numba", lambda: False)
+    monkeypatch.setattr(backends, "_has", lambda package: False)
     with pytest.raises(MissingExtraError, match=r"pathlens\[fast\]"):
         two.dense()
     assert "pathlens[fast]" in repr(two)
@@ -154,7 +154,7 @@ def test_auto_takes_popcount_for_large_gate_kernels_only(monkeypatch: pytest.Mon
     monkeypatch.setattr(backends, "_WORTH_COMPILING", 1e6)
     assert gates._evaluator().backend.name == "popcount"
     assert GramSum.from_factors([[("x", torch.randn(300, 64))]])._evaluator().backend.name == "torch"
-    monkeypatch.setattr(backends, "_has_numba", lambda: False)
+    monkeypatch.setattr(backends, "_has", lambda package: False)
     assert gates._evaluator().backend.name == "torch"
 
 

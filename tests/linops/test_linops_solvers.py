@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pathlens.errors import BudgetError, DTypeError, NotFiniteError, OptionError, ShapeError, SolverError
-from pathlens.linops import GramSum
+from pathlens.linops import GramSum, nystrom
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -133,3 +133,51 @@ def test_bad_options() -> None:
     for k in (0, 41, 2.0, True):
         with pytest.raises(OptionError, match="k must be"):
             K.eigsh(k)
+
+
+# --- preconditioning and Nyström -----------------------------------------------------------------------------------
+
+
+def decaying(n: int, dtype: torch.dtype = torch.float64) -> GramSum:
+    """Eigenvalues 1, 1/4, 1/9, …: plain conjugate gradients are slow on it."""
+    basis = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    return GramSum.from_factors([[("f", (basis / torch.arange(1, n + 1)).to(dtype))]])
+
+
+def test_a_preconditioner_changes_the_work_and_not_the_answer() -> None:
+    K, y = decaying(300), torch.randn(300, 3, dtype=torch.float64)
+    plain = K.solve(y, ridge=1e-6, method="cg", preconditioner=0)
+    better = K.solve(y, ridge=1e-6, method="cg", preconditioner=60)
+    exact = K.solve(y, ridge=1e-6, method="cholesky")
+    assert (plain.preconditioner, better.preconditioner, exact.preconditioner) == (0, 60, 0)
+    assert better.iterations < plain.iterations / 3
+    for found in (plain, better):
+        assert found.residual < 1e-9
+        torch.testing.assert_close(found.solution, exact.solution, rtol=1e-5, atol=1e-5 * float(exact.solution.max()))
+
+
+def test_an_indefinite_kernel_is_still_told_when_preconditioned() -> None:
+    K = decaying(100) - 0.5 * GramSum.from_factors([[("one", torch.ones(100, 1, dtype=torch.float64) / 10)]])
+    with pytest.raises(SolverError, match="not positive definite"):
+        K.solve(torch.ones(100, dtype=torch.float64), method="cg", preconditioner=20, max_iter=500)
+
+
+def test_rank_of_the_preconditioner_is_checked() -> None:
+    for rank in (-1, 301, True):
+        with pytest.raises(OptionError, match="preconditioner"):
+            decaying(30).solve(torch.ones(30, dtype=torch.float64), method="cg", preconditioner=rank)
+
+
+def test_nystrom_is_below_the_kernel_and_as_good_as_the_spectrum_allows() -> None:
+    K = decaying(120)
+    for rank in (1, 10, 50):
+        gap = K.dense() - nystrom(K, rank).dense()
+        values = torch.linalg.eigvalsh(gap)
+        assert float(values[0]) > -1e-10
+        assert float(values[-1]) < 20.0 / (rank + 1) ** 2  # the best rank-r approximation leaves 1/(r + 1)²
+    with pytest.raises(OptionError, match="rank"):
+        nystrom(K, 121)
+    with pytest.raises(SolverError, match="symmetric"):
+        nystrom(GramSum.from_factors([[("x", torch.ones(3, 1), torch.ones(3, 1))]]), 1)
+    with pytest.raises(SolverError, match="semi-definite"):
+        nystrom(-1.0 * K, 5)

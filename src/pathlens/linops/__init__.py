@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from pathlens.linops.budget import free_bytes
 from pathlens.linops.factors import Factor, RowSource, RowStream
-from pathlens.linops.operator import CustomKernel, GramSum, KernelOperator
+from pathlens.linops.operator import CustomKernel, GramSum, KernelOperator, nystrom
 from pathlens.linops.solvers import Eigenpairs, Solution
 from pathlens.linops.store import StoredKernel, from_zarr
 from pathlens.linops.writing import StoreReport
 
 __all__ = ["CustomKernel", "Eigenpairs", "Factor", "GramSum", "KernelOperator", "RowSource", "RowStream", "Solution",
-           "StoreReport", "StoredKernel", "free_bytes", "from_zarr"]
+           "StoreReport", "StoredKernel", "free_bytes", "from_zarr", "nystrom"]

@@ -21,6 +21,7 @@ FRACTION_OF_FREE = 0.5  # the caller's own arrays, and the allocator's slack, ne
 TILE_EDGE = 2048  # beyond this a tile's matrix product gets no faster, and its buffers leave the cache
 TRIANGLE_EDGE = 512  # where only the upper triangle of a symmetric kernel is computed
 STRIP_EDGES = (256, 1024)  # the same for a matrix that is held: thin strips waste less on the diagonal
+DEVICE_EDGE = 8192  # on CUDA, where starting work on a tile costs more than leaving the cache
 _UNKNOWN_FREE = 2 << 30  # where no system figure can be read
 
 
@@ -89,7 +90,7 @@ def free_bytes(root: str | os.PathLike[str] = "/") -> int:
 
 @functools.lru_cache(maxsize=1)
 def _free_about(tenth_of_a_second: int) -> int:
-    """Free memory, asked for once in a tenth of a second: reading a dozen system files takes as long as a small tile."""
+    """Free memory, asked for ten times a second at most: reading a dozen system files takes as long as a tile."""
     return free_bytes()
 
 

@@ -14,7 +14,16 @@ from torch import Tensor
 from pathlens.errors import BudgetError, NotFiniteError, ScaleError
 from pathlens.linops import backends
 from pathlens.linops.backends import Backend, Pool, new_tile
-from pathlens.linops.budget import STRIP_EDGES, TILE_EDGE, TRIANGLE_EDGE, TilePlan, blocks, human_bytes, plan_tiles
+from pathlens.linops.budget import (
+    DEVICE_EDGE,
+    STRIP_EDGES,
+    TILE_EDGE,
+    TRIANGLE_EDGE,
+    TilePlan,
+    blocks,
+    human_bytes,
+    plan_tiles,
+)
 from pathlens.linops.indexing import Index, as_tensor
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, exp2_scale_, strip
 from pathlens.linops.progress import Meter
@@ -72,7 +81,7 @@ class Evaluator:
     @classmethod
     def make(cls, node: Node, dtype: torch.dtype, device: torch.device, backend: str, budget: int) -> Evaluator:
         """Choose and load the backend."""
-        return cls(node, dtype, device, backends.load(backends.choose(backend, node, device)), budget)
+        return cls(node, dtype, device, backends.load(backends.choose(backend, node, device, dtype)), budget)
 
     def sub(self, node: Node) -> Evaluator:
         """The same settings for another expression."""
@@ -86,6 +95,8 @@ class Evaluator:
         square = self.node.symmetric if square is None else square
         # smaller tiles waste less on the diagonal and stay in the cache, unless an operator makes its own
         most = edge or (TRIANGLE_EDGE if square and not self.has_leaf else TILE_EDGE)
+        if self.device.type == "cuda" and not self.has_leaf:
+            most = DEVICE_EDGE
         return plan_tiles(
             self.node.n, self.node.m,
             entry_bytes=(self.node.buffers() + extra_buffers) * self.dtype.itemsize,
@@ -177,9 +188,13 @@ class Evaluator:
         if whole > self.budget:
             raise BudgetError(f"dense: a {n} × {m} matrix of {self.dtype} takes {human_bytes(whole)}, the budget is "
                               f"{human_bytes(self.budget)}. Raise max_bytes, take K[rows, cols], or use K.tiles().")
+        if self.backend.writes_whole(self.node, self.dtype) and not self.streamed:
+            left = self.side(range(n), False, True)
+            right = left if self.node.symmetric else self.side(range(m), True, True)
+            return self.tile(left, right, new_tile(n, m, self.dtype, self.device))
         # Mirroring a tile costs about as much as counting bits again, so exact backends compute both triangles.
         mirror = self.node.symmetric and not self.backend.exactly_symmetric(self.node)
-        strips = mirror and not self.streamed and not self.has_leaf
+        strips = mirror and not self.streamed and not self.has_leaf and self.device.type == "cpu"
         plan = self.plan(reserve=whole, square=mirror and not strips, extra_buffers=2 if mirror else 0,
                          edge=STRIP_EDGES if strips else None)
         out = new_tile(n, m, self.dtype, self.device)

@@ -6,6 +6,7 @@ neither overflow nor underflow. What is built from factors lives in ``nodes``. M
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -138,9 +139,10 @@ class Rows(ABC):
     def log2_norms(self, index: Index) -> Tensor:
         """log₂ of their norms, (b,) float64."""
 
+    @property
     @abstractmethod
-    def within(self, log2: float) -> bool:
-        """Whether all norms are known to lie between 2^−log2 and 2^log2."""
+    def spread(self) -> float:
+        """The largest |log₂ norm|; infinite where a row is zero, or where rows would have to be computed to know."""
 
     @abstractmethod
     def bits(self, index: Index) -> np.ndarray:
@@ -189,7 +191,7 @@ class ResidentRows(Rows):
             norms.append(log2_norms(block, name, lo))
             binary = binary and _is_binary(block)
         self._log2_norms = torch.cat(norms) if len(norms) > 1 else norms[0]
-        self._range: tuple[float, float] | None = None
+        self._spread: float | None = None
         self._binary = binary
         self._bits: np.ndarray | None = None
 
@@ -207,11 +209,11 @@ class ResidentRows(Rows):
     def log2_norms(self, index: Index) -> Tensor:
         return take_rows(self._log2_norms, index)
 
-    def within(self, log2: float) -> bool:
-        if self._range is None:
-            low, high = self._log2_norms.aminmax()
-            self._range = float(low), float(high)
-        return -log2 <= self._range[0] and self._range[1] <= log2
+    @property
+    def spread(self) -> float:
+        if self._spread is None:
+            self._spread = float(self._log2_norms.abs().max())
+        return self._spread
 
     def bits(self, index: Index) -> np.ndarray:
         if self._bits is None:
@@ -356,8 +358,9 @@ class StreamedRows(Rows):
     def log2_norms(self, index: Index) -> Tensor:
         return self.stream.block(index)[self.key][1]
 
-    def within(self, log2: float) -> bool:
-        return False  # it would have to be read through to know
+    @property
+    def spread(self) -> float:
+        return math.inf
 
     def bits(self, index: Index) -> np.ndarray:
         return pack_bits(self.take(index))

@@ -89,8 +89,8 @@ class Side:
         Sides of the children.
     """
 
-    __slots__ = ("_block", "_cut", "_exponent", "_level", "_log_norm", "_shift", "_unshifted", "_whole", "index", "node",
-                 "parts", "right")
+    __slots__ = ("_block", "_cut", "_exponent", "_level", "_log_norm", "_shift", "_unshifted", "_whole", "index",
+                 "node", "parts", "right", "spread")
 
     def __init__(self, node: Node, index: Index, right: bool, exponent: Tensor | None, log_norm: Tensor | None,
                  parts: Sequence[Side] = (), shift: Tensor | None = None) -> None:
@@ -103,6 +103,7 @@ class Side:
         self._unshifted: bool | None = None
         self._whole: Side | None = None  # what this side was cut from; numbers are cut when asked for
         self._cut = slice(None)
+        self.spread = math.inf  # a bound on |log_norm|, where one is known without looking
 
     def __len__(self) -> int:
         return len(self.index)
@@ -146,6 +147,7 @@ class Side:
         """Multiply the unit rows by 2^by, finite, and lower the exponents to match."""
         assert self._block is None, "a side is lifted before its rows are gathered"
         self._level = self._unshifted = None
+        self.spread = math.inf
         self._exponent = self.exponent - by
         self._log_norm = self.log_norm + by
         if self.shift is not None:
@@ -258,10 +260,11 @@ class Gram(Node):
     def side(self, index: Index, right: bool) -> Side:
         rows = self.side_rows(right)
         log_norm = rows.log2_norms(index)
-        if rows.within(_MODERATE) and not self._balance:
+        if rows.spread <= _MODERATE and not self._balance:
             zero = torch.zeros_like(log_norm)
             side = Side(self, index, right, zero, log_norm, shift=zero)
             side._level = side._unshifted = True
+            side.spread = rows.spread
             return side
         exponent = _row_exponents(log_norm)
         balance = self._balance if right else -self._balance
@@ -362,15 +365,20 @@ class Hadamard(Node):
 
     def side(self, index: Index, right: bool) -> Side:
         parts = [child.side(index, right) for child in self._children]
-        running, exponent = parts[0].log_norm, parts[0].exponent
+        running, exponent, spread = parts[0].log_norm, parts[0].exponent, parts[0].spread
         for part in parts[1:]:
             # Moderate norms multiply up or down: hundreds of factors would leave the dtype, were it not given back.
-            far = (running.abs() > _DRIFT) & torch.isfinite(running)
-            if bool(far.any()):
+            if spread > _DRIFT:
+                far = (running.abs() > _DRIFT) & torch.isfinite(running)
                 part.lift(torch.where(far, -torch.ceil(running), 0.0))
             running = running + part.log_norm
-            exponent = exponent + part.exponent
-        return Side(self, index, right, exponent, running, parts)
+            spread += part.spread
+            if part._level is not True:
+                exponent = exponent + part.exponent
+        side = Side(self, index, right, exponent, running, parts)
+        side.spread = spread
+        side._level = True if all(part._level for part in parts) else None
+        return side
 
     @property
     def rank(self) -> int | None:

@@ -25,6 +25,7 @@ from pathlens.errors import (
     RowIndexError,
     ScaleError,
     ShapeError,
+    SolverError,
 )
 from pathlens.linops import backends, counts, solvers
 from pathlens.linops.budget import human_bytes, resolve_budget
@@ -358,7 +359,8 @@ class KernelOperator(ABC):
     # --- solvers -----------------------------------------------------------------------------------------------
 
     def solve(self, y: Tensor, *, ridge: float = 0.0, method: str = "auto", tol: float | None = None,
-              max_iter: int | None = None, max_bytes: int | None = None) -> Solution:
+              max_iter: int | None = None, preconditioner: int | None = None,
+              max_bytes: int | None = None) -> Solution:
         """Solve (K + ridge·I) x = y for a symmetric kernel.
 
         Parameters
@@ -371,10 +373,13 @@ class KernelOperator(ABC):
             ``"cholesky"``, ``"cg"``, or ``"auto"``: Cholesky where 2n² numbers fit the budget, else CG.
         tol, max_iter
             Of conjugate gradients: relative residual (default 1e-10, float32 1e-5) and number of products.
+        preconditioner
+            Rank of a Nyström sketch that speeds up conjugate gradients and does not change their answer; 0 for none,
+            None for one that suits n and the budget.
 
         Returns
         -------
-        `Solution` with ``solution``, ``residual``, ``iterations``, ``method``.
+        `Solution` with ``solution``, ``residual``, ``iterations``, ``method``, ``preconditioner``.
 
         Notes
         -----
@@ -387,7 +392,8 @@ class KernelOperator(ABC):
         >>> K.solve(torch.tensor([2.0, 4.0]), ridge=1.0).solution
         tensor([1., 2.])
         """
-        return solvers.solve(self._evaluator(max_bytes), y, ridge=ridge, method=method, tol=tol, max_iter=max_iter)
+        return solvers.solve(self._evaluator(max_bytes), y, ridge=ridge, method=method, tol=tol, max_iter=max_iter,
+                             preconditioner=preconditioner)
 
     def eigsh(self, k: int = 6, *, method: str = "auto", tol: float | None = None, max_iter: int | None = None,
               max_bytes: int | None = None) -> Eigenpairs:
@@ -672,6 +678,37 @@ def _one_dtype(grams: Sequence[Gram]) -> torch.dtype | None:
             raise DTypeError(f"GramSum: factor {gram.name!r} is on {gram.left.device}, factor {grams[0].name!r} on "
                              f"{grams[0].left.device}. Move one with `.to(device)`.")
     return typed[0].left.dtype if typed else None
+
+
+def nystrom(kernel: KernelOperator, rank: int, *, seed: int = 0) -> GramSum:
+    """An approximation of a positive semi-definite kernel by one Gram matrix of that rank; an approximation by name.
+
+    K ≈ KΩ (ΩᵀKΩ)⁻¹ ΩᵀK for `rank` random directions Ω; never above K, and exact where K has that rank.
+
+    Parameters
+    ----------
+    kernel
+        Symmetric.
+    rank
+        1 … n; one product K @ V with so many columns.
+
+    Examples
+    --------
+    >>> K = GramSum.from_factors([[("x", torch.randn(50, 3, dtype=torch.float64))]])
+    >>> torch.allclose(nystrom(K, 3).dense(), K.dense())
+    True
+    """
+    n = kernel._square("nystrom")
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= n:
+        raise OptionError(f"nystrom: rank must be an integer from 1 to n = {n}, got {rank!r}.")
+    if not kernel.symmetric:
+        raise SolverError("nystrom needs a symmetric kernel; this one has different factors on its two sides.")
+    try:
+        vectors, values = solvers.sketch(kernel._evaluator(), rank, seed)
+    except torch.linalg.LinAlgError:
+        raise SolverError(f"nystrom: the {n} × {n} kernel is not positive semi-definite. Add a ridge to it.") from None
+    return GramSum.from_factors([[(f"nystrom[{rank}]", (vectors * values.sqrt()).to(kernel.dtype))]],
+                                max_bytes=kernel.max_bytes)
 
 
 class CustomKernel(KernelOperator):

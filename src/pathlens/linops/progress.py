@@ -50,15 +50,17 @@ class Meter:
         self._start = time.monotonic()
         self._bar: Any = None
         self._refused = False
+        self._note = ""
 
     def __enter__(self) -> Meter:
         return self
 
-    def advance(self, steps: int = 1) -> None:
-        """Count finished steps."""
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        """Count finished steps; a note stands behind the label until the next one."""
         self._done += steps
+        self._note = note or self._note
         if self._bar is not None:
-            self._bar.update(0, completed=self._done)
+            self._bar.update(0, completed=self._done, description=f"{self._label} {self._note}".rstrip())
         elif not self._refused and time.monotonic() - self._start > PATIENCE:
             self._show()
 

@@ -35,12 +35,15 @@ class Solution:
         Of conjugate gradients; 0 for Cholesky.
     method
         ``"cholesky"`` or ``"cg"``.
+    preconditioner
+        Rank of the preconditioner of conjugate gradients; 0 where there was none.
     """
 
     solution: Tensor
     residual: float
     iterations: int
     method: str
+    preconditioner: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ def _option(name: str, value: str, allowed: tuple[str, ...]) -> None:
 # --- linear systems --------------------------------------------------------------------------------------------
 
 
-def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: float | None,
-          max_iter: int | None) -> Solution:
+def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: float | None, max_iter: int | None,
+          preconditioner: int | None) -> Solution:
     """Solve (K + ridge·I) x = y; see `KernelOperator.solve`."""
     n = _need_symmetric(evaluator, "solve")
     _option("method", method, ("auto", "cholesky", "cg"))
@@ -93,20 +96,24 @@ def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: fl
         raise ShapeError(f"solve: y has shape {tuple(y.shape)}, expected ({n},) or ({n}, c).")
     if not bool(torch.isfinite(y).all()):
         raise NotFiniteError(f"solve: y of shape {tuple(y.shape)} contains NaN or infinity.")
+    if preconditioner is not None and (isinstance(preconditioner, bool) or not 0 <= preconditioner <= n):
+        raise OptionError(f"solve: preconditioner must be a rank from 0 to n = {n}, or None, got {preconditioner!r}.")
     rhs = y.detach().reshape(n, -1)
     need = n * n * evaluator.dtype.itemsize * 2 + 4 * rhs.numel() * 8
     if method == "cholesky" and need > evaluator.budget:
         raise BudgetError(f"solve: Cholesky needs {human_bytes(need)} for n = {n}, the budget is "
                           f"{human_bytes(evaluator.budget)}. Raise max_bytes, or use method='cg'.")
     if method == "cholesky" or (method == "auto" and need <= evaluator.budget):
-        x, iterations, way = _cholesky(evaluator, rhs, ridge), 0, "cholesky"
+        x, iterations, way, rank = _cholesky(evaluator, rhs, ridge), 0, "cholesky", 0
     else:
-        x, iterations = _conjugate_gradients(evaluator, rhs, ridge, tol, max_iter)
-        way = "cg"
+        way, rank = "cg", _good_rank(evaluator) if preconditioner is None else preconditioner
+        better = _Preconditioner.make(evaluator, rank, ridge) if rank else None
+        rank = 0 if better is None else better.vectors.shape[1]
+        x, iterations = _conjugate_gradients(evaluator, rhs, ridge, tol, max_iter, better)
     error = matmul(evaluator, x) + ridge * x - rhs
     size = float(torch.linalg.vector_norm(rhs, dtype=torch.float64))
     residual = float(torch.linalg.vector_norm(error, dtype=torch.float64)) / size if size else 0.0
-    return Solution(x.reshape(y.shape), residual, iterations, way)
+    return Solution(x.reshape(y.shape), residual, iterations, way, rank)
 
 
 def _not_definite(n: int, ridge: float, where: str) -> SolverError:
@@ -128,8 +135,59 @@ def _cholesky(evaluator: Evaluator, rhs: Tensor, ridge: float) -> Tensor:
     return x
 
 
-def _conjugate_gradients(evaluator: Evaluator, rhs: Tensor, ridge: float, tol: float | None,
-                         max_iter: int | None) -> tuple[Tensor, int]:
+def sketch(evaluator: Evaluator, rank: int, seed: int) -> tuple[Tensor, Tensor]:
+    """(U, λ) of the Nyström approximation K ≈ U Diag(λ) Uᵀ from products with `rank` random vectors, in float64.
+
+    With Ω of orthonormal columns and Y = KΩ it is Y (ΩᵀY)⁻¹ Yᵀ. Raises `torch.linalg.LinAlgError` where K is not
+    positive semi-definite to rounding.
+    """
+    n, device = evaluator.node.n, evaluator.device
+    draws = torch.randn(n, rank, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(device)
+    omega = torch.linalg.qr(draws).Q
+    y = matmul(evaluator, omega.to(evaluator.dtype)).double()
+    # a shift of the size of rounding keeps the middle matrix definite; it is taken off the eigenvalues again
+    shift = float(torch.linalg.matrix_norm(y)) * torch.finfo(evaluator.dtype).eps
+    y += shift * omega
+    middle = omega.T @ y
+    factor = torch.linalg.cholesky(0.5 * (middle + middle.T))
+    half = torch.linalg.solve_triangular(factor, y.T, upper=False).T
+    vectors, values, _ = torch.linalg.svd(half, full_matrices=False)
+    return vectors, (values.square() - shift).clamp(min=0.0)
+
+
+@dataclass(frozen=True)
+class _Preconditioner:
+    """P⁻¹ for P ≈ K + ridge·I: exact on the leading eigenspace of a sketch, a multiple of the identity beside it."""
+
+    vectors: Tensor  # (n, r) float64
+    gains: Tensor  # (r,)
+
+    @classmethod
+    def make(cls, evaluator: Evaluator, rank: int, ridge: float) -> _Preconditioner | None:
+        """None where the kernel is too far from positive semi-definite for a sketch."""
+        try:
+            vectors, values = sketch(evaluator, rank, seed=0)
+        except torch.linalg.LinAlgError:
+            return None
+        base = max(ridge, float(values[0]) * torch.finfo(evaluator.dtype).eps)
+        return cls(vectors, (values[-1] + base) / (values + base) - 1.0)
+
+    def __call__(self, r: Tensor) -> Tensor:
+        part = self.vectors.T @ r.double()
+        return (r.double() + self.vectors @ (self.gains[:, None] * part)).to(r.dtype)
+
+
+def _good_rank(evaluator: Evaluator) -> int:
+    """Rank of the preconditioner: products with many vectors come nearly free where the tiles are made anyway."""
+    n = evaluator.node.n
+    if n < 2000:
+        return 0
+    most = 64 if not plan_matmul(evaluator, 1).tiled else 256
+    return max(min(most, n // 20, int(evaluator.budget // 8 // (n * 8 * 4))), 0)
+
+
+def _conjugate_gradients(evaluator: Evaluator, rhs: Tensor, ridge: float, tol: float | None, max_iter: int | None,
+                         better: _Preconditioner | None) -> tuple[Tensor, int]:
     n = evaluator.node.n
     goal = (1e-5 if evaluator.dtype == torch.float32 else 1e-10) if tol is None else tol
     limit = 10 * n + 100 if max_iter is None else max_iter
@@ -157,21 +215,25 @@ def _conjugate_gradients(evaluator: Evaluator, rhs: Tensor, ridge: float, tol: f
                                   f"{done} iterations, asked for {goal:.1e} (n = {n}, ridge = {ridge:g}). "
                                   f"Pass a larger ridge or tol, more max_iter, or float64 factors.")
             best = gap
-            p = r.clone()
+            z = r.clone() if better is None else better(r)
+            p, rz = z, dots(r, z)
             while done < limit and bool((rr.sqrt() > target).any()):
                 ap = apply(p)
                 curve = dots(p, ap)
                 live = rr.sqrt() > target  # finished columns stand still
                 if bool((curve[live] <= 0).any()):
                     raise _not_definite(n, ridge, f"negative curvature in iteration {done + 1} of conjugate gradients")
-                step = torch.where(live, rr / torch.where(live, curve, 1.0), 0.0)
+                step = torch.where(live, rz / torch.where(live, curve, 1.0), 0.0)
                 x = x + p * step.to(x.dtype)
                 r = r - ap * step.to(x.dtype)
-                new = dots(r, r)
-                p = r + p * torch.where(live, new / rr.clamp(min=1e-300), 0.0).to(x.dtype)
-                rr = new
+                rr = dots(r, r)
+                z = r if better is None else better(r)
+                new = dots(r, z)
+                p = z + p * torch.where(live, new / rz.clamp(min=1e-300), 0.0).to(x.dtype)
+                rz = new
                 done += 1
-                meter.advance()
+                gap = float((rr.sqrt() / target.clamp(min=1e-300)).max())
+                meter.advance(note=f"residual {gap * goal:.1e}, goal {goal:.0e}")
 
 
 # --- eigenpairs ------------------------------------------------------------------------------------------------

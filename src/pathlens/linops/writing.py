@@ -29,7 +29,6 @@ from pathlens.errors import FileFormatError, OptionError, PathlensError, StoreEr
 from pathlens.linops import backends
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.cluster import Client, crew, default_workers
-from pathlens.linops.indexing import Index
 from pathlens.linops.operator import GramSum, KernelOperator, expression
 from pathlens.linops.parts import Parts, take_apart
 from pathlens.linops.progress import Meter
@@ -162,8 +161,8 @@ def to_zarr(
     if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
         raise OptionError(f"to_zarr: block must be a number of rows, at least 1, got {block!r}.")
     count = 1 if client is False else workers or default_workers()
-    each = max_bytes or max(resolve_budget(kernel.max_bytes, kernel.device) // count, 1)
-    resolve_budget(each, kernel.device)
+    each = resolve_budget(max_bytes, kernel.device) if max_bytes is not None else (
+        max(resolve_budget(kernel.max_bytes, kernel.device) // count, 1))
     place = Path(path)
     parts = take_apart(expression(kernel))
     identity = _identify(kernel, parts)
@@ -249,21 +248,17 @@ def _choose_edge(kernel: KernelOperator, workers: int, max_bytes: int) -> tuple[
 def _seconds_per_entry(kernel: KernelOperator) -> float:
     """Measured on growing corners of the kernel, off the diagonal."""
     n, m = kernel.shape
-    kernel.tile(_range(0, 1, kernel), _range(m - 1, m, kernel))  # loads and compiles what is needed
+    rows, cols = (torch.arange(size, device=kernel.device) for size in (n, m))
+    kernel.tile(rows[:1], cols[-1:])  # loads and compiles what is needed
     edge = 64
     while True:
         a, b = min(edge, n), min(edge, m)
         start = time.perf_counter()
-        kernel.tile(_range(0, a, kernel), _range(m - b, m, kernel))
+        kernel.tile(rows[:a], cols[m - b :])
         seconds = time.perf_counter() - start
         if seconds > 0.05 or edge >= min(max(n, m), 1024):
             return max(seconds, 1e-9) / (a * b)
         edge *= 2
-
-
-def _range(lo: int, hi: int, kernel: KernelOperator) -> Any:
-    index: Index = torch.arange(lo, hi, device=kernel.device)
-    return index
 
 
 @contextlib.contextmanager

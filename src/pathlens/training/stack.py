@@ -16,9 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from pathlens.errors import OptionError, ShapeError, unknown_name
 from pathlens.models import GatedNetwork
@@ -169,6 +167,8 @@ class Stack:
 
     def flops(self, x: Tensor) -> int:
         """Floating-point operations of one gradient step of all members on a batch of this shape, about."""
+        from torch.utils.flop_counter import FlopCounterMode  # loads Triton where it is installed
+
         rows = torch.zeros(1, dtype=torch.long, device=self.device) if self.needs_rows else None
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             self.pattern.eval()
@@ -301,6 +301,8 @@ def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..
     Views that change nothing are dropped. Nothing is executed but one trace; buffers that the step changes in place
     are restored.
     """
+    from torch.fx.experimental.proxy_tensor import make_fx  # loads Triton where it is installed
+
     saved = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
     with torch.no_grad():
         traced = make_fx(step)(*arguments)

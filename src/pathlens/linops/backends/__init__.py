@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import threading
 from typing import Protocol
 
@@ -18,9 +19,11 @@ from torch import Tensor
 from pathlens.errors import OptionError, need_extra, unknown_name
 from pathlens.linops.nodes import Gram, Node, Side
 
-_MODULES = {"torch": "torch_backend", "popcount": "popcount"}
+_MODULES = {"torch": "torch_backend", "popcount": "popcount", "triton": "triton_backend",
+            "triton-tf32": "triton_backend", "triton-bf16": "triton_backend", "triton-3xtf32": "triton_backend"}
 # Loading and compiling the popcount kernel takes a second or two; below this much work torch is done sooner.
 _WORTH_COMPILING = 2e10
+_WORTH_FUSING = 4 << 20  # entries; below, packing the factors takes longer than torch's products
 _SPARE_BYTES = 16 << 20
 _SPARE: list[Tensor] = []  # buffers of pools that are gone
 _LOCK = threading.RLock()  # re-entrant: a pool may be collected while another looks for a buffer
@@ -79,6 +82,9 @@ class Backend(Protocol):
     def exactly_symmetric(self, node: Node) -> bool:
         """Whether tile (I, J) of a symmetric node is bit for bit the transpose of tile (J, I)."""
 
+    def writes_whole(self, node: Node, dtype: torch.dtype) -> bool:
+        """Whether `unit_tile` takes no scratch: a whole matrix goes in one call, exactly symmetric for equal sides."""
+
     def gram_flops(self, gram: Gram) -> float:
         """Cost of one entry of a Gram node, in operations at the rate of a matrix product."""
 
@@ -90,7 +96,7 @@ def known() -> tuple[str, ...]:
     """Names that may be given as ``backend=``.
 
     >>> known()
-    ('auto', 'popcount', 'torch')
+    ('auto', 'popcount', 'torch', 'triton', 'triton-3xtf32', 'triton-bf16', 'triton-tf32')
     """
     return ("auto", *sorted(_MODULES))
 
@@ -102,27 +108,41 @@ def check_name(name: str) -> str:
     return name
 
 
-def _has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
-def choose(name: str, node: Node, device: torch.device) -> str:
-    """The backend that will run: ``auto`` takes popcount for large kernels of 0/1 factors on a CPU with numba.
+def choose(name: str, node: Node, device: torch.device, dtype: torch.dtype = torch.float32) -> str:
+    """The backend that will run.
 
-    Asking for popcount by name without numba, or off the CPU, is an error.
+    ``auto`` takes popcount for large kernels of 0/1 factors on a CPU with numba, and the fused kernel for large float32
+    ones on CUDA with Triton. Asking by name for one that this machine or these factors do not allow is an error.
     """
     if name == "popcount":
-        if not _has_numba():
+        if not _has("numba"):
             raise need_extra("fast", "numba", "the popcount backend")
         if device.type != "cpu":
             raise OptionError(f"the popcount backend works on CPU tensors, the factors are on {device}. "
                               f"Use backend='torch', or move the factors with `.cpu()`.")
+    if name.startswith("triton"):
+        if not _has("triton"):
+            raise OptionError(f"the {name} backend needs Triton, which comes with torch on CUDA machines. "
+                              f"Use backend='torch'.")
+        if dtype != torch.float32:
+            raise OptionError(f"the {name} backend works in float32, the kernel is {dtype}. "
+                              f"Use backend='torch', or convert the factors with `.float()`.")
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise OptionError(f"the {name} backend works on CUDA tensors, the factors are on {device}. "
+                              f"Move them with `.cuda()`, or use backend='torch'.")
+    if name != "auto":
         return name
-    if name == "torch":
-        return name
-    binary = sum(leaf.r for leaf in node.leaves() if isinstance(leaf, Gram) and leaf.binary)
+    leaves = list(node.leaves())
+    if device.type == "cuda":
+        suited = dtype == torch.float32 and all(isinstance(leaf, Gram) for leaf in leaves)
+        return "triton" if suited and node.n * node.m >= _WORTH_FUSING and _has("triton") else "torch"
+    binary = sum(leaf.r for leaf in leaves if isinstance(leaf, Gram) and leaf.binary)
     worth = 2.0 * node.n * node.m * binary > _WORTH_COMPILING
-    return "popcount" if worth and device.type == "cpu" and _has_numba() else "torch"
+    return "popcount" if worth and device.type == "cpu" and _has("numba") else "torch"
 
 
 def load(name: str) -> Backend:
@@ -131,6 +151,5 @@ def load(name: str) -> Backend:
     >>> load("torch").name
     'torch'
     """
-    module = importlib.import_module(f"pathlens.linops.backends.{_MODULES[name]}")
-    backend: Backend = module.BACKEND
+    backend: Backend = importlib.import_module(f"pathlens.linops.backends.{_MODULES[name]}").BACKENDS[name]
     return backend

@@ -101,7 +101,7 @@ class DaskCrew(Crew):
              running: dict[distributed.Future, tuple[Any, ...]]) -> Iterator[Any]:
         error: BaseException | None = None
         lost: dict[tuple[Any, ...], int] = {}
-        alone = time.monotonic()  # when somebody was last seen alive
+        seen = time.monotonic()  # when somebody was last seen alive
 
         def submit(item: tuple[Any, ...]) -> None:
             running[self._client.submit(_piece, key, function, item, pure=False)] = item
@@ -119,9 +119,9 @@ class DaskCrew(Crew):
                 with self._client.as_current():
                     done = distributed.wait(list(running), timeout=_LOOK, return_when="FIRST_COMPLETED").done
             except TimeoutError:
-                alone = self._look(alone)
+                seen = self._look(seen)
                 continue
-            alone = time.monotonic()
+            seen = time.monotonic()
             for future in done:
                 item = running.pop(future)
                 if future.status == "finished":
@@ -134,7 +134,7 @@ class DaskCrew(Crew):
                 elif future.status == "error":
                     error = error or self._explain(future.exception(), item)
                 else:
-                    self._look(alone)
+                    self._look(seen)
                     lost[item] = lost.get(item, 0) + 1
                     if lost[item] > _LOST:
                         error = error or ClusterError(f"{self.place}: piece {item} was lost {_LOST} times. Look at the "
@@ -151,7 +151,7 @@ class DaskCrew(Crew):
                                 f"was finished stays.")
         return error
 
-    def _look(self, alone: float) -> float:
+    def _look(self, seen: float) -> float:
         """Raise if nobody can be working any more; else when somebody was last seen."""
         if self._client.status != "running":
             raise ClusterError(f"{self.place}: the connection to the scheduler is lost. Call again to go on: what was "
@@ -161,10 +161,10 @@ class DaskCrew(Crew):
         if self._process is not None and self._process.poll() is not None:
             raise ClusterError(f"{self.place}: all workers have exited (status {self._process.returncode}). Call again "
                                f"to go on: what was finished stays.")
-        if time.monotonic() - alone > START_SECONDS:
+        if time.monotonic() - seen > START_SECONDS:
             raise ClusterError(f"{self.place}: no worker has been seen for {START_SECONDS:.0f} s. Start some, and call "
                                f"again to go on: what was finished stays.")
-        return alone
+        return seen
 
 
 @contextmanager

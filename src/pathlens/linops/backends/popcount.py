@@ -178,6 +178,9 @@ class PopcountBackend:
     def exactly_symmetric(self, node: Node) -> bool:
         return all(isinstance(leaf, Gram) and leaf.binary for leaf in node.leaves())
 
+    def writes_whole(self, node: Node, dtype: torch.dtype) -> bool:
+        return False
+
     def gram_flops(self, gram: Gram) -> float:
         return 0.25 * gram.r if gram.binary else 2.0 * gram.r  # measured: a tile of bits is about eight times cheaper
 
@@ -185,4 +188,4 @@ class PopcountBackend:
         walk(node, left, right, out, pool, 0, _grams)
 
 
-BACKEND = PopcountBackend()
+BACKENDS = {"popcount": PopcountBackend()}

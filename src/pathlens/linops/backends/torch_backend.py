@@ -109,6 +109,9 @@ class TorchBackend:
     def exactly_symmetric(self, node: Node) -> bool:
         return False  # a matrix product may add up the edges of its blocks in another order
 
+    def writes_whole(self, node: Node, dtype: torch.dtype) -> bool:
+        return False
+
     def gram_flops(self, gram: Gram) -> float:
         return 2.0 * gram.r
 
@@ -116,4 +119,4 @@ class TorchBackend:
         walk(node, left, right, out, pool, 0, gram_product)
 
 
-BACKEND = TorchBackend()
+BACKENDS = {"torch": TorchBackend()}
