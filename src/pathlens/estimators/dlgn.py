@@ -40,7 +40,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         epochs: int | str = "auto",
         batch_size: int | str | None = "auto",
         learning_rate: float = 5e-3,
-        weight_decay: float = 3.0,
+        weight_decay: float | str = "auto",
         beta: tuple[float, float] = (4.0, 1000.0),
         n_restarts: int = 1,
         early_stopping: bool = False,
@@ -73,7 +73,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         if self.early_stopping:
             X, Y, weights, held_out = self._split(X, Y, weights, classes, seed)
         own = {k: v for k, v in self.get_params().items() if k not in ("random_state", "validation_fraction")}
-        fitted = fit(X, Y, weights, classes, resolve(type(self).__name__, len(X), seed, **own), held_out)
+        fitted = fit(X, Y, weights, classes, resolve(type(self).__name__, len(X), weights.sum(), seed, **own), held_out)
         self.model_ = fitted.model
         self.n_iter_ = fitted.epochs
         self.loss_ = fitted.hard_loss
@@ -215,11 +215,14 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     piecewise_constant : bool
         One value per cell of the half-spaces instead of an affine function of x (DLGN-PWC).
     epochs : int or "auto"
-        Of gates and values together; a tenth as many follow for the values alone. "auto" makes about 1,200 steps.
+        Of gates and values together; a tenth as many follow for the values alone. "auto" is 60, fewer or more where
+        that is not between 300 and 1,200 steps, and at least 20.
     batch_size : int, "auto" or None
         "auto" is 64 rows, None all rows. Where all rows are in one batch, a row of weight k equals k copies of it.
-    learning_rate, weight_decay : float
-        Of AdamW; the rate falls to zero along a cosine.
+    learning_rate : float
+        Of AdamW; it falls to zero along a cosine.
+    weight_decay : float or "auto"
+        "auto" is 2500 / (sum of the sample weights), between 1.5 and 10, times (widest layer) / 64.
     beta : (float, float)
         Sharpness of the gates at the start and at the end.
     n_restarts : int

@@ -178,8 +178,8 @@ class Explanation:
 
     def __repr__(self) -> str:
         lines = [
-            f"Explanation of {len(self)} rows by {len(self.rules)} groups of half-spaces: sums are exact (relative error "
-            f"{self.fidelity:.0e}), cancellation Σ|v|/|Σv| median {np.median(self.cancellation):.2f}"
+            f"Explanation of {len(self)} rows by {len(self.rules)} groups of half-spaces: sums are exact (relative "
+            f"error {self.fidelity:.0e}), cancellation Σ|v|/|Σv| median {np.median(self.cancellation):.2f}"
         ]
         for row in range(min(len(self), 3)):
             k = int(self.chosen[row])

@@ -5,8 +5,6 @@ The training loop is `pathlens.training.train`; labels, feature names and everyt
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from pathlens.estimators.halfspaces import HalfSpaceModel
+from pathlens.estimators.halfspaces import ONE_AT_A_TIME, HalfSpaceModel
 from pathlens.estimators.recipes import Recipe
 from pathlens.models import GatedNetwork, dlgn
 from pathlens.regions import halfspaces
 from pathlens.training import Geometric, Runs, train
 
 _WORTH_CAPTURING = 200  # steps: capturing one costs about as much as running a hundred
-
-# train sets torch's thread count, seeds from torch's global generator and traces its step: one at a time per process
-_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -86,8 +81,6 @@ def fit(
     scale_x = Scale.of(X, share)
     scale_y = None if classes is not None else Scale.of(Y, share)
     outputs = classes if classes is not None else Y.shape[1]
-    net = dlgn(X.shape[1], recipe.hidden, outputs, beta=recipe.beta[0], bias=True,
-               piecewise_constant=recipe.piecewise_constant, seed=recipe.seed).double()  # fmt: skip
 
     def tensors(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.from_numpy(scale_x(x)), torch.from_numpy(y if scale_y is None else scale_y(y))
@@ -96,7 +89,7 @@ def fit(
     options: dict[str, Any] = {
         "loss": "mse" if classes is None else "cross_entropy", "optimizer": "adamw", "batch_size": recipe.batch_size,
         "weight_decay": recipe.weight_decay, "schedule": "cosine", "evaluate": "running", "progress": recipe.verbose,
-        "weights": None if np.ptp(weights) == 0 else torch.from_numpy(weights),
+        "weights": None if np.ptp(weights) == 0 else torch.tensor(weights),
         "compile": recipe.epochs * -(-len(X) // (recipe.batch_size or len(X))) >= _WORTH_CAPTURING,
     }  # fmt: skip
     if validation is not None:
@@ -104,24 +97,25 @@ def fit(
         options |= {"validation": (*tensors(x, y), torch.from_numpy(w)), "patience": recipe.patience}
     column = "loss" if validation is None else "validation"
     seeds = [recipe.seed + i for i in range(recipe.restarts)]
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
+        net = dlgn(X.shape[1], recipe.hidden, outputs, beta=recipe.beta[0], bias=True,
+                   piecewise_constant=recipe.piecewise_constant, seed=recipe.seed).double()  # fmt: skip
         soft = train(net, data, epochs=recipe.epochs, lr=recipe.learning_rate, seeds=seeds,
                      beta=Geometric(*recipe.beta, until=0.9), label="gates and values", **options)  # fmt: skip
-        hardened = [n.with_gate("hard") for n in _networks(soft)]
+        assert isinstance(soft, Runs)
+        hardened = [n.with_gate("hard") for n in soft.networks if isinstance(n, GatedNetwork)]
         hard = train(hardened, data, epochs=max(1, recipe.epochs // 10), lr=recipe.learning_rate / 2, seed=recipe.seed,
                      trained="values", label="values on hard gates", **options)  # fmt: skip
-    assert isinstance(soft, Runs) and isinstance(hard, Runs)
-    final = [min(t.history[column]) if validation is not None else t.history[column][-1] for t in hard]
-    best = int(np.argmin(final))
-    chosen = hard.networks[best]
-    assert isinstance(chosen, GatedNetwork)
-    model = written_down(chosen, scale_x, scale_y, classes).measured(X, share)
+        assert isinstance(hard, Runs)
+        final = [min(t.history[column]) if validation is not None else t.history[column][-1] for t in hard]
+        best = int(np.argmin(final))
+        chosen = hard.networks[best]
+        assert isinstance(chosen, GatedNetwork)
+        model = written_down(chosen, scale_x, scale_y, classes)
     epochs = sum(len(t.history["loss"]) - 1 for t in (soft[best], hard[best]))
-    return Fitted(model, soft[best].history["loss"][-1], hard[best].history["loss"][-1], epochs, seeds[best])
-
-
-def _networks(runs: Any) -> Sequence[GatedNetwork]:
-    return runs.networks
+    return Fitted(
+        model.measured(X, share), soft[best].history["loss"][-1], hard[best].history["loss"][-1], epochs, seeds[best]
+    )
 
 
 def written_down(net: GatedNetwork, scale_x: Scale, scale_y: Scale | None, classes: int | None) -> HalfSpaceModel:

@@ -6,6 +6,7 @@ How the arrays come about is `fitting.py`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,9 @@ from pathlens.errors import ShapeError
 from pathlens.models import GatedNetwork, dlgn_shallow
 
 _ROWS = 4096  # rows worked on at once
+
+# building a network traces it, and training sets torch's thread count and global generator: one at a time per process
+ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,8 @@ class HalfSpaceModel:
 
     def network(self) -> GatedNetwork:
         """The same function as a hard-gated float64 network whose gates read x directly."""
-        net = dlgn_shallow(self.d, self.hidden, self.c, gate="hard", bias=True).double()
+        with ONE_AT_A_TIME:
+            net = dlgn_shallow(self.d, self.hidden, self.c, gate="hard", bias=True).double()
         assert net.source is not None
         pairs = [*zip(self.normals, self.offsets), *zip(self.weights, self.biases)]
         layers = [m for part in (net.source, net.values) for m in part.modules() if isinstance(m, torch.nn.Linear)]

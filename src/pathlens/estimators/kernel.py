@@ -26,14 +26,14 @@ _KERNELS: dict[str, Any] = {"overlap": overlap, "npk": npk, "ntk": ntk}
 class _BasePathKernel(BaseEstimator):
     def __init__(
         self,
-        kernel: str = "npk",
+        kernel: str = "overlap",
         *,
         network: nn.Module | None = None,
         ridge: float = 1e-2,
         hidden: tuple[int, ...] = (32, 32),
         epochs: int | str = "auto",
         learning_rate: float = 5e-3,
-        weight_decay: float = 3.0,
+        weight_decay: float | str = "auto",
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -57,7 +57,7 @@ class _BasePathKernel(BaseEstimator):
         if self.network is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             recipe = resolve(
-                type(self).__name__, len(X), seed, hidden=self.hidden, epochs=self.epochs, verbose=self.verbose,
+                type(self).__name__, len(X), len(X), seed, hidden=self.hidden, epochs=self.epochs, verbose=self.verbose,
                 learning_rate=self.learning_rate, weight_decay=self.weight_decay,
             )  # fmt: skip
             self.model_ = fit(self._x, Y, np.ones(len(X)), classes, recipe).model
@@ -96,7 +96,7 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
     Parameters
     ----------
     kernel : {"overlap", "npk", "ntk"}
-        Shared active paths; paths times inputs; the tangent kernel (trace over outputs).
+        Shared active paths; paths times inputs, which has no constant feature; the tangent kernel (trace over outputs).
     network : nn.Module, optional
         Whose kernel; it reads X as given. Without one, a DLGN is trained on standardised inputs, and its hard gates
         give the kernel.
@@ -113,7 +113,7 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
     --------
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
-    >>> flowers = PathKernelClassifier(epochs=100, hidden=(8, 8), random_state=0).fit(X[::2], y[::2])
+    >>> flowers = PathKernelClassifier(epochs=150, random_state=0).fit(X[::2], y[::2])
     >>> flowers.score(X[1::2], y[1::2]) > 0.9
     True
     """
@@ -148,7 +148,7 @@ class PathKernelRegressor(RegressorMixin, _BasePathKernel):
     --------
     >>> X = np.random.default_rng(0).uniform(-1, 1, (200, 2))
     >>> y = np.abs(X[:, 0])
-    >>> hat = PathKernelRegressor(epochs=300, hidden=(16, 16), random_state=0).fit(X[::2], y[::2])
+    >>> hat = PathKernelRegressor("ntk", epochs=150, random_state=0).fit(X[::2], y[::2])
     >>> hat.score(X[1::2], y[1::2]) > 0.9
     True
     """

@@ -9,9 +9,11 @@ from typing import Any
 
 from pathlens.errors import OptionError
 
-_STEPS = 1200  # optimiser steps with epochs="auto"
 _BATCH = 64  # rows per step with batch_size="auto"; small batches generalised better than large ones
-_FEWEST_EPOCHS = 20
+_EPOCHS = (20, 60)  # epochs="auto": at least 20 epochs, else as many as make 60 epochs or 300 to 1200 steps
+_STEPS = (300, 1200)
+_DECAY = (1.5, 2500.0, 10.0)  # weight_decay="auto": 2500 / n between 1.5 and 10, for layers of 64 units;
+_WIDTH = 64  # AdamW lets weights grow to 1/decay, so that narrow layers, which add up fewer of them, need less
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Recipe:
 def resolve(
     who: str,
     n: int,
+    total: float,
     seed: int,
     *,
     hidden: Any,
@@ -48,12 +51,14 @@ def resolve(
     early_stopping: Any = False,
     patience: Any = 1,
 ) -> Recipe:
-    """The recipe for n rows, or an error that names the parameter.
+    """The recipe for n rows whose weights add up to `total`, or an error that names the parameter.
 
     Examples
     --------
-    >>> resolve("me", 640, 0, hidden=(8,), epochs="auto", learning_rate=0.01, weight_decay=0, verbose=False).epochs
-    120
+    >>> choices = {"hidden": (8,), "epochs": "auto", "learning_rate": 0.01, "weight_decay": "auto", "verbose": False}
+    >>> recipe = resolve("me", 640, 640.0, 0, **choices)
+    >>> recipe.epochs, recipe.weight_decay
+    (60, 0.48828125)
     """
 
     def refuse(name: str, value: Any, wanted: str) -> OptionError:
@@ -67,8 +72,8 @@ def resolve(
         raise refuse("batch_size", batch_size, "'auto', None (all rows) or a positive integer")
     if not (_number(learning_rate) and learning_rate > 0):
         raise refuse("learning_rate", learning_rate, "a positive number")
-    if not (_number(weight_decay) and weight_decay >= 0):
-        raise refuse("weight_decay", weight_decay, "a number that is not negative")
+    if not (weight_decay == "auto" or (_number(weight_decay) and weight_decay >= 0)):
+        raise refuse("weight_decay", weight_decay, "'auto' or a number that is not negative")
     if not (isinstance(beta, (tuple, list)) and len(beta) == 2 and all(map(_number, beta)) and 0 < beta[0] <= beta[1]):
         raise refuse("beta", beta, "(start, end) with 0 < start ≤ end, such as (4, 1000)")
     for name, value in (("n_restarts", n_restarts), ("patience", patience)):
@@ -77,10 +82,15 @@ def resolve(
     batch = _BATCH if batch_size == "auto" else batch_size
     batch = None if batch is None or batch >= n else int(batch)
     steps = 1 if batch is None else -(-n // batch)
+    if epochs == "auto":
+        wanted = min(max(_STEPS[0], _EPOCHS[1] * steps), _STEPS[1])
+        epochs = max(_EPOCHS[0], -(-wanted // steps))
+    if weight_decay == "auto":  # a function of the total weight, so that weights are repetitions
+        weight_decay = min(max(_DECAY[0], _DECAY[1] / total), _DECAY[2]) * max(hidden) / _WIDTH
     return Recipe(
         hidden=tuple(int(w) for w in hidden), piecewise_constant=bool(piecewise_constant), batch_size=batch,
-        epochs=max(_FEWEST_EPOCHS, round(_STEPS / steps)) if epochs == "auto" else int(epochs),
-        learning_rate=float(learning_rate), weight_decay=float(weight_decay), beta=(float(beta[0]), float(beta[1])),
+        epochs=int(epochs), learning_rate=float(learning_rate), weight_decay=float(weight_decay),
+        beta=(float(beta[0]), float(beta[1])),
         restarts=int(n_restarts), patience=int(patience) if early_stopping else None, seed=seed, verbose=bool(verbose),
     )  # fmt: skip
 

@@ -1,0 +1,332 @@
+"""DLGN estimators: what predicts is what is exported, explained and saved; weights are repetitions; errors."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_iris
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+
+from pathlens import DLGNClassifier, DLGNRegressor, paths
+from pathlens.errors import FileFormatError, LabelError, OptionError
+from pathlens.estimators import predict_from_export
+
+# --- one function in all its forms -----------------------------------------------------------------------------
+
+
+def test_the_export_predicts_the_same_on_every_row(fitted):
+    estimator, X = fitted
+    found = predict_from_export(estimator.export(), X.to_numpy())
+    wanted = estimator.predict(X)
+    if found.dtype.kind == "f":
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_network_is_the_same_function_with_hard_gates(fitted):
+    estimator, X = fitted
+    net = estimator.network()
+    x = torch.tensor(X.to_numpy())
+    f = estimator.model_.outputs(X.to_numpy())
+    np.testing.assert_allclose(net(x).detach().numpy(), f, rtol=0, atol=1e-9 * np.abs(f).max())
+    assert net.gate.hard and net.linear_gates
+    bits = torch.cat(list(net.gates(x).values()), dim=1).numpy()
+    np.testing.assert_array_equal(bits, estimator.transform(X))
+
+
+def test_rules_in_the_units_of_the_data_are_the_bits_of_transform(fitted):
+    estimator, X = fitted
+    bits = estimator.transform(X)
+    names = list(estimator.get_feature_names_out())
+    rules = estimator.rules(terms=None)
+    assert len(rules) > 0
+    for rule in rules:
+        inside = bits[:, names.index(f"gate{rule.layer}_{rule.unit}")]
+        np.testing.assert_array_equal(rule(X), inside == 1)
+        assert rule.open_share == pytest.approx(inside.mean()) and 0 < rule.open_share < 1
+        assert any(str(column) in rule.text for column in X.columns)
+    importances = [rule.importance for rule in rules]
+    assert importances == sorted(importances, reverse=True)
+    assert "rounded to 3 digits" in repr(rules)
+
+
+def test_a_rounded_rule_is_nearly_the_rule(patients, diabetes):
+    """The text, read back as an inequality of the frame's columns, cuts the rows as the half-space does."""
+    X = diabetes[0]
+    for rule in patients.rules(digits=6, terms=None, top=5):
+        left, bound = rule.text.replace("−", "-").replace("- ", "-").replace("+ ", "+").split(" > ")
+        total = np.zeros(len(X))
+        for term in left.split(" "):
+            factor, name = term.split("·")
+            total += float(factor) * X[name].to_numpy()
+        assert ((total > float(bound)) == rule(X)).mean() > 0.99
+
+
+def test_importance_is_what_closing_the_gate_changes(patients, diabetes):
+    x = diabetes[0].to_numpy()
+    model = patients.model_
+    for layer, unit in ((0, 2), (1, 4)):
+        offsets = [o.copy() for o in model.offsets]
+        offsets[layer][unit] = -np.inf
+        closed = type(model)(**{**vars(model), "offsets": tuple(offsets)})
+        change = np.abs(model.outputs(x) - closed.outputs(x)).sum(1).mean()
+        assert model.importances[layer][unit] == pytest.approx(change, rel=1e-9, abs=1e-9)
+
+
+def test_explanations_are_exact_and_agree_with_paths(fitted):
+    estimator, X = fitted
+    told = estimator.explain(X[:20])
+    f = estimator.model_.outputs(X[:20].to_numpy())
+    np.testing.assert_allclose(told.contributions.sum(2) + told.bias, f, rtol=0, atol=1e-12 * np.abs(f).max())
+    assert told.fidelity < 1e-12 and (told.cancellation >= 1 - 1e-12).all()
+    units = paths.groups(estimator.network(), X[:20].to_numpy(), output=f.shape[1] - 1)
+    merged = units.merge(estimator.model_.groups)
+    order = np.argsort([int(name) for name in merged.names])
+    np.testing.assert_allclose(
+        told.contributions[:, -1], merged.contributions.numpy()[:, order], rtol=0, atol=1e-9 * np.abs(f).max()
+    )
+    assert "cancellation" in repr(told) and "sums are exact" in repr(told)
+
+
+def test_one_group_holds_the_same_training_rows(flowers, iris):
+    last = flowers.model_.bits(iris[0].to_numpy())[-1]
+    for i, leader in enumerate(flowers.model_.groups):
+        np.testing.assert_array_equal(last[:, i], last[:, leader])
+    distinct = {column.tobytes() for column in last.T}
+    assert len(np.unique(flowers.model_.groups)) == len(distinct)
+
+
+def test_units_of_the_data_do_not_matter(iris, quick):
+    X, y = iris[0].to_numpy(), iris[1]
+    a = DLGNClassifier(**quick).fit(X, y)
+    b = DLGNClassifier(**quick).fit(X * [1e6, 1e-6, 1, 100] + [0, 5, -1e3, 7], y)
+    np.testing.assert_allclose(
+        a.predict_proba(X), b.predict_proba(X * [1e6, 1e-6, 1, 100] + [0, 5, -1e3, 7]), atol=1e-6
+    )
+
+
+def test_a_constant_column_has_no_say(iris, quick):
+    X, y = iris[0].to_numpy(), iris[1]
+    with_constant = np.column_stack([X, np.full(len(X), 0.1)])
+    model = DLGNClassifier(**quick).fit(with_constant, y)
+    with_constant[:, -1] = 1e6
+    np.testing.assert_array_equal(
+        model.predict(with_constant), model.predict(np.column_stack([X, np.full(len(X), 0.1)]))
+    )
+
+
+# --- training --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_weights_are_repetitions(iris, quick, constant):
+    X, y = iris[0].to_numpy()[::3], iris[1][::3]
+    weights = np.random.default_rng(0).integers(0, 4, len(y))
+    weighted = DLGNClassifier(**quick, piecewise_constant=constant).fit(X, y, weights)
+    repeated = DLGNClassifier(**quick, piecewise_constant=constant).fit(X.repeat(weights, axis=0), y.repeat(weights))
+    np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), atol=1e-8)
+    np.testing.assert_array_equal(weighted.transform(X), repeated.transform(X))
+    unweighted = DLGNClassifier(**quick, piecewise_constant=constant).fit(X, y)
+    assert np.abs(unweighted.predict_proba(X) - weighted.predict_proba(X)).max() > 1e-3
+
+
+def test_piecewise_constant_networks_are_constant_on_their_cells(diabetes, quick):
+    X, y = diabetes[0].to_numpy(), diabetes[1]
+    model = DLGNRegressor(**quick, piecewise_constant=True).fit(X, y)
+    patterns = model.transform(X)
+    _, cell = np.unique(patterns, axis=0, return_inverse=True)
+    f = model.predict(X)
+    assert max(np.ptp(f[cell == k]) for k in np.unique(cell)) < 1e-9 < np.ptp(f)
+
+
+def test_random_state_decides_everything(iris, quick):
+    first, again, other = (DLGNClassifier(**quick | {"random_state": s}).fit(*iris) for s in (1, 1, 2))
+    np.testing.assert_array_equal(first.predict_proba(iris[0]), again.predict_proba(iris[0]))
+    assert np.abs(first.predict_proba(iris[0]) - other.predict_proba(iris[0])).max() > 0
+
+
+def test_the_best_restart_is_kept(diabetes, quick):
+    losses = [DLGNRegressor(**quick | {"random_state": 3}, n_restarts=k).fit(*diabetes).loss_ for k in (1, 4)]
+    assert losses[1] <= losses[0] + 1e-9
+
+
+def test_early_stopping_holds_rows_out(iris, quick):
+    model = DLGNClassifier(**quick | {"epochs": 400}, early_stopping=True, patience=5).fit(*iris)
+    assert model.n_iter_ < 440 and model.score(*iris) > 0.8
+
+
+def test_several_targets(diabetes, quick):
+    X, y = diabetes
+    two = np.column_stack([y, -2 * y])
+    model = DLGNRegressor(**quick).fit(X, two)
+    assert model.predict(X).shape == two.shape and model.score(X, two) > 0.3
+    np.testing.assert_allclose(predict_from_export(model.export(), X), model.predict(X), atol=1e-6)
+
+
+def test_hard_gates_lose_little_on_the_training_rows(flowers, patients):
+    assert flowers.loss_ <= flowers.soft_loss_ + 0.1 and patients.loss_ <= patients.soft_loss_ + 0.1
+
+
+# --- scikit-learn around it ------------------------------------------------------------------------------------
+
+
+def test_frames_names_and_strings(flowers, iris):
+    X, y = iris
+    assert list(flowers.feature_names_in_) == list(X.columns) and flowers.score(X, y) > 0.9
+    assert flowers.classes_.tolist() == ["setosa", "versicolor", "virginica"]
+    out = clone(flowers).set_output(transform="pandas").fit(X, y).transform(X)
+    assert (
+        list(out.columns)
+        == list(flowers.get_feature_names_out())
+        == [f"gate1_{i}" for i in range(8)] + [f"gate2_{i}" for i in range(6)]
+    )
+    with pytest.raises(ValueError, match="feature names should match"):
+        flowers.predict(X[X.columns[::-1]])
+
+
+def test_bits_feed_another_model(flowers, iris):
+    from sklearn.linear_model import LogisticRegression
+
+    assert make_pipeline(clone(flowers), LogisticRegression()).fit(*iris).score(*iris) > 0.8
+
+
+def test_copies(fitted):
+    estimator, X = fitted
+    assert clone(estimator).get_params() == estimator.get_params() and not hasattr(clone(estimator), "model_")
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(estimator)).predict(X), estimator.predict(X))
+
+
+def test_grid_search_in_two_processes_leaves_threads_alone(iris, quick):
+    before = torch.get_num_threads()
+    search = GridSearchCV(DLGNClassifier(**quick | {"epochs": 10}), {"weight_decay": [0.0, 1.0]}, cv=2, n_jobs=2)
+    assert search.fit(*iris).best_score_ > 0.5
+    assert torch.get_num_threads() == before
+
+
+def test_fits_in_threads_equal_fits_alone(iris, quick):
+    before, results = torch.get_num_threads(), {}
+
+    def work(seed: int) -> None:
+        results[seed] = DLGNClassifier(**quick | {"random_state": seed, "epochs": 20}).fit(*iris).predict_proba(iris[0])
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    together = dict(results)
+    for seed in (1, 2):
+        work(seed)
+        np.testing.assert_array_equal(together[seed], results[seed])
+    assert torch.get_num_threads() == before
+
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+
+def test_files_give_the_same_estimator_back(fitted, tmp_path):
+    estimator, X = fitted
+    estimator.save(tmp_path / "model")
+    back = type(estimator).load(tmp_path / "model")
+    np.testing.assert_array_equal(back.predict(X), estimator.predict(X))
+    assert back.get_params() == estimator.get_params() and repr(back.rules()) == repr(estimator.rules())
+    assert list(back.feature_names_in_) == list(X.columns)
+    if hasattr(estimator, "classes_"):
+        assert back.classes_.dtype == estimator.classes_.dtype
+
+
+@pytest.mark.parametrize("labels", [np.array([0, 1, 2]), np.array([0.5, 1.5, 2.5]), np.array(["a", "b", "c"], object)])
+def test_labels_come_back_as_they_were(tmp_path, quick, labels):
+    X, y = load_iris(return_X_y=True)
+    kinds = labels[y] if labels.dtype.kind != "f" else np.array(["low", "mid", "high"])[y]
+    DLGNClassifier(**quick | {"epochs": 3}).fit(X, kinds).save(tmp_path / "m")
+    back = DLGNClassifier.load(tmp_path / "m")
+    assert back.classes_.dtype == np.unique(kinds).dtype and set(back.predict(X)) <= set(kinds)
+
+
+def test_changed_files_are_refused(flowers, tmp_path):
+    flowers.save(tmp_path / "model")
+    with pytest.raises(FileFormatError, match="holds a DLGNClassifier"):
+        DLGNRegressor.load(tmp_path / "model")
+    header = tmp_path / "model.json"
+    text = header.read_text()
+    header.write_text(text.replace("setosa", "sunflower"))
+    with pytest.raises(FileFormatError, match="edited or damaged"):
+        DLGNClassifier.load(tmp_path / "model")
+    header.write_text(text)
+    tensors = tmp_path / "model.safetensors"
+    data = bytearray(tensors.read_bytes())
+    data[-3] ^= 1
+    tensors.write_bytes(data)
+    with pytest.raises(FileFormatError, match="checksum"):
+        DLGNClassifier.load(tmp_path / "model")
+    assert json.loads(text)["format"] == "pathlens.estimator"
+
+
+def test_what_a_file_cannot_hold_is_said(iris, tmp_path, quick):
+    model = DLGNClassifier(**quick | {"random_state": np.random.RandomState(0), "epochs": 2}).fit(*iris)
+    with pytest.raises(OptionError, match="Use an int"):
+        model.save(tmp_path / "model")
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden": ()}, "hidden must be"),
+        ({"hidden": 8}, "hidden must be"),
+        ({"epochs": 0}, "epochs must be"),
+        ({"batch_size": "big"}, "batch_size must be"),
+        ({"learning_rate": -1}, "learning_rate must be"),
+        ({"weight_decay": float("nan")}, "weight_decay must be"),
+        ({"beta": (1000, 4)}, "beta must be"),
+        ({"n_restarts": 1.5}, "n_restarts must be"),
+        ({"patience": 0}, "patience must be"),
+        ({"early_stopping": True, "validation_fraction": 1}, "validation_fraction must be"),
+    ],
+)
+def test_wrong_parameters_are_named_in_fit(iris, change, said):
+    with pytest.raises(OptionError, match=said):
+        DLGNClassifier(**change).fit(*iris)
+
+
+def test_errors_that_users_expect(flowers, iris, quick):
+    X, y = iris[0].to_numpy(), iris[1]
+    spoilt = X.copy()
+    spoilt[3, 1] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        DLGNClassifier(**quick).fit(spoilt, y)
+    with pytest.raises(ValueError, match="3 features, but DLGNClassifier is expecting 4"), pytest.warns(UserWarning):
+        flowers.predict(X[:, :3])
+    with pytest.raises(LabelError, match="one class"):
+        DLGNClassifier(**quick).fit(X, np.full(len(X), "rose"))
+    with pytest.raises(ValueError, match=r"(?i)negative"):
+        DLGNClassifier(**quick).fit(X, y, -np.ones(len(y)))
+
+
+# --- pictures --------------------------------------------------------------------------------------------------
+
+
+def test_pictures(fitted, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    estimator, X = fitted
+    axes = estimator.plot_halfspaces(top=6)
+    assert len(axes.get_yticklabels()) == min(6, len(estimator.rules()))
+    bars = estimator.plot_explanation(X[:1])
+    told = estimator.explain(X[:1])
+    drawn = sum(bar.get_width() for bar in bars.patches)
+    assert drawn == pytest.approx(float(told.outputs[0, told.chosen[0]]), rel=1e-9, abs=1e-9)
+    plt.close("all")
