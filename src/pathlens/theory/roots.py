@@ -61,9 +61,9 @@ def first_violation(coefficients: np.ndarray, table: np.ndarray) -> tuple[float,
     at_zero = some[_negative_at_zero(coefficients[some])]
     if len(at_zero):
         return 0.0, int(at_zero[0])
-    changes = _changes(b[some])
+    single = (_changes(b[some]) == 1) & (b[some, -1] < 0)
     best, which = 1.0, -1
-    once = some[(changes == 1) & (b[some, -1] < 0)]
+    once = some[single]
     if len(once):
         # only those that are below zero at the earliest grid point can be first
         grid = np.arange(1, _GRID + 1) / _GRID
@@ -74,7 +74,7 @@ def first_violation(coefficients: np.ndarray, table: np.ndarray) -> tuple[float,
             s = _bracketed(coefficients[i].tolist(), int(cell.min()) / _GRID, (int(cell.min()) + 1) / _GRID)
             if s < best or which < 0:
                 best, which = s, int(i)
-    for i in some[changes > 1]:
+    for i in some[~single]:
         found = _isolate(b[i], 0.0, 1.0, best, coefficients[i].tolist())
         if found is not None and (found < best or which < 0):
             best, which = found, int(i)

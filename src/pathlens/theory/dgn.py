@@ -1,0 +1,352 @@
+"""Deep gated networks at initialisation: the exact mean and variance of the Gram matrix K₀, and its ideal spectrum.
+
+Values are drawn independently of the gates (DGN, Assumptions 1 and 2), so that both moments are finite sums over paths,
+which a recursion over layers adds up without listing a path. Gradients during training live in dgn_gradients. May
+import the errors; everything is float64 NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pathlens.errors import NotFiniteError, OptionError, ShapeError
+
+__all__ = [
+    "GramMoments",
+    "Overlap",
+    "frg_moments",
+    "frg_overlap",
+    "gate_overlap_decay",
+    "gram_moments",
+    "ideal_gram",
+    "ideal_spectrum",
+    "printed_variance_bound",
+    "sample_grams",
+    "variance_law",
+]
+
+Sigma = float | Sequence[float]
+
+
+# --- what is ideal: the mean over fixed random gates --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Mean number of paths from one input node that are active for one input, and for two different ones.
+
+    Attributes
+    ----------
+    own
+        E λ(s, s).
+    cross
+        E λ(s, s′), s ≠ s′.
+    """
+
+    own: float
+    cross: float
+
+    @property
+    def ratio(self) -> float:
+        """cross / own: how alike two inputs look to the gates; 0 is white."""
+        return self.cross / self.own
+
+
+def frg_overlap(width: int, hidden_layers: int, probability: float = 0.5) -> Overlap:
+    """Mean overlap of fixed random gates: E λ(s, s) = (μw)^L, E λ(s, s′) = (μ²w)^L (DGN, Lemma 2.4).
+
+    Their ratio is μ^L with L = d − 1 hidden layers; the paper's introduction prints μ^d.
+
+    Examples
+    --------
+    >>> frg_overlap(width=500, hidden_layers=3).ratio
+    0.125
+    """
+    w, L, mu = _count("width", width), _count("hidden_layers", hidden_layers), _probability(probability)
+    return Overlap((mu * w) ** L, (mu * mu * w) ** L)
+
+
+def ideal_gram(X: Any, hidden_layers: int, probability: float = 0.5) -> np.ndarray:
+    """E[K₀]/d of fixed random gates with σ² = 1/(μw): x_s·x_s′ on the diagonal, μ^L x_s·x_s′ elsewhere; (n, n).
+
+    Examples
+    --------
+    >>> ideal_gram([[1.0], [1.0]], hidden_layers=2)
+    array([[1.  , 0.25],
+           [0.25, 1.  ]])
+    """
+    x = _inputs(X)
+    gram = (x @ x.T) * _probability(probability) ** _count("hidden_layers", hidden_layers)
+    gram[np.diag_indices(len(x))] = np.square(x).sum(1)
+    return gram
+
+
+def ideal_spectrum(n: int, hidden_layers: int, probability: float = 0.5) -> np.ndarray:
+    """Eigenvalues, ascending, of `ideal_gram` for n equal inputs of norm one (DGN, equation 5).
+
+    1 − μ^L, n − 1 times, and 1 + (n − 1)μ^L: deeper is whiter, and the condition number tends to 1.
+
+    Examples
+    --------
+    >>> ideal_spectrum(3, hidden_layers=1)
+    array([0.5, 0.5, 2. ])
+    """
+    share = _probability(probability) ** _count("hidden_layers", hidden_layers)
+    return np.append(np.full(_count("n", n) - 1, 1 - share), 1 + (n - 1) * share)
+
+
+def gate_overlap_decay(gates: Sequence[Any]) -> tuple[float, float]:
+    """How fast depth whitens given gates: max λ(s, s′)/λ(s, s) over s ≠ s′, and the bound η^L that DGN states for it.
+
+    With τ_l(s, s′) = Σ_i g_{l,i}(s) g_{l,i}(s′), η = max_{s≠s′, l} τ_l(s, s′)/τ_l(s, s). The bound is for these gates,
+    not for their mean as printed. Rows that no path is active for have no ratio and do not count.
+
+    Examples
+    --------
+    >>> gate_overlap_decay([[[1, 1, 0], [0, 1, 1]], [[1, 0], [1, 1]]])
+    (0.5, 1.0)
+    """
+    layers = _gates(gates)
+    shares = [g @ g.T for g in layers]
+    own = [np.diagonal(t) for t in shares]
+    seen = np.prod(own, axis=0) > 0
+    if seen.sum() < 2:
+        raise OptionError("gate_overlap_decay: fewer than two inputs have an active path, so that nothing overlaps.")
+    pairs = seen[:, None] & ~np.eye(len(seen), dtype=bool)
+    ratios = np.stack([t[pairs] / np.broadcast_to(o[:, None], t.shape)[pairs] for t, o in zip(shares, own)])
+    return float(ratios.prod(0).max()), float(ratios.max() ** len(layers))
+
+
+# --- mean and variance of K₀ --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GramMoments:
+    """Mean and variance of every entry of the Gram matrix K₀ over random values.
+
+    Attributes
+    ----------
+    mean, variance : (n, n)
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+
+    @property
+    def relative_error(self) -> float:
+        """√(E‖K₀ − E K₀‖²_F)/‖E K₀‖_F: what one draw of the values is off by."""
+        return float(np.sqrt(self.variance.sum()) / np.linalg.norm(self.mean))
+
+    def __repr__(self) -> str:
+        n = len(self.mean)
+        return f"GramMoments(E[K₀] and Var[K₀], {n} × {n}; one draw is off by {self.relative_error:.2g} in norm)"
+
+
+def gram_moments(X: Any, gates: Sequence[Any], sigma: Sigma, *, excess: float = -2.0) -> GramMoments:
+    """Exact mean and variance of K₀(s, t) = ⟨∂f(s)/∂Θ, ∂f(t)/∂Θ⟩ over independent values, for given gates.
+
+    E[K₀] = d σ^{2(d−1)} (XXᵀ ∘ λ) (DGN, Theorem 2.3). For E[K₀²], write K₀² as a sum over four paths, two for s and two
+    for t. Between two layers only four sums over them matter: A, where the units of each pair agree; B and C, where
+    units of different pairs agree; Q, where all four do. A layer of gates g, h of the two inputs, with p = (Σgh)²,
+    r = Σg² Σh² and t = Σg²h², maps them to
+
+    A′ = σ⁴[pA + t(B + C + κQ)],  B′ = σ⁴[rB + t(A + C + κQ)],  C′ = σ⁴[pC + t(A + B + κQ)],  Q′ = σ⁴t(A + B + C + κQ),
+
+    κ = E[θ⁴]/σ⁴ − 3. A layer whose weight one pair is differentiated by maps A to σ²A(p, t, t, t), and one where both
+    are to A(p, t, t, t).
+
+    Parameters
+    ----------
+    X : (n, d)
+        What the values read.
+    gates : L arrays (n, w_l)
+        Hard or soft, of any origin that is independent of the values.
+    sigma : float or L + 1 floats
+        Standard deviation of the weights, in all layers or per layer.
+    excess : float
+        κ of the weights: −2 for ±σ (DGN, Assumption 1), 0 for normal, −1.2 for uniform ones.
+
+    Returns
+    -------
+    GramMoments. Exact to rounding, n²·(d + Σ 6w_l) operations.
+
+    Examples
+    --------
+    >>> gram_moments([[1.0]], [np.ones((1, 4)), np.ones((1, 4))], sigma=0.5)  # ±½: (1 − n)(2 − n)… summed by hand is 0.75
+    GramMoments(E[K₀] and Var[K₀], 1 × 1; one draw is off by 0.29 in norm)
+    """
+    x, layers = _inputs(X), _gates(gates)
+    if len(x) != len(layers[0]):
+        raise ShapeError(f"gram_moments: X has {len(x)} rows, the gates {len(layers[0])}. Take both on the same inputs.")
+    sums = []
+    for g in layers:
+        both, squares = g @ g.T, np.square(g)
+        own = squares.sum(1)
+        sums.append((both, both * both, np.outer(own, own), squares @ squares.T))
+    return _moments(x, sums, sigma, excess)
+
+
+def frg_moments(
+    X: Any, hidden: Sequence[int], probability: float = 0.5, sigma: Sigma | None = None, *, excess: float = -2.0
+) -> GramMoments:
+    """Exact mean and variance of K₀ over random values *and* fixed random gates, Bernoulli(μ) bits per input and unit.
+
+    As `gram_moments`, with the means of p, r and t over the gates, which layers draw independently. With ``hidden`` of
+    equal widths, one input x = 1 and μ = 1 it is the variance of a deep linear network (DGN, Theorem 2.3).
+
+    Parameters
+    ----------
+    X : (n, d)
+    hidden : sequence of int
+        Widths of the hidden layers.
+    probability : float
+        μ, that a gate is on.
+    sigma : float or L + 1 floats, optional
+        Default √(1/(μw)) with the width of the first hidden layer.
+
+    Examples
+    --------
+    >>> frg_moments([[1.0]], hidden=(100,) * 3, probability=1.0).variance.round(3)  # leading order: 0.2
+    array([[0.198]])
+    """
+    x, mu = _inputs(X), _probability(probability)
+    widths = [_count("width", w) for w in hidden]
+    if not widths:
+        raise OptionError("frg_moments: hidden is empty. Give the width of each hidden layer.")
+    same = np.eye(len(x), dtype=bool)
+    sums = []
+    for w in widths:
+        on = np.where(same, mu, mu * mu)  # that a gate is on for both
+        square = w * on * (1 - on) + (w * on) ** 2
+        sums.append((w * on, square, np.where(same, square, (w * mu) ** 2), w * on))
+    return _moments(x, sums, math.sqrt(1 / (mu * widths[0])) if sigma is None else sigma, excess)
+
+
+_Sums = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # Σgh, p, r, t of one layer, each (n, n)
+
+
+def _moments(x: np.ndarray, layers: list[_Sums], sigma: Sigma, excess: float) -> GramMoments:
+    gram, squares = x @ x.T, np.square(x)
+    one = np.ones_like(gram)
+    variances = _sigmas(sigma, len(layers) + 1) ** 2
+    own = squares.sum(1)
+    # rows: A, B, C, Q; of pairs that are not differentiated yet, where one of them is, where both are
+    none = np.stack([gram * gram, np.outer(own, own), gram * gram, squares @ squares.T])
+    one_of, both_of = np.zeros_like(none), np.zeros_like(none)
+    mean, share = gram, 0.0
+    for v, (overlap, p, r, t) in zip(variances, [*layers, (one, one, one, one)]):
+        injected = np.stack([p, t, t, t])
+
+        def carried(s: np.ndarray, v: float = v, p: np.ndarray = p, r: np.ndarray = r, t: np.ndarray = t) -> np.ndarray:
+            A, B, C, Q = s
+            mixed = t * (A + B + C + excess * Q)
+            return v * v * np.stack([(p - t) * A + mixed, (r - t) * B + mixed, (p - t) * C + mixed, mixed])
+
+        both_of = carried(both_of) + injected * (v * one_of[0] + none[0])
+        one_of = carried(one_of) + 2 * v * injected * none[0]
+        none = carried(none)
+        mean, share = mean * overlap * v, share + 1 / v
+    mean = mean * share
+    return GramMoments(mean, np.maximum(both_of[0] - mean * mean, 0.0))
+
+
+def variance_law(width: float, hidden_layers: int) -> float:
+    """Var[K₀] ≈ (2/(3w))(d − 1)(d − 2)(2d − 3) = Θ(d³/w): leading order in d/w, d = L + 1 weight layers.
+
+    For a deep linear network with one input x = 1 and σ² = 1/w; fixed random gates have μw in place of w. Two paths can
+    be spliced wherever they share a unit, which the paper's proof counts for shared weights only: it prints
+    `printed_variance_bound`. The exact value is `frg_moments`.
+
+    Examples
+    --------
+    >>> variance_law(100, hidden_layers=3), printed_variance_bound(100, hidden_layers=3)
+    (0.2, 0.16)
+    """
+    d = _count("hidden_layers", hidden_layers) + 1
+    return 2 / (3 * width) * (d - 1) * (d - 2) * (2 * d - 3)
+
+
+def printed_variance_bound(width: float, hidden_layers: int) -> float:
+    """max{d²/w, d³/w²}, the order that Theorem 2.3 of the DGN paper prints; too small by a factor that grows like d."""
+    d = _count("hidden_layers", hidden_layers) + 1
+    return max(d**2 / width, d**3 / width**2)
+
+
+def sample_grams(X: Any, gates: Sequence[Any], sigma: Sigma, draws: int, seed: int = 0) -> np.ndarray:
+    """K₀ of ``draws`` independent values of ±σ behind the same gates, (draws, n, n): `gram_moments` by sampling.
+
+    K₀ = Σ_l (h_{l−1} h_{l−1}ᵀ) ∘ (δ_l δ_lᵀ); each draw costs a forward and a backward pass and 2n² Σ 2w_l.
+
+    Examples
+    --------
+    >>> sample_grams([[2.0]], [[[1.0, 0.0]]], sigma=1.0, draws=2)  # 4·1 from the first layer, 4 from the second
+    array([[[8.]],
+    <BLANKLINE>
+           [[8.]]])
+    """
+    x, layers = _inputs(X), _gates(gates)
+    sizes = [x.shape[1], *(g.shape[1] for g in layers), 1]
+    sigmas = _sigmas(sigma, len(layers) + 1)
+    generator = np.random.default_rng(seed)
+    found = np.empty((_count("draws", draws), len(x), len(x)))
+    for k in range(draws):
+        weights = [s * (2.0 * generator.integers(0, 2, (b, a)) - 1) for s, (a, b) in zip(sigmas, zip(sizes, sizes[1:]))]
+        read = [x]
+        for g, w in zip(layers, weights):
+            read.append(g * (read[-1] @ w.T))
+        behind = np.ones((len(x), 1))
+        total = read[-1] @ read[-1].T
+        for g, w, h in zip(reversed(layers), reversed(weights), reversed(read[:-1])):
+            behind = g * (behind @ w)
+            total = total + (h @ h.T) * (behind @ behind.T)
+        found[k] = total
+    return found
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+def _array(what: str, value: Any) -> np.ndarray:
+    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=np.float64)
+    if array.ndim != 2 or array.size == 0:
+        raise ShapeError(f"{what} has shape {array.shape}, expected two axes, one row per input.")
+    if not np.isfinite(array).all():
+        raise NotFiniteError(f"{what} of shape {array.shape} contains NaN or infinity.")
+    return array
+
+
+def _inputs(X: Any) -> np.ndarray:
+    return _array("X", X)
+
+
+def _gates(gates: Sequence[Any]) -> list[np.ndarray]:
+    layers = [_array(f"gates[{l}]", g) for l, g in enumerate(gates)]
+    if not layers:
+        raise OptionError("gates: at least one hidden layer is needed.")
+    if len({len(g) for g in layers}) > 1:
+        raise ShapeError(f"gates have {[len(g) for g in layers]} rows, expected as many in every layer.")
+    return layers
+
+
+def _sigmas(sigma: Sigma, layers: int) -> np.ndarray:
+    values = np.broadcast_to(np.asarray(sigma, dtype=np.float64), (layers,)) if np.ndim(sigma) == 0 else np.asarray(sigma)
+    if values.shape != (layers,) or not (np.isfinite(values) & (values > 0)).all():
+        raise OptionError(f"sigma: expected one positive number or {layers}, one per weight layer, got {sigma!r}.")
+    return np.asarray(values, dtype=np.float64)
+
+
+def _count(name: str, value: int) -> int:
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise OptionError(f"{name} must be a positive integer, got {value!r}.")
+    return int(value)
+
+
+def _probability(value: float) -> float:
+    if not 0 < value <= 1:
+        raise OptionError(f"probability must be in (0, 1], got {value!r}.")
+    return float(value)
