@@ -43,9 +43,9 @@ def loss(net, x, y):
 
 def test_every_method_gives_hard_gates_and_leaves_the_network_alone(soft, circle, hardened):
     before = copy.deepcopy(soft.state_dict())
-    mode = soft.training
+    soft.train()
     again = pl.harden(soft, circle.x, circle.y, "anneal", epochs=2, progress=False)
-    assert soft.training == mode and soft.gate.label == "soft β=4"
+    assert soft.training and soft.gate.label == "soft β=4"
     assert all(torch.equal(t, before[n]) for n, t in soft.state_dict().items())
     for made in [again, *hardened.values()]:
         assert isinstance(made.network.gate, Hard) and not made.network.training

@@ -103,7 +103,9 @@ def test_what_cannot_be_solved_is_known():
 
 def test_statistics_are_taken_anew_for_the_values_alone():
     x = 2 + 3 * torch.randn(50, 1, 6, 6, generator=torch.Generator().manual_seed(0))
-    net = batch_norm_twin(x).eval()
+    net = batch_norm_twin(x)
+    net.train()(5 * x)  # statistics of something else
+    net.eval()
     before = copy.deepcopy(net.state_dict())
     recalibrate(net, x, 50)
     assert not net.training and all(not m.training for m in net.modules())
