@@ -18,7 +18,10 @@ def test_dlgn(estimator, check):
     check(estimator)
 
 
-@parametrize_with_checks([PathKernelClassifier(**QUICK), PathKernelRegressor(**QUICK)])
+WIDE = QUICK | {"hidden": (32,)}  # the overlap kernel sees nothing but the gates: it needs more of them
+
+
+@parametrize_with_checks([PathKernelClassifier(**WIDE), PathKernelRegressor(**WIDE)])
 def test_path_kernels(estimator, check):
     check(estimator)
 
