@@ -65,11 +65,11 @@ class Hardened:
             start += len(losses) - 1
         report = self.report
         levels = [("soft", report.soft.loss, "C2"), ("switched directly", report.direct.loss, "C3")]
-        levels += [("hard", report.hard.loss, "k")]
         if report.bound.loss:
             levels.append((report.bound.what, report.bound.loss, "0.6"))
         for label, value, color in levels:
             ax.axhline(value, color=color, linestyle="--", linewidth=1, label=label)
+        ax.plot(start, report.hard.loss, "ko", label="hard")  # a point: it often lies on the line of the bound
         ax.set(xlabel="epoch of hardening", ylabel="training loss", yscale="log")
         ax.legend(fontsize="small")
         return ax
