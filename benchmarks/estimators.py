@@ -207,7 +207,7 @@ def page(found: dict[str, Any]) -> str:
         "rows of a set (a random sample, the same for all). Every model has its defaults and the same preprocessing: "
         "median imputation, one-hot encoding of strings, standardisation. "
         f"The DLGN's defaults were chosen on {', '.join(found['tuned on'])} (marked *), on splits of their own.", "",
-        f"Mean ± standard deviation over folds: accuracy in percent, or R² × 100.{unfinished}", "",
+        f"Mean ± standard deviation over folds: accuracy in percent, or R² × 100.{unfinished} {found.get('note', '')}", "",
     ]  # fmt: skip
     for task, title in (("classification", "Accuracy"), ("regression", "R² × 100")):
         rows = [s for s in found["sets"] if s["task"] == task]
