@@ -88,7 +88,7 @@ def test_a_cluster_writes_what_dense_returns(client: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize("make", [pl.models.dlgn, pl.models.relu])
 def test_streams_go_to_workers_as_frozen_weights_and_data(make: Any, client: Any, tmp_path: Path) -> None:
     net, X = make(3, hidden=(5, 5), seed=0), torch.randn(26, 3, generator=torch.Generator().manual_seed(0))
-    X += 1.0  # a tensor that was changed before it was given: its count of changes is not that of a fresh one
+    X.add_(1.0).mul_(2.0)  # changed before it was given: its count of changes is not that of a tensor that was sent
     K = pl.kernels.ntk(pl.record(net, X, stream=True))
     assert "streamed" in repr(K)
     K.to_zarr(tmp_path / "k", client=client, block=9)

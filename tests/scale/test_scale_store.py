@@ -457,7 +457,7 @@ def test_missing_extras_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("options", [
     {"client": None}, {"client": True}, {"client": False, "workers": 2}, {"workers": 0}, {"block": 0}, {"block": 2.5},
-    {"max_bytes": -1},
+    {"max_bytes": -1}, {"max_bytes": 0},
 ], ids=str)
 def test_options_are_checked(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(OptionError):
