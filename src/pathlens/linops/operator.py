@@ -753,7 +753,8 @@ class CustomKernel(KernelOperator):
             raise OptionError(f"CustomKernel {name!r}: a square kernel needs `diagonal`.")
         if dtype not in FLOATS:
             raise DTypeError(f"CustomKernel {name!r}: dtype must be float32 or float64, got {dtype}.")
-        self._shape, self._dtype, self._device = (int(n), int(m)), dtype, torch.device(device)
+        self._shape, self._dtype = (int(n), int(m)), dtype
+        self._device = torch.empty(0, device=device).device  # 'cuda' is a name, 'cuda:0' a device
         self._tile, self._diagonal, self._symmetric, self._name = tile, diagonal, symmetric, name
         self.tile_buffers, self.max_bytes, self.scaled = tile_buffers, max_bytes, scaled
 

@@ -23,7 +23,8 @@ _MODULES = {"torch": "torch_backend", "popcount": "popcount", "triton": "triton_
             "triton-tf32": "triton_backend", "triton-bf16": "triton_backend", "triton-3xtf32": "triton_backend"}
 # Loading and compiling the popcount kernel takes a second or two; below this much work torch is done sooner.
 _WORTH_COMPILING = 2e10
-_WORTH_FUSING = 4 << 20  # entries; below, packing the factors takes longer than torch's products
+_WORTH_FUSING = 64 << 20  # entries on CUDA; below, packing the factors takes longer than torch's products
+_WORTH_COUNTING = 1 << 20  # the same for 0/1 factors, which need no scales
 _SPARE_BYTES = 16 << 20
 _SPARE: list[Tensor] = []  # buffers of pools that are gone
 _LOCK = threading.RLock()  # re-entrant: a pool may be collected while another looks for a buffer
@@ -138,8 +139,10 @@ def choose(name: str, node: Node, device: torch.device, dtype: torch.dtype = tor
         return name
     leaves = list(node.leaves())
     if device.type == "cuda":
-        suited = dtype == torch.float32 and all(isinstance(leaf, Gram) for leaf in leaves)
-        return "triton" if suited and node.n * node.m >= _WORTH_FUSING and _has("triton") else "torch"
+        grams = [leaf for leaf in leaves if isinstance(leaf, Gram)]
+        least = _WORTH_COUNTING if all(gram.binary for gram in grams) else _WORTH_FUSING
+        suited = dtype == torch.float32 and len(grams) == len(leaves) and node.n * node.m >= least
+        return "triton" if suited and _has("triton") else "torch"
     binary = sum(leaf.r for leaf in leaves if isinstance(leaf, Gram) and leaf.binary)
     worth = 2.0 * node.n * node.m * binary > _WORTH_COMPILING
     return "popcount" if worth and device.type == "cpu" and _has("numba") else "torch"

@@ -22,7 +22,7 @@ from torch import Tensor
 from pathlens.linops.backends import Pool
 from pathlens.linops.backends.torch_backend import Pair, gram_product, walk
 from pathlens.linops.indexing import same_index
-from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, strip
+from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, strip
 
 _LIFT = 7  # rows are packed with norms up to 2^7, so that the low halves of fp16 pairs stay clear of subnormals
 _MOST_TERMS = 64
@@ -119,7 +119,7 @@ def _fused(
             gram = tl.dot(a, tl.trans(b), gram, input_precision="tf32")
         a_at += BLOCK
         b_at += BLOCK
-        if ONE_BLOCK and ONE_TERM:
+        if ONE_BLOCK:
             product *= gram * UNIT
         else:
             end = tl.load(ends + at)
@@ -236,7 +236,9 @@ def _pack(
                 if bits:
                     columns[0, :count, place] = raw
                 else:
-                    unit = exp2_scale(raw.float(), (side.shift + (_LIFT - power))[:, None])
+                    lift = side.shift + (_LIFT - power)
+                    half = torch.trunc(lift / 2)  # one power of two may leave float32, two halves do not
+                    unit = raw * torch.exp2(half).float()[:, None] * torch.exp2(lift - half).float()[:, None]
                     _split(unit.bfloat16().float() if precision.name == "bf16" else unit, columns[:, :count, place])
                 end += side.node.r
             at += -(-_width(factor) // block) * block
@@ -336,7 +338,7 @@ class TritonBackend:
             n, m, len(ends), left.columns.stride(0), right.columns.stride(0), left.columns.stride(1),
             right.columns.stride(1), out.stride(0), scales[0].stride(0), scales[1].stride(0),
             ROWS=config.rows, COLS=config.cols, BLOCK=block, PIECES=precision.pieces, ONE_TERM=len(terms) == 1,
-            ONE_BLOCK=0 not in ends, SCALED=scaled, MIRROR=mirror,
+            ONE_BLOCK=len(terms) == 1 and 0 not in ends, SCALED=scaled, MIRROR=mirror,
             UNIT=1.0 if bits else 2.0 ** (-2 * _LIFT),
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
