@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-
 _TURN = 0.2  # seconds that a turn lasts at least
 
 
