@@ -1,4 +1,4 @@
-"""The command line: demo, list, run, report, doctor, data.
+"""The command line: demo, list, run, verify, report, doctor, data.
 
 Each command only parses, calls the package and prints; what it prints comes from artifacts and plain records. Every
 import of the package or of torch happens inside a command, so that ``pathlens --help`` answers at once.
@@ -30,6 +30,7 @@ __all__ = ["app", "main"]
 
 DEMO = ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6")
 _COLOURS = {"reproduced": "green", "not reproduced": "dark_orange", "cannot tell": "bright_black",
+            "holds": "green", "printed form wrong, corrected holds": "dark_orange", "fails": "red",
             "ok": "green", "absent": "bright_black", "corrupt": "red", "unverified": "yellow"}
 
 
@@ -152,6 +153,59 @@ def report(
 
     page = write_page(load_folder(_artifact_folder(folder)), folder)
     _console().print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def verify(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME…]", help="Checks, or patterns such as 'dgn.*'; all if none.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Write a page about them to this file.")] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Show the checks and leave.")] = False,
+) -> None:
+    """Check every theorem and equation of the papers on small networks; exit code 1 if one fails."""
+    import json
+    import time
+
+    from rich.text import Text
+
+    from pathlens.artifacts import environment
+    from pathlens.report.verification import FORMAT, write_verification
+    from pathlens.theory.checks import perform, select
+
+    console = _console()
+    chosen = select(names or ())
+    if only_list:
+        for check in chosen:
+            line = Text.assemble((f"{check.name:<22}", "bold"), f" {check.where}: {check.claim}")
+            console.print(line, soft_wrap=True)
+        return
+    start, results = time.perf_counter(), []
+    with _bars(console) as progress:
+        for done, check in enumerate(chosen):
+            progress("checks", done, len(chosen))
+            results.append(result := perform(check))
+            verdict, _, rest = str(result).partition(": ")
+            console.print(Text.assemble((verdict, _COLOURS[verdict]), f": {rest}"), soft_wrap=True)
+    seconds = time.perf_counter() - start
+    document = {"format": FORMAT, "version": 1, "environment": environment(), "seconds": seconds,
+                "checks": [result.plain() for result in results]}
+    if json_file is not None:
+        try:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            json_file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ArtifactError(f"{json_file} cannot be written: {error.strerror or error}. Choose another.") from error
+    if html_file is not None:
+        page = write_verification(document, html_file)
+        console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+    tally = {word: sum(result.verdict == word for result in results) for word in ("holds", "fails")}
+    corrected = len(results) - sum(tally.values())
+    console.print(f"{len(results)} checks in {seconds:.0f} s: {tally['holds']} hold, {corrected} hold in a corrected "
+                  f"form, {tally['fails']} fail.", soft_wrap=True, highlight=False)
+    if tally["fails"]:
+        raise typer.Exit(1)
 
 
 def _perform(chosen: list[Experiment], scale: str, seeds: int, device: str, out: Path, console: Console) \

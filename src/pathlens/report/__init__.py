@@ -1,4 +1,4 @@
-"""Pages and pictures drawn from artifacts: :func:`write_page` and :func:`opening_picture`.
+"""Pages and pictures from what was saved: :func:`write_page`, :func:`write_verification`, :func:`opening_picture`.
 
 Nothing here runs an experiment or needs torch; matplotlib is loaded when something is drawn. May import artifacts and
 errors only.
@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from pathlens.report.page import headline, write_page
 from pathlens.report.picture import opening_picture
+from pathlens.report.verification import write_verification
 
-__all__ = ["headline", "opening_picture", "write_page"]
+__all__ = ["headline", "opening_picture", "write_page", "write_verification"]

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from pathlens.artifacts import Artifact, Claim
 from pathlens.errors import ArtifactError
 from pathlens.report.figures import draw, number, read_spread
 from pathlens.report.palette import LABELS
+from pathlens.report.shell import full_page, save_page
 
 __all__ = ["headline", "write_page"]
 
@@ -33,8 +32,6 @@ _LEAD = (
     "Each section is one experiment: what was measured, next to what the paper claims. Verdicts are computed from the "
     "numbers, and what would have refuted a claim is printed beside it."
 )
-_MARK = ('<svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="10" cy="10" r="9" fill="none" stroke="var(--rule)" '
-         'stroke-width="1.5"/><path d="M1.9 13.9A9 9 0 0 1 18.1 6.1Z" fill="var(--top)"/></svg>')
 
 
 def write_page(artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, title: str = "", lead: str = "") -> Path:
@@ -62,33 +59,8 @@ def write_page(artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, ti
     circle = any(artifact.name in ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6") for artifact in shown)
     heading = title or (_CIRCLE_TITLE if circle else "Pathlens results")
     opening = lead or (_CIRCLE_LEAD if circle else _LEAD)
-    style = files("pathlens.report").joinpath("page.css").read_text(encoding="utf-8")
-    text = "\n".join([
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(heading)} · Pathlens</title>",
-        f"<style>\n{style}</style></head><body>",
-        f'<header><p class="mark">{_MARK}Pathlens</p><h1>{escape(heading)}</h1><p class="lead">{escape(opening)}</p>',
-        _contents(shown),
-        "</header><main>",
-        *(_section(artifact) for artifact in shown),
-        "</main>",
-        _footer(shown),
-        "</body></html>\n",
-    ])
-    path = Path(out)
-    if path.suffix.lower() not in (".html", ".htm"):
-        path = path / "index.html"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)  # a reader never sees half a page
-    except OSError as error:
-        raise ArtifactError(f"The page {path} cannot be written: {error.strerror or error}. Choose another folder.") \
-            from error
-    return path
+    sections = (_section(artifact) for artifact in shown)
+    return save_page(full_page(heading, opening, _contents(shown), sections, _footer(shown)), out)
 
 
 def headline(artifact: Artifact) -> str:

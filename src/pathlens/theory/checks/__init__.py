@@ -1,10 +1,18 @@
 """Theorems as checks: every statement of the papers, executable, behind ``pathlens verify``.
 
-Each module registers the checks of one paper; `verify` runs them. References are autograd and enumeration alone
-(`reference`), the tested side is the package's own code. May import everything that theory may.
+Each module registers the checks of one paper, or of a part of it; `verify` runs them. References are autograd and
+enumeration alone (`reference`), the tested side is the package's own code. May import everything that theory may.
 """
 
-from pathlens.theory.checks import half_space, deep_gated, convolution, variance, path_features, infinite, gated_linear  # noqa: F401, I001
+# fmt: off
+# isort: off
+# importing registers, and the order of the imports is the order of the checks
+from pathlens.theory.checks import half_space
+from pathlens.theory.checks import deep_gated, initialisation, adaptation, convolution
+from pathlens.theory.checks import path_features, infinite
+from pathlens.theory.checks import gated_linear, gate_patterns
+# isort: on
+# fmt: on
 from pathlens.theory.checks.registry import (
     PAPERS,
     VERDICTS,
@@ -18,4 +26,24 @@ from pathlens.theory.checks.registry import (
     verify,
 )
 
-__all__ = ["PAPERS", "VERDICTS", "Check", "Measured", "Result", "check", "names", "perform", "select", "verify"]
+__all__ = [
+    "PAPERS",
+    "VERDICTS",
+    "Check",
+    "Measured",
+    "Result",
+    "adaptation",
+    "check",
+    "convolution",
+    "deep_gated",
+    "gate_patterns",
+    "gated_linear",
+    "half_space",
+    "infinite",
+    "initialisation",
+    "names",
+    "path_features",
+    "perform",
+    "select",
+    "verify",
+]

@@ -44,18 +44,18 @@ def open_where_positive(q: Tensor) -> Tensor:
     return (q > 0).to(q.dtype)
 
 
-def scores(weights: Weights, X: Tensor, unit: Callable[[Tensor], Tensor] = torch.relu) -> list[Tensor]:
-    """Pre-activations of every layer but the output's: q_l = U_l a(q_{l−1}); the identity for a linear network."""
+def scores(layers: Weights, X: Tensor, unit: Callable[[Tensor], Tensor] = torch.relu) -> list[Tensor]:
+    """Pre-activations of hidden layers: q_l = W_l a(q_{l−1}); the identity as unit makes the network linear."""
     found, z = [], X
-    for W in weights[:-1]:
+    for W in layers:
         found.append(z @ W.T)
         z = unit(found[-1])
     return found
 
 
-def hard_gates(weights: Weights, X: Tensor, unit: Callable[[Tensor], Tensor] = torch.relu) -> list[Tensor]:
-    """1[q > 0] of every hidden layer."""
-    return [open_where_positive(q) for q in scores(weights, X, unit)]
+def hard_gates(layers: Weights, X: Tensor, unit: Callable[[Tensor], Tensor] = torch.relu) -> list[Tensor]:
+    """1[q > 0] of hidden layers."""
+    return [open_where_positive(q) for q in scores(layers, X, unit)]
 
 
 def soft_gate(q: Tensor, beta: float, epsilon: float) -> Tensor:
@@ -92,16 +92,16 @@ def path_values(weights: Weights) -> Tensor:
     """v(p) = Π_l U_l[p_l, p_{l−1}] to the first output, (P,); differentiable."""
     p = chain_paths(weights)
     v = weights[-1][0, p[:, -1]]
-    for l in range(len(weights) - 1):
-        v = v * weights[l][p[:, l + 1], p[:, l]]
+    for k in range(len(weights) - 1):
+        v = v * weights[k][p[:, k + 1], p[:, k]]
     return v
 
 
 def path_activity(gates: Weights, p: Tensor) -> Tensor:
     """A(x, p) = Π_l g_l(x)[p_l], (n, P); `p` starts with the input node."""
     A = torch.ones(len(gates[0]), len(p), dtype=torch.float64)
-    for l, g in enumerate(gates):
-        A = A * g[:, p[:, l + 1]]
+    for k, g in enumerate(gates):
+        A = A * g[:, p[:, k + 1]]
     return A
 
 
@@ -140,6 +140,13 @@ def tangent_kernel(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     return J @ J.T
 
 
+def gated_kernel(weights: Weights, gates: Weights, X: Tensor) -> Tensor:
+    """The tangent kernel of the values behind fixed gates, (n, n)."""
+    shapes = shapes_of(weights)
+    J = torch.func.jacrev(lambda theta: gated_output(unflat(theta, shapes), gates, X))(flat(weights))
+    return J @ J.T
+
+
 def gradient_step(f: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     """d f(θ − α ∇loss)/dα at α = 0, exactly, by a forward-mode product: what gradient descent does to the outputs."""
     gradient = torch.func.grad(lambda t: loss(f(t)))(theta)
@@ -164,16 +171,9 @@ def over_signs(f: Callable[[list[Tensor]], Tensor], shapes: Sequence[Sequence[in
     return torch.func.vmap(lambda t: f(unflat(t, shapes)), chunk_size=4096)(theta).detach()
 
 
-def mean_kernel_over_signs(
-    output: Callable[[list[Tensor]], Tensor], shapes: Sequence[Sequence[int]], sigma: float
-) -> Tensor:
-    """E[K]: the tangent kernel by the signed weights themselves, averaged over all signs, (n, n)."""
-
-    def kernel(weights: list[Tensor]) -> Tensor:
-        J = torch.func.jacrev(lambda t: output(unflat(t, shapes)))(flat(weights))
-        return J @ J.T
-
-    return over_signs(kernel, shapes, sigma).mean(0)
+def kernels_over_signs(gates: Weights, X: Tensor, shapes: Sequence[Sequence[int]], sigma: float) -> Tensor:
+    """The tangent kernel of the values behind fixed gates at every assignment of signs, (2^count, n, n)."""
+    return over_signs(lambda weights: gated_kernel(weights, gates, X), shapes, sigma)
 
 
 # --- the plane, cut by angle -------------------------------------------------------------------------------------
@@ -199,18 +199,18 @@ class Sector:
         return total
 
 
-def sectors(weights: Weights, relu: bool) -> list[Sector]:
-    """All cells of a bias-free network with two inputs: cones, found by solving for the angles where a unit is zero.
+def sectors(layers: Weights, relu: bool) -> list[Sector]:
+    """All cells of bias-free hidden layers on two inputs: cones, found by solving for the angles where a unit is zero.
 
     With `relu` a layer reads the units that are on, else all of them (the linear gate network of a DLGN).
     """
     done: list[Sector] = []
 
     def split(start: float, end: float, A: np.ndarray, layer: int, bits: tuple[tuple[bool, ...], ...]) -> None:
-        if layer == len(weights) - 1:
+        if layer == len(layers):
             done.append(Sector(start, end, bits))
             return
-        rows = weights[layer].detach().numpy() @ A  # pre-activation = row · (cos, sin)
+        rows = layers[layer].detach().numpy() @ A  # pre-activation = row · (cos, sin)
         zeros = [math.atan2(-r[0], r[1]) + k * math.pi for r in rows for k in range(-3, 4)]
         cuts = [start, *sorted(z for z in zeros if start + 1e-13 < z < end - 1e-13), end]
         for a, b in itertools.pairwise(cuts):

@@ -129,10 +129,11 @@ class Result:
         return "fails" if within(self.printed_error, self.tolerance) else "printed form wrong, corrected holds"
 
     def __str__(self) -> str:
-        printed = "" if self.printed_error is None else f"; printed form {self.printed_error:.2g}: {self.check.erratum}"
+        """One line: verdict, name, paper, claim, errors, and what is wrong with the printed form."""
+        printed = "" if self.printed_error is None else f"; as printed {self.printed_error:.2g}: {self.check.erratum}"
         return (
-            f"{self.check.name} ({self.check.paper}, {self.check.where}): {self.check.claim}. "
-            f"Error {self.error:.2g}, allowed {self.tolerance:g}{printed}. {self.verdict}."
+            f"{self.verdict}: {self.check.name} ({self.check.paper}, {self.check.where}): {self.check.claim}. "
+            f"Error {self.error:.2g}, allowed {self.tolerance:g}{printed}."
         )
 
     def plain(self) -> dict[str, Any]:
@@ -146,7 +147,6 @@ class Result:
             "error": _finite(self.error),
             "tolerance": self.tolerance,
             "printed_error": _finite(self.printed_error),
-            "has_printed": self.printed_error is not None,
             "detail": self.detail,
             "verdict": self.verdict,
             "seconds": round(self.seconds, 3),
@@ -249,9 +249,9 @@ def verify(patterns: Iterable[str] = ()) -> Iterator[Result]:
     Examples
     --------
     >>> from pathlens.theory.checks import verify
-    >>> for result in verify(["npf.lemma2.1"]):
-    ...     print(result.check.where, result.verdict)
-    Lemma 2.1 holds
+    >>> for result in verify(["dgn.lemma3.1ii"]):
+    ...     print(result.check.where, "–", result.verdict)
+    Lemma 3.1 (ii), Lemma 7.5 (ii) – printed form wrong, corrected holds
     """
     chosen = select(patterns)
     with Meter("checks", len(chosen)) as meter:
