@@ -70,8 +70,8 @@ def cpu_section(found: dict[str, Any]) -> list[str]:
         "",
         f"## {describe(found['machine'])}",
         "",
-        f"{found['created'][:10]}, n = {found['n']:,}, written to disk as Zarr blocks; all stores of a kernel are equal "
-        "bit for bit, the one with a killed worker too.",
+        f"{found['created'][:10]}, n = {found['n']:,}, written to disk as Zarr blocks; all stores of a kernel are "
+        "equal bit for bit, the one with a killed worker too.",
         "",
         "| kernel | how | seconds | ns per entry | blocks |",
         "|---|---|---|---|---|",

@@ -210,8 +210,8 @@ class Evaluator:
                 tile = self.tile(left, right)
                 mirrored = self.pool.take(-1, len(cols), len(rows)).copy_(tile.T)
                 if cols.start == rows.start:  # the square on the diagonal: both halves of it were computed
-                    tile[:, : len(rows)].add_(mirrored[: len(rows)]).mul_(0.5)
-                    mirrored[: len(rows)] = tile[:, : len(rows)].T
+                    square = tile[:, : len(rows)].add_(mirrored[: len(rows)]).mul_(0.5)
+                    mirrored[: len(rows)] = square  # symmetric now
                 spot.copy_(tile)
                 out[cols.start : cols.stop, rows.start : rows.stop] = mirrored
                 meter.advance(2 * spot.numel() - (len(rows) ** 2 if cols.start == rows.start else 0))
