@@ -1,7 +1,8 @@
 """Results on disk: what an experiment measured, next to what the paper claims, as one JSON and one NPZ file.
 
 Verdicts and the REDUCED mark are computed here from the numbers and are never typed. Nothing here runs or draws an
-experiment, and torch is not imported, so a page can be rebuilt on a machine that cannot train. May import errors only.
+experiment, and torch is not imported, so a page can be rebuilt on a machine that cannot train. May import errors
+and panels only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import secrets
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pathlens.errors import ArtifactError, OptionError
+from pathlens.panels import Panel
 
 __all__ = ["SCHEMA", "Artifact", "Claim", "Deviation", "Spread", "Verdict", "environment", "load", "load_folder",
            "settled"]
@@ -231,6 +233,8 @@ class Artifact:
         Part of the figure → ``"hard"`` or ``"soft β=4"``: which gates the numbers come from.
     arrays : dict of ndarray
         Never of dtype object.
+    figures : sequence of Panel
+        What a page draws of the arrays; a panel that refers to an array that is not there is refused.
     duration_seconds, created, environment
         Filled by :func:`pathlens.experiments.registry.perform`; ``created`` is ISO 8601 in UTC.
 
@@ -262,6 +266,7 @@ class Artifact:
     duration_seconds: float = 0.0
     created: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
+    figures: Sequence[Panel] = ()
 
     def __post_init__(self) -> None:
         where = f"Artifact {self.name!r}"
@@ -277,7 +282,7 @@ class Artifact:
         for part, gates in self.gates.items():
             if not isinstance(gates, str) or not _GATES.fullmatch(gates):
                 raise OptionError(f"{where}.gates[{part!r}] must be 'hard', 'soft' or 'soft β=4', got {gates!r}.")
-        for name, kind in (("claims", Claim), ("deviations", Deviation)):
+        for name, kind in (("claims", Claim), ("deviations", Deviation), ("figures", Panel)):
             values = tuple(getattr(self, name))
             for value in values:
                 if not isinstance(value, kind):
@@ -294,6 +299,8 @@ class Artifact:
                 raise OptionError(f"{where}.arrays: {key!r} of dtype {array.dtype} cannot be stored. Use an identifier "
                                   "as name and a dtype without objects.")
         object.__setattr__(self, "arrays", arrays)
+        for panel in self.figures:
+            panel.check(arrays, where)
 
     @property
     def reductions(self) -> dict[str, tuple[Any, Any]]:
@@ -365,6 +372,7 @@ class Artifact:
             "paper_numbers": self.paper_numbers, "gates": self.gates,
             "deviations": [dataclasses.asdict(deviation) for deviation in self.deviations],
             "duration_seconds": self.duration_seconds, "created": self.created, "environment": self.environment,
+            "figures": [panel.document() for panel in self.figures],
             "arrays": {"file": file, "sha256": digest, "contents": manifest},
         }
         return _tag_infinities(document)
@@ -465,8 +473,11 @@ def _fields(document: dict[str, Any], file: Path) -> dict[str, Any]:
         ]
         values["deviations"] = [Deviation(**deviation) for deviation in values["deviations"]]
         values["seeds"] = [operator.index(seed) for seed in values["seeds"]]
-    except (TypeError, AttributeError) as error:  # a missing or unknown key, or an entry that is no object
-        raise ArtifactError(f"Artifact {file}: a claim, deviation or seed is malformed ({error}). {_AGAIN}") from error
+        # artifacts were first written without descriptions of figures
+        values["figures"] = [Panel.from_document(panel) for panel in document.get("figures", [])]
+    except (TypeError, AttributeError, KeyError) as error:  # a missing or unknown key, or an entry that is no object
+        raise ArtifactError(f"Artifact {file}: a claim, deviation, seed or figure is malformed ({error}). {_AGAIN}") \
+            from error
     return values
 
 

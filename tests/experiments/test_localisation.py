@@ -117,7 +117,7 @@ def test_activations_measure_every_setting(small, monkeypatch):
         if localisation_runs.SETTINGS[name] not in done else done[localisation_runs.SETTINGS[name]],
     )  # fmt: skip
     artifact = perform(find("loc.activations"), Run("quick", seeds=(0,)))
-    assert len(done) == 2 and artifact.arrays["fields_12"].shape == (10, 40)
+    assert len(done) == 2 and artifact.arrays["fields_12"].shape == (4, 10, 40)
     assert len([c for c in artifact.claims if c.text == "receptive fields localise"]) == 11
 
 

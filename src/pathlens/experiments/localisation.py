@@ -26,6 +26,7 @@ from pathlens.experiments.localisation_settings import (
     sizes_of,
 )
 from pathlens.experiments.registry import Run, experiment
+from pathlens.panels import Panel, Series
 
 if TYPE_CHECKING:
     from pathlens.experiments.localisation_runs import Descent
@@ -70,7 +71,7 @@ _LOCALISING = ("ReLU, ξ₁ > ξ₂", "ReLU, ξ₁ > ξ₂, gain 100", "ReLU, se
 def activations(run: Run) -> Artifact:
     """Section 1: receptive fields of one-layer networks at the end of training."""
     from pathlens import theory
-    from pathlens.experiments.localisation_runs import SETTINGS, fields, train_setting
+    from pathlens.experiments.localisation_runs import SETTINGS, fields, moments, train_setting
 
     size = SIZES[run.scale]
     measures: dict[str, dict[str, list[float]]] = {}
@@ -78,7 +79,7 @@ def activations(run: Run) -> Artifact:
     for i, (name, setting) in enumerate(SETTINGS.items()):
         runs = train_setting(run, name, size["steps"], size["batch"])
         w, start = fields(runs, size["steps"]), fields(runs, 0)
-        arrays[f"fields_{i}"] = w[0]
+        arrays[f"fields_{i}"] = np.stack([fields(runs, k)[0] for k in moments(size["steps"])])  # (times, K, d)
         measures[name] = {
             "ipr": theory.ipr(w, setting.centre).mean(1).tolist(),
             "ipr at first": theory.ipr(start, setting.centre).mean(1).tolist(),
@@ -87,6 +88,8 @@ def activations(run: Run) -> Artifact:
             "kurtosis": theory.kurtosis(w).mean(1).tolist(),
             "loss": runs.history()[:, -50:].mean(1).tolist(),
         }
+    for key, stem in (("ipr", "ipr"), ("sign alternation", "alternation")):
+        arrays[stem] = [measures[name][key] for name in SETTINGS]
     claims = [
         _BUMPS.measure(measures["ReLU, ξ₁ > ξ₂"]["sign alternation"]),
         _OSCILLATE.measure(measures["ReLU, ξ₁ < ξ₂"]["sign alternation"]),
@@ -100,7 +103,28 @@ def activations(run: Run) -> Artifact:
         "loc.activations", "When receptive fields localise", PAPER, run.scale, sizes_of(run, "steps", "batch"),
         run.seeds, tuple(claims), {"settings": list(SETTINGS), **measures}, paper_sizes("steps", "batch"), {},
         (DATA, RATES, SUPPORT), {"ReLU": "hard"}, float32(arrays),
+        figures=_activation_panels(list(SETTINGS), moments(size["steps"])),
     )  # fmt: skip
+
+
+def _activation_panels(settings: list[str], steps: list[int]) -> list[Panel]:
+    def over_time(name: str, note: str) -> Panel:
+        i = settings.index(name)
+        columns = [Series(f"fields_{i}[{t}]", "start" if k == 0 else f"step {k}") for t, k in enumerate(steps)]
+        return Panel("fields", f"{name}: weights of four units", columns, x_label="position on the ring",
+                     y_label="unit", note=note)
+
+    def strips(stem: str, **words: Any) -> Panel:
+        return Panel("strips", series=[Series(f"{stem}[{i}]", name) for i, name in enumerate(settings)], **words)
+
+    return [
+        over_time("ReLU, ξ₁ > ξ₂", "Over training each unit becomes one bump."),
+        over_time("ReLU, ξ₁ < ξ₂", "The same network on swapped labels: neighbouring weights alternate in sign."),
+        strips("ipr", title="How local the fields are", x_label="inverse participation ratio at the end",
+               marks=[(NOISE, "noise")], note="One coordinate alone would give 1, a constant field 1/40."),
+        strips("alternation", title="How often neighbouring weights differ in sign", x_label="share of neighbours",
+               marks=[(0.5, "noise")], note="Bumps lie on the left, oscillations on the right."),
+    ]  # fmt: skip
 
 
 # --- how far a GDLN explains a ReLU network --------------------------------------------------------------------
@@ -118,6 +142,7 @@ _AS_GOOD = Claim(
     null_text="twice the loss, about that of a constant", paper="section 2",
     unit="× (loss on held-out rows at the end, GDLN / ReLU)",
 )  # fmt: skip
+_TIME = "time (steps × step size)"
 _GATINGS = ("gates at the start", "gates of the end", "bumps chosen upfront")
 
 
@@ -183,8 +208,23 @@ def gdln(run: Run) -> Artifact:
     return Artifact(
         "loc.gdln", "How far a GDLN explains a ReLU network", PAPER, run.scale, sizes_of(run, "rows", "descent"),
         run.seeds, tuple(claims), metrics, paper_sizes("rows", "descent"), {}, (DATA, RATES, EQUATIONS),
-        {"ReLU and GDLN": "hard"}, float32(arrays),
+        {"ReLU and GDLN": "hard"}, float32(arrays), figures=_gdln_panels(("ReLU", *_GATINGS)),
     )  # fmt: skip
+
+
+def _gdln_panels(names: tuple[str, ...]) -> list[Panel]:
+    def over_time(stem: str, y_label: str, title: str, y_scale: str = "linear", **words: Any) -> Panel:
+        series = [Series(f"{stem}_{i}", name) for i, name in enumerate(names) if stem != "distance" or i]
+        return Panel("lines", title, series, "times", _TIME, y_label, "log", y_scale, **words)
+
+    return [
+        over_time("loss", "½⟨(y − ŷ)²⟩", "Loss on held-out rows", "log"),
+        over_time("distance", "‖w − w_ReLU‖ / ‖w_ReLU‖", "Distance from the ReLU network",
+                  marks=[(1.0, "as far as zero")]),
+        over_time("ipr", "inverse participation ratio", "How local the fields are", marks=[(NOISE, "noise")]),
+        Panel("fields", "Four units at the end", [Series(f"fields_{i}", name) for i, name in enumerate(names)],
+              x_label="position on the ring", y_label="unit", note="All start from the same weights."),
+    ]  # fmt: skip
 
 
 def _loss(w: np.ndarray, gates: Any, x: np.ndarray, y: np.ndarray) -> float:
@@ -227,7 +267,14 @@ def flips(run: Run) -> Artifact:
         run.seeds, (_CONSTANT.measure(share[:, -1]), _UNIFORM.measure(cosine[:, -1].mean(1))),
         {"times": d.times.tolist(), "share flipped": share.tolist(), "cosine": cosine.mean(2).tolist()},
         paper_sizes("rows", "descent"), {}, (DATA, RATES), {"ReLU": "hard"},
-        float32({"times": d.times, "share": share, "cosine": cosine, "norm": growth}),
+        float32({"times": d.times, "share": share, "cosine": cosine.mean(2), "norm": growth.mean(2)}),
+        figures=[
+            Panel("lines", "Gates that differ from the start", [Series("share")], "times", _TIME, "share of gates",
+                  "log", marks=[(0.05, "roughly constant"), (0.5, "unrelated")]),
+            Panel("lines", "Direction of the weights", [Series("cosine")], "times", _TIME,
+                  "cos(w(t), w(0)), mean of units", "log", marks=[(0.9, "keeps its direction")]),
+            Panel("lines", "Size of the weights", [Series("norm")], "times", _TIME, "‖w(t)‖, mean of units", "log"),
+        ],
     )  # fmt: skip
 
 
@@ -279,7 +326,15 @@ def location(run: Run) -> Artifact:
         "loc.location", "Where a unit localises", PAPER, run.scale, sizes_of(run, "steps", "batch", "units"), run.seeds,
         (_PREDICTED.measure(score),), metrics, paper_sizes("steps", "batch", "units"), {}, (DATA, RATES),
         {"ReLU": "hard"},
-        float32({"predicted": predicted, "final": final, "shuffled": shuffled}),
+        float32({"predicted": predicted, "final": final, "shuffled": shuffled, "score": score}),
+        figures=[
+            Panel("points", "Each unit: where it was pulled, and where it went", [Series("final", x="predicted")],
+                  x_label="peak of Σ₁w(0), position on the ring", y_label="peak of the final field", diagonal=True,
+                  note="The ring closes: 0 and 40 are one place, so upper left and lower right are near the line too."),
+            Panel("strips", "Agreement of prediction and outcome",
+                  [Series("score", "predicted"), Series("shuffled", "shuffled")],
+                  x_label="mean cos of the angle between both", marks=[(0.0, "chance")]),
+        ],
     )  # fmt: skip
 
 
@@ -316,17 +371,34 @@ def dft(run: Run) -> Artifact:
             for i in range(K):
                 for j in range(i, K):
                     both = x[bits[s, m, :, i] & bits[s, m, :, j]]
-                    energy = np.abs(waves.conj() @ (both.T @ both) @ waves.T) ** 2
+                    energy = _energy(waves, both)
                     total = energy.sum()
                     share[i, j] = 1 - np.trace(energy) / total if total > 0 else np.nan
             same[s, m] = np.nanmean(np.diag(share))
             cross[s, m] = np.nanmean(share[np.triu_indices(K, 1)])
         run.progress("Fourier basis", s + 1, seeds)
-    ungated = np.abs(waves.conj() @ (x.T @ x) @ waves.T) ** 2
-    metrics = {"times": d.times.tolist(), "no gates, same sample": float(1 - np.trace(ungated) / ungated.sum()),
+    ungated = _energy(waves, x)
+    plain = float(1 - np.trace(ungated) / ungated.sum())
+    seen = [x, x[bits[0, 0, :, 0]], x[bits[0, -1, :, 0]]]
+    moments = np.stack([np.sqrt(_energy(waves, rows)) / len(rows) for rows in seen])
+    metrics = {"times": d.times.tolist(), "no gates, same sample": plain,
                "own gate": same.tolist(), "two gates": cross.tolist()}  # fmt: skip
     return Artifact(
         "loc.dft", "One basis for all times?", PAPER, run.scale, sizes_of(run, "rows", "descent"), run.seeds,
         (_ONE_BASIS.measure(same.max(1)), _CROSS.measure(cross.max(1))), metrics, paper_sizes("rows", "descent"), {},
-        (DATA, RATES), {"ReLU": "hard"}, float32({"times": d.times, "same": same, "cross": cross}),
+        (DATA, RATES), {"ReLU": "hard"}, float32({"times": d.times, "same": same, "cross": cross, "moments": moments}),
+        figures=[
+            Panel("lines", "Energy off the diagonal, Fourier basis",
+                  [Series("same", "one gate"), Series("cross", "two gates")], "times", _TIME,
+                  "share of energy, mean of units", "log", "log", marks=[(plain, "no gates"), (0.975, "random basis")]),
+            Panel("matrices", "|Σ^xx| in the Fourier basis, one unit",
+                  [Series("moments[0]", "no gates"), Series("moments[1]", "its gate at the start"),
+                   Series("moments[2]", "its gate at the end")],
+                  x_label="frequency", y_label="frequency", y_scale="log"),
+        ],
     )  # fmt: skip
+
+
+def _energy(waves: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """|entries|² of Σ x xᵀ over rows, in the Fourier basis."""
+    return np.abs(waves.conj() @ (rows.T @ rows) @ waves.T) ** 2

@@ -119,15 +119,20 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
+def moments(steps: int) -> list[int]:
+    """Steps at which receptive fields are looked at: the start, a twentieth, a fifth, and the end."""
+    return [0, max(steps // 20, 1), max(steps // 5, 2), steps]
+
+
 def train_setting(run: Run, name: str, steps: int, batch: int) -> Runs:
-    """All seeds of one row at once, on fresh batches; the end and the start are kept."""
+    """All seeds of one row at once, on fresh batches; what is kept: :func:`moments`."""
 
     def compute() -> Any:
         s = SETTINGS[name]
         net = OneLayer(s.activation, s.units, s.bias, s.trained)
         return train(
             net, s.data, epochs=steps, batch_size=batch, optimizer="sgd", lr=s.rate, seeds=run.seeds,
-            loss=logistic if s.cross_entropy else "mse", evaluate="running", keep_at=[0, steps], device=run.device,
+            loss=logistic if s.cross_entropy else "mse", evaluate="running", keep_at=moments(steps), device=run.device,
             progress=run.progress, label=name,
         )  # fmt: skip
 

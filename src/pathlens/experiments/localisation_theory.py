@@ -22,6 +22,7 @@ from pathlens.experiments.localisation_settings import (
     sizes_of,
 )
 from pathlens.experiments.registry import Run, experiment
+from pathlens.panels import Panel, Series
 
 # --- flows in closed form --------------------------------------------------------------------------------------
 
@@ -37,6 +38,9 @@ _LIMIT = Claim(
     "w(∞) is the regression of y on x̃, plus what the data do not see", threshold=1e-8, comparison="<=", null=0.75,
     null_text="the printed w(∞) for K = 4", paper="eq. 11, 26", unit="relative error",
 )  # fmt: skip
+
+
+_FINER = (1, 3, 10, 30)  # steps are divided by these
 
 
 def _flow_gates(seed: int) -> dict[str, Any]:
@@ -64,6 +68,7 @@ def flow(run: Run) -> Artifact:
     from pathlens.data import nlgp
 
     errors: dict[str, dict[str, list[float]]] = {}
+    far: dict[str, list[Any]] = {}
     for done, seed in enumerate(run.seeds):
         data = nlgp(500, 20, (3.0, 1.0), 3.0, seed=seed, dtype=torch.float64)
         x, y = data.x.numpy(), data.y[:, 0].numpy()
@@ -75,20 +80,61 @@ def flow(run: Run) -> Artifact:
             kept = errors.setdefault(name, {"exact": [], "order": [], "limit": []})
             w = _descend_gated(g, x, y, w0, step, 500)
             kept["exact"].append(float(np.abs(net.iterate(500, step) - w).max() / np.abs(w).max()))
-            near = [np.abs(net.w(20 * step) - _descend_gated(g, x, y, w0, step / r, 20 * r)).max() for r in (1, 10)]
-            kept["order"].append(float(near[0] / near[1]))
+            near = [np.abs(net.w(20 * step) - _descend_gated(g, x, y, w0, step / r, 20 * r)).max() for r in _FINER]
+            kept["order"].append(float(near[0] / near[_FINER.index(10)]))
+            far.setdefault(name, []).append(near)
             features = (g[:, :, None] * x[:, None, :]).reshape(len(x), -1) / g.shape[1]
             least = np.linalg.lstsq(features, y - features @ w0.reshape(-1), rcond=1e-10)[0] + w0.reshape(-1)
             limit = net.limit().reshape(-1)
             kept["limit"].append(float(np.abs(limit - least).max() / np.abs(least).max()))
         run.progress("closed forms", done + 1, len(run.seeds))
+    arrays: dict[str, Any] = {"steps": [1 / r for r in _FINER], "far": list(far.values()), **_example()}
+    arrays |= {key: [values[key] for values in errors.values()] for key in ("exact", "limit")}
     claims = [claim.measure(values[key], row=name) for name, values in errors.items()
               for key, claim in (("exact", _EXACT), ("order", _ORDER), ("limit", _LIMIT))]  # fmt: skip
     return Artifact(
         "loc.flow", "Closed-form weights against gradient descent", PAPER, run.scale,
         {"inputs": 20, "rows": 500, "gain": 3.0}, run.seeds, tuple(claims), errors, {}, {}, (DATA, EQUATIONS),
-        {"GDLN": "hard"},
+        {"GDLN": "hard"}, float32(arrays), figures=_flow_panels(list(errors)),
     )  # fmt: skip
+
+
+def _example() -> dict[str, Any]:
+    """Four weights of one network with general gates over time: closed form and gradient descent."""
+    import torch
+
+    from pathlens import theory
+    from pathlens.data import nlgp
+
+    data = nlgp(500, 20, (3.0, 1.0), 3.0, seed=0, dtype=torch.float64)
+    x, y, gates = data.x.numpy(), data.y[:, 0].numpy(), theory.random_half_spaces(4, 20, 0)
+    w0 = np.random.default_rng(0).standard_normal((4, 20)) * 0.2
+    net = theory.GDLN.of(gates, data, w0)
+    step = 0.5 * net.largest_step
+    marks = np.unique(np.geomspace(1, 300, 12).round().astype(int))
+    times = np.geomspace(step / 2, 300 * step, 80)
+    walked = [_descend_gated(gates(x), x, y, w0, step, k)[:, 0] for k in marks]
+    flow = net.w(times)[:, :, 0].T
+    return {"times": times, "flow": flow, "descent_times": marks * step, "descent": np.array(walked).T}
+
+
+def _flow_panels(names: list[str]) -> list[Panel]:
+    def rows(stem: str) -> list[Series]:
+        return [Series(f"{stem}[{i}]", name) for i, name in enumerate(names)]
+
+    curves = [Series(f"flow[{k}]", f"unit {k + 1}") for k in range(4)]
+    dots = [Series(f"descent[{k}]", x="descent_times", style="points") for k in range(4)]
+    return [
+        Panel("lines", "One weight of each unit: closed form (lines), descent (dots)", [*curves, *dots], "times",
+              "time (steps × step size)", "weight", "log",
+              note="General gates, one seed, half the largest stable step."),
+        Panel("lines", "Descent approaches the flow", rows("far"), "steps", "step (÷ the coarsest)",
+              "largest error of a weight", "log", "log", slope=1.0),
+        Panel("strips", "Closed form of the iterates", rows("exact"), x_label="relative error after 500 steps",
+              x_scale="log", marks=[(1e-10, "allowed")]),
+        Panel("strips", "Closed form of w(∞)", rows("limit"), x_label="relative error", x_scale="log",
+              marks=[(1e-8, "allowed")]),
+    ]  # fmt: skip
 
 
 def _descend_gated(g: np.ndarray, x: np.ndarray, y: np.ndarray, w0: np.ndarray, step: float, steps: int) -> np.ndarray:
@@ -158,7 +204,15 @@ def evolving(run: Run) -> Artifact:
         (_AGREES.measure(error[:, 2]), _LINEAR.measure(error[:, 1] / error[:, 2])), metrics,
         paper_sizes("flow_rows", time=FLOW_TIME["paper"]), {}, (DATA, EQUATIONS),
         {"ReLU": "hard, and sliding ones between"},
-        float32({"times": times, "error": error, "loss": loss, "share": share, "frozen": frozen}),
+        float32({"times": times, "steps": STEPS, "error": error, "loss": loss, "share": share, "frozen": frozen}),
+        figures=[
+            Panel("lines", "Gradient descent against the exact flow", [Series("error", "gradient descent")], "steps",
+                  "step size", "relative distance of weights at the end", "log", "log", slope=1.0),
+            Panel("lines", "Gates frozen at the start", [Series("frozen")], "times", "time",
+                  "relative distance from the exact flow"),
+            Panel("lines", "Gates that differ from the start", [Series("share")], "times", "time", "share of gates"),
+            Panel("lines", "Loss of the exact flow", [Series("loss")], "times", "time", "½⟨(y − ŷ)²⟩"),
+        ],
     )  # fmt: skip
 
 
@@ -233,5 +287,13 @@ def gates(run: Run) -> Artifact:
         (DATA, Deviation("equation 18 has products of class means", "corrected in the next draft",
                          "second moments of the classes, as in equation 16",
                          "with means the score is 1 for every gating whose class means are independent")),
-        {"all": "hard"}, float32({"mass": masses, "loss": losses}),
+        {"all": "hard"},
+        float32({"mass": masses, "loss": losses, "least": [[b[m] for b in best] for m in best[0]]}),
+        figures=[
+            Panel("strips", "Least test loss of each search", [Series(f"least[{i}]", m) for i, m in enumerate(best[0])],
+                  x_label="½⟨(y − ŷ)²⟩ on held-out rows"),
+            Panel("points", "Random gatings: is a diagonal precision better?", [Series("loss", x="mass")],
+                  x_label="off-diagonal mass of A⁺", y_label="½⟨(y − ŷ)²⟩ on held-out rows",
+                  note="The guess in the note would be a cloud that rises to the right."),
+        ],
     )  # fmt: skip

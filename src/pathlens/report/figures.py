@@ -1,13 +1,13 @@
-"""How each experiment's arrays become a figure: one function per experiment, on the list :data:`FIGURES`.
+"""How an artifact becomes a figure: by the panels that it describes, or by a function of its own in :data:`FIGURES`.
 
 A figure is a few panels, each its own SVG or image, so that they stack on a narrow screen, and a caption that says what
-to see with the numbers that were measured. The page around them lives in page. May import artifacts and errors.
+to see with the numbers that were measured. Described panels are drawn in charts; the functions here are for figures
+that need more than those can say. The page around them lives in page. May import artifacts and errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -15,6 +15,8 @@ import numpy as np
 
 from pathlens.artifacts import Artifact
 from pathlens.errors import ArtifactError
+from pathlens.report.axes import band, number, summary
+from pathlens.report.charts import Drawn, colour_bar, draw_panels
 from pathlens.report.palette import (
     COLOURS,
     HALF,
@@ -31,33 +33,7 @@ from pathlens.report.palette import (
 __all__ = ["FIGURES", "Drawn", "array", "number", "read_spread"]
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A drawn figure: panels as HTML, in rows that wrap; a caption; and the models to explain in a legend."""
-
-    rows: tuple[tuple[str, ...], ...]
-    caption: str
-    models: tuple[str, ...] = ()
-
-
 # --- numbers and arrays ----------------------------------------------------------------------------------------
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number as people write it: few digits, words for infinity, a dash for what is missing.
-
-    Examples
-    --------
-    >>> number(0.0123456), number(2000.0), number(float("inf")), number(None), number(31.46), number(1.5e-13)
-    ('0.0123', '2000', 'not reached', '–', '31.5', '1.5e-13')
-    """
-    if value is None or np.isnan(value):
-        return "–"
-    if np.isinf(value):
-        return "not reached" if value > 0 else "−∞"
-    if float(value).is_integer() and abs(value) < 1e6:
-        return f"{value:.0f}".replace("-", "−")
-    return f"{value:.{digits}g}".replace("-", "−" if abs(value) >= 1e-4 else "-")
 
 
 def read_spread(values: Sequence[float | None] | np.ndarray, beyond: str = "not reached") -> str:
@@ -133,23 +109,6 @@ def _few(count: int, most: int = 400) -> np.ndarray:
     return np.unique(np.concatenate([[0], np.geomspace(1, count - 1, most).round()]).astype(int))
 
 
-def _summary(values: np.ndarray) -> np.ndarray:
-    """Lowest, median and highest finite value of each column (3, T); NaN where a column has none."""
-    there = np.isfinite(values)
-    some = there.any(0)
-    kept = np.where(there, values, np.nan)[:, some]
-    summary = np.full((3, values.shape[1]), np.nan)
-    summary[:, some] = np.nanmin(kept, 0), np.nanmedian(kept, 0), np.nanmax(kept, 0)
-    return summary
-
-
-def _band(axes: Any, x: np.ndarray, values: np.ndarray, colour: str) -> None:
-    """Median line and the whole range over seeds (rows)."""
-    low, middle, high = _summary(values)
-    axes.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
-    axes.plot(x, middle, color=colour)
-
-
 def _decade_axis(axes: Any, low: float, high: float) -> None:
     """Logarithmic y-axis whose ticks are plain numbers."""
     axes.set_yscale("log")
@@ -193,7 +152,7 @@ def half_space_fig2(artifact: Artifact) -> Drawn:
     for model in models:
         loss = losses[model]
         few = _few(loss.shape[1])
-        _band(axes, few, np.maximum(loss[:, few], 1e-12), COLOURS[LABELS[model][1]])
+        band(axes, few, np.maximum(loss[:, few], 1e-12), COLOURS[LABELS[model][1]])
     last = max(loss.shape[1] - 1 for loss in losses.values())
     _epoch_axis(axes, last)
     known = np.concatenate([loss[np.isfinite(loss)] for loss in losses.values()] + [np.array([0.01, 0.5])])
@@ -226,21 +185,22 @@ def half_space_fig3(artifact: Artifact) -> Drawn:
         kernels = array(artifact, f"kernel_{model}", len(epochs), m, m).astype(np.float64) * m
         top = float(np.quantile(kernels, 0.998)) or 1.0
         name, colour = LABELS[model]
+        bar = colour_bar(heat_map(), 0, top, "× mean diagonal, square-root scale")
         cells = "".join(
-            f'<figure class="matrix"><div><img src="{heat_png(kernel, top)}" width="{m}" height="{m}" '
-            f'alt="{escape(name)}: overlap kernel, {_when(epoch)}"></div>'
+            f'<figure class="matrix"><div><img src="{heat_png(np.sqrt(np.maximum(kernel, 0) / top), heat_map())}" '
+            f'width="{m}" height="{m}" alt="{escape(name)}: overlap kernel, {_when(epoch)}"></div>'
             f"<figcaption>{_when(epoch)}</figcaption></figure>"
             for kernel, epoch in zip(kernels, epochs, strict=True)
         )
         rows.append(f'<div class="group"><h4><i class="key" style="background:var(--{colour})"></i>{escape(name)}</h4>'
-                    f'<div class="matrices">{cells}</div>{_heat_legend(top)}</div>')
+                    f'<div class="matrices">{cells}</div>{bar}</div>')
 
     panels = []
     for stem, title in (("diag_ratio", "diagonal, top ÷ bottom"), ("block_ratio", "block mean, top ÷ bottom")):
         figure, axes = panel(HALF, 270)
         values = {model: array(artifact, f"{stem}_{model}", None, len(ratio_epochs)) for model in models}
         for model in models:
-            _band(axes, ratio_epochs, values[model], COLOURS[LABELS[model][1]])
+            band(axes, ratio_epochs, values[model], COLOURS[LABELS[model][1]])
         _epoch_axis(axes, float(ratio_epochs[-1]))
         finite = np.concatenate([v[np.isfinite(v) & (v > 0)] for v in values.values()] + [np.ones(1)])
         _decade_axis(axes, min(0.5, finite.min() * 0.8), max(3.0, finite.max() * 1.3))
@@ -250,7 +210,7 @@ def half_space_fig3(artifact: Artifact) -> Drawn:
     said = []
     for model in models:
         ratio = array(artifact, f"diag_ratio_{model}", None, len(ratio_epochs))
-        _, middle, _ = _summary(ratio)
+        _, middle, _ = summary(ratio)
         peak = np.where(np.isnan(middle), -np.inf, middle).argmax()
         said.append(f"{LABELS[model][0]} {read_spread(ratio[:, 0], '∞')} at first, {read_spread(ratio[:, peak], '∞')} "
                     f"at its largest (epoch {ratio_epochs[peak]:g}), {read_spread(ratio[:, -1], '∞')} at the end")
@@ -263,13 +223,6 @@ def half_space_fig3(artifact: Artifact) -> Drawn:
 
 def _when(epoch: Any) -> str:
     return "at initialisation" if int(epoch) == 0 else f"epoch {int(epoch)}"
-
-
-def _heat_legend(top: float) -> str:
-    stops = ", ".join("#" + "".join(f"{round(255 * c):02x}" for c in heat_map()(level)[:3])
-                      for level in np.linspace(0, 1, 9))
-    return (f'<div class="heat"><span>0</span><i style="background:linear-gradient(90deg, {stops})"></i>'
-            f"<span>{number(top, 2)}</span><em>× mean diagonal, square-root scale</em></div>")
 
 
 def half_space_fig5(artifact: Artifact) -> Drawn:
@@ -377,7 +330,8 @@ FIGURES: dict[str, Callable[[Artifact], Drawn]] = {
 
 def draw(artifact: Artifact) -> Drawn | None:
     """The figure of an artifact, or None where its experiment has numbers only."""
-    if artifact.name not in FIGURES:
+    make = FIGURES.get(artifact.name) or (draw_panels if artifact.figures else None)
+    if make is None:
         return None
     with drawing():
-        return FIGURES[artifact.name](artifact)
+        return make(artifact)

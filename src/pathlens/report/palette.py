@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "HALF", "LABELS", "THIRD", "drawing", "heat_map", "heat_png", "inline_svg", "panel", "wave_map"]
+__all__ = ["COLOURS", "HALF", "LABELS", "SERIES", "THIRD", "drawing", "heat_map", "heat_png", "inline_svg", "order_map",
+           "panel", "wave_map"]
 
 # Name -> the colour in light mode. In a page each becomes the CSS variable of that name, which dark mode redefines.
 COLOURS = {
@@ -35,7 +36,11 @@ COLOURS = {
     "top": "#e6a100",
     "tint": "#fdf3dc",
     "off": "#b4becb",
+    "violet": "#8a4fae",
+    "sky": "#3f9fc9",
 }
+# colours that tell series apart, in this order
+SERIES = ("relu", "dlgn", "frozen", "violet", "top", "sky", "ink")
 
 # model as in array names -> (what people read, its colour)
 LABELS = {
@@ -51,6 +56,7 @@ _STYLE: Any = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.labelsize": 12,
+    "axes.labelpad": 6,
     "axes.labelcolor": COLOURS["muted"],
     "axes.edgecolor": COLOURS["rule"],
     "axes.titlecolor": COLOURS["ink"],
@@ -70,6 +76,7 @@ _STYLE: Any = {
     "lines.solid_capstyle": "round",
     "lines.solid_joinstyle": "round",
     "svg.fonttype": "none",  # text stays text: it can be searched, read aloud and set in the page's own font
+    "text.parse_math": False,  # a label may hold a dollar sign
     "path.simplify": True,
     "path.simplify_threshold": 0.3,
 }
@@ -89,13 +96,13 @@ def drawing() -> Iterator[None]:
 HALF, THIRD = 470, 304  # widths of a panel in a row of two and of three, in CSS pixels of a wide page
 
 
-def panel(width: float, height: float, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """A figure of its own, measured in CSS pixels, and its axes: one, or an array of ``rows``; no global state."""
+def panel(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """A figure of its own, measured in CSS pixels, and its axes: one, or an array of them; no global state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)  # type: ignore[union-attr, call-arg]
-    return figure, figure.subplots(rows, 1, **options)
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def inline_svg(figure: Figure, key: str, label: str) -> str:
@@ -142,13 +149,22 @@ def heat_map() -> Colormap:
     return matplotlib.colormaps["cividis"]
 
 
-def heat_png(matrix: np.ndarray, top: float) -> str:
-    """A matrix as a data URI of a PNG, colours proportional to √(value / top); small because it has a palette."""
+def order_map() -> Colormap:
+    """Map for series that have an order: indigo through rose to ochre, each to be seen on white and on black."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("order", ["#5a6fd8", "#a55fc0", "#d9577f", "#e0803a", "#b79a1f"])
+
+
+def heat_png(level: np.ndarray, colours: Colormap) -> str:
+    """A matrix of levels in [0, 1] as a data URI of a PNG; NaN is transparent; small because it has a palette."""
     from PIL import Image
 
-    level = np.sqrt(np.clip(np.asarray(matrix, dtype=np.float64) / top, 0, 1))
-    image = Image.fromarray(np.round(255 * level).astype(np.uint8)).convert("P")
-    image.putpalette((heat_map()(np.linspace(0, 1, 256))[:, :3] * 255).round().astype(np.uint8).tobytes())
+    known = np.isfinite(level)
+    index = np.where(known, 1 + np.round(254 * np.clip(np.where(known, level, 0), 0, 1)), 0)
+    image = Image.fromarray(index.astype(np.uint8)).convert("P")
+    palette = colours(np.linspace(0, 1, 255))[:, :3]
+    image.putpalette((np.vstack([np.zeros(3), palette]) * 255).round().astype(np.uint8).tobytes())
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
+    image.save(buffer, format="PNG", optimize=True, transparency=0)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
