@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pathlens.errors import ConversionError, NoGateError
+from pathlens.models.graphs import NetworkGraph
 
 # --- what is affine --------------------------------------------------------------------------------------------
 
@@ -714,10 +715,10 @@ def _takes_first(node: fx.Node) -> bool:
     return node.target is operator.getitem and bool(node.args[1] == 0)
 
 
-def graph_module(root: nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
+def graph_module(root: nn.Module, graph: fx.Graph, name: str) -> NetworkGraph:
     """A module that runs `graph` with the modules of `root`, none of them in place; unused ones are dropped."""
     graph.eliminate_dead_code()
-    module = fx.GraphModule(root, graph, class_name=name)
+    module = NetworkGraph(root, graph, class_name=name)
     for node in graph.nodes:
         if node.op != "get_attr":
             continue
