@@ -107,9 +107,10 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
                                        **common)  # fmt: skip
             report = made.report
             score = "loss" if regression else "accuracy"
-            row = {"seed": seed, "method": method, "seconds": report.seconds, "agreement": report.agreement,
-                   "bound": report.bound.loss, "cells": report.bound.cells, "near": report.near,
-                   "soft_train": getattr(report.soft, score), "hard_train": getattr(report.hard, score),
+            row = {"seed": seed, "method": method, "kept": report.kept, "seconds": report.seconds,
+                   "agreement": report.agreement, "bound": report.bound.loss, "cells": report.bound.cells,
+                   "near": report.near, "soft_train": getattr(report.soft, score),
+                   "hard_train": getattr(report.hard, score),
                    "soft_test": test_score(net, data, device),
                    "hard_test": test_score(made.network, data, device)}  # fmt: skip
             results.append(row)
@@ -124,8 +125,9 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
         differences = [r["hard_test"] / r["soft_test"] if regression else r["hard_test"] - r["soft_test"] for r in of]
         summary[method]["test_ratio" if regression else "test_difference"] = statistics.median(differences)
         print(f"  {method:<17}" + ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in summary[method].items()))
-    measured = {"task": task, "settings": s | {k: v for k, v in vars(arguments).items() if k not in s},
-                "torch": torch.__version__, "summary": summary, "runs": results}  # fmt: skip
+    others = {k: v for k, v in vars(arguments).items() if k not in {*s, "task", "data_root", "out", "progress"}}
+    measured = {"task": task, "settings": s | others, "torch": torch.__version__, "summary": summary,
+                "runs": results}  # fmt: skip
     if arguments.out:
         Path(arguments.out).write_text(json.dumps(measured, indent=1, default=str) + "\n")
     return measured

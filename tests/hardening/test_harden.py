@@ -11,7 +11,11 @@ from torch import nn
 import pathlens as pl
 from pathlens import errors
 from pathlens.hardening import METHODS, cell_bound
+from pathlens.hardening.methods import _best
 from pathlens.models.gates import Hard
+from pathlens.training.inputs import Data, prepare
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +148,8 @@ def test_labels_never_end_worse_on_held_out_rows_than_switched_directly():
     pl.train(net, (x, y), epochs=8, lr=3e-3, loss="cross_entropy", progress=False)
     made = pl.harden(net, x, y, epochs=5, validation=held, progress=False)
     r = made.report
-    assert r.validation["hard"].loss < r.validation["direct"].loss
+    assert r.kept in ("trained gates", "fitted values")
+    assert r.validation["hard"].accuracy >= r.validation["direct"].accuracy
     assert r.validation["hard"].accuracy > r.validation["soft"].accuracy - 0.02
     assert r.validation["hard"].accuracy == pytest.approx(
         float((made.network(held[0]).argmax(1) == held[1]).double().mean())
@@ -152,6 +157,47 @@ def test_labels_never_end_worse_on_held_out_rows_than_switched_directly():
     same = made.network(held[0]).argmax(1) == net(held[0]).argmax(1)
     assert r.validation_agreement == pytest.approx(float(same.double().mean()))
     assert set(made.phases) == {"straight-through", "values alone"}
+
+
+class Told(nn.Module):
+    """Outputs that were written down beforehand, whatever the inputs are."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.outputs = torch.tensor(outputs)
+
+    def forward(self, x):
+        return self.outputs[: len(x)]
+
+
+def test_the_choice_is_by_accuracy_then_loss_then_the_earlier_phase():
+    rows = prepare((torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])), pl.models.dlgn(2, (3,), 2), "cross_entropy", CPU)
+    sure = Told([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0], [0.0, 9.0]])  # three of four right, dear loss
+    unsure = Told([[0.1, 0.0], [0.0, 0.1], [0.1, 0.0], [0.0, 0.1]])  # two of four, cheap loss
+    assert _best({"direct switch": sure, "fitted values": unsure}, rows, "cross_entropy") == "direct switch"
+    surer = Told([[9.0, 0.0], [8.0, 9.0], [0.0, 9.0], [0.0, 9.0]])
+    assert _best({"trained gates": sure, "fitted values": surer}, rows, "cross_entropy") == "fitted values"
+    assert _best({"trained gates": surer, "fitted values": sure}, rows, "cross_entropy") == "trained gates"
+    assert _best({"trained gates": sure, "fitted values": sure}, rows, "cross_entropy") == "trained gates"
+    real = Data(rows.x, torch.tensor([[0.0], [1.0], [2.0], [3.0]]))
+    near, far = Told([[0.0], [1.0], [2.0], [3.5]]), Told([[0.0], [1.0], [2.0], [4.0]])
+    assert _best({"direct switch": near, "fitted values": far}, real, "mse") == "direct switch"
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_recipe_that_only_disturbs_leaves_the_direct_switch(held):
+    """At a rate of 10 training destroys what it is given; the recipe notices, with held-out rows and without."""
+    data = pl.data.digits(flatten=True, standardise=True)
+    x, y, validation = data.x[:300], data.y[:300], (data.x_test, data.y_test) if held else None
+    net = pl.models.dlgn(64, (16, 16), 10, bias=True, seed=0)
+    pl.train(net, (x, y), epochs=8, lr=5e-3, loss="cross_entropy", progress=False)
+    options = {"epochs": 2, "lr": 10.0, "validation": validation, "progress": False}
+    made = pl.harden(net, x, y, **options)
+    assert made.report.kept == "direct switch" and "direct switch" in repr(made.report)
+    assert made.report.hard == made.report.direct
+    assert all(torch.equal(a, b) for a, b in zip(made.network.parameters(), net.parameters()))
+    if not held:
+        assert pl.harden(net, x, y, "straight_through", **options).report.hard.accuracy < made.report.hard.accuracy
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -106,12 +106,14 @@ def harden(
         * "anneal": train on while β grows geometrically from the network's own to `beta` over 90 % of the epochs, at a
           rate that falls by a cosine; then hard gates.
         * "straight_through": train on with gates that are hard going forward and soft (the network's β) going back.
-        * "recipe": "anneal" for squared losses without batch-norm, else "straight_through"; then the values alone.
+        * "recipe": "anneal" for squared losses without batch-norm, else "straight_through"; then the values alone. Of
+          the direct switch, the trained gates and the fitted values the best is kept, on held-out rows where there are
+          some: by accuracy for labels (ties by loss), by loss for real targets.
 
         Values alone are fitted exactly for squared losses, layer by layer (`values.least_squares`), where no layer has
         more than 4096 weights and there is no batch-norm; else by gradient for `value_epochs`.
     validation : (X, y), optional
-        Held-out rows: they are reported on, and of all epochs (or passes) with hard gates the best there is kept.
+        Held-out rows: they are reported on, and in each phase the epoch (or pass) with the lowest loss there is kept.
         Without it the fit is judged by the training rows alone: give it where targets are noisy.
     loss : {"mse", "half_mse", "cross_entropy"}, optional
         Default: cross-entropy for integer targets, mean squared error for real ones.
@@ -180,10 +182,12 @@ def harden(
             work, rows, common, epochs=epochs, label="straight-through", **watched(epochs)
         )
     hard = work.with_gate("hard").eval()
+    candidates = {"direct switch": soft.with_gate("hard")}
 
     # --- values ------------------------------------------------------------------------------------------------
     if method != "direct":
         recalibrate(hard, rows.x, batch)
+        candidates["trained gates" if phases else "direct switch"] = copy.deepcopy(hard)
     if method in ("recipe", "refit") and soft.trained != "gates":
         count = value_epochs or (epochs if method == "refit" else max(1, epochs // 10))
         if chosen != "cross_entropy" and can_solve(hard, rows.x):
@@ -193,8 +197,10 @@ def harden(
                 hard, rows, common, epochs=count, trained="values", label="values", **watched(count)
             )
             recalibrate(hard, rows.x, batch)
-    hard.eval()
-    return Hardened(hard, _report(method, soft, hard, rows, held, chosen, own_beta, start), phases)
+        candidates["fitted values"] = hard
+    kept = _best(candidates, held or rows, chosen) if method == "recipe" else list(candidates)[-1]
+    hard = candidates[kept].eval()
+    return Hardened(hard, _report(method, soft, hard, rows, held, chosen, own_beta, start, kept), phases)
 
 
 def _checked(net: nn.Module) -> GatedNetwork:
@@ -225,6 +231,19 @@ def _train(net: GatedNetwork, rows: Data, common: dict[str, Any], **options: Any
     return trajectory
 
 
+def _best(candidates: dict[str, GatedNetwork], rows: Data, loss: str) -> str:
+    """The name of the network with the highest accuracy, then the lowest loss; the earliest of equals.
+
+    Cross-entropy alone would reward a network for being less sure of itself, and miss that it is wrong more often.
+    """
+
+    def rank(name: str) -> tuple[float, float]:
+        found = score(outputs_of(candidates[name].eval(), rows.x), rows.y, loss)
+        return -(found.accuracy or 0.0), found.loss
+
+    return min(candidates, key=rank)
+
+
 def _report(
     method: str,
     soft: GatedNetwork,
@@ -234,6 +253,7 @@ def _report(
     loss: str,
     beta: float,
     start: float,
+    kept: str,
 ) -> HardeningReport:
     networks = {"soft": soft, "direct": soft.with_gate("hard"), "hard": hard}
     outputs = {name: outputs_of(n, rows.x) for name, n in networks.items()}
@@ -245,6 +265,7 @@ def _report(
         validation_agreement = agreement(unseen["hard"], unseen["soft"], loss)
     return HardeningReport(
         method=method,
+        kept=kept,
         **scores,
         agreement=agreement(outputs["hard"], outputs["soft"], loss),
         margin=1 / beta,

@@ -60,6 +60,8 @@ class HardeningReport:
     Attributes
     ----------
     method : str
+    kept : {"direct switch", "trained gates", "fitted values"}
+        Which network the result is.
     soft, direct, hard : Score
         On the training rows: the soft network, the same weights with hard gates, and the result.
     validation : dict "soft" | "direct" | "hard" → Score
@@ -77,6 +79,7 @@ class HardeningReport:
     """
 
     method: str
+    kept: str
     soft: Score
     direct: Score
     hard: Score
@@ -91,7 +94,7 @@ class HardeningReport:
 
     def __repr__(self) -> str:
         agree = "share of equal predictions" if self.soft.accuracy is not None else "R² of hard on soft outputs"
-        lines = [f"Hardening by {self.method!r} in {self.seconds:.1f} s"]
+        lines = [f"Hardening by {self.method!r} in {self.seconds:.1f} s: {self.kept}"]
         lines += [f"  {name:<7}{getattr(self, name)}" for name in ("soft", "direct", "hard")]
         if self.bound.loss is not None:
             lines.append(f"  bound  loss {self.bound.loss:.4g}: {self.bound.what}, {self.bound.cells} cells")
