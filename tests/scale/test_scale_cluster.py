@@ -180,6 +180,18 @@ def test_an_unreachable_scheduler_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         pass
 
 
+def test_workers_that_do_not_answer_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    team = dask.DaskCrew(client, "the cluster")
+    monkeypatch.setattr(dask, "START_SECONDS", 0.2)
+    monkeypatch.setattr(client, "register_plugin", lambda plugin, name: time.sleep(1))
+    with pytest.raises(ClusterError, match=r"could not be prepared \(TimeoutError: no answer within 0 s\)"):
+        list(team.map(pow, 2, [(3,)]))
+    monkeypatch.undo()
+    monkeypatch.setattr(dask, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(client, "unregister_worker_plugin", lambda name: time.sleep(1))
+    assert list(team.map(pow, 2, [(3,)])) == [((3,), 8)]
+
+
 def test_a_cluster_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask, "START_SECONDS", 0.3)
     cluster = distributed.LocalCluster(n_workers=0, dashboard_address=":0", host="127.0.0.1", silence_logs=50)

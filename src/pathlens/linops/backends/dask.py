@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,6 +59,17 @@ def _piece(key: str, function: Callable[..., Any], item: tuple[Any, ...]) -> Any
         return function(_shared[key], *item)
 
 
+def _within(seconds: float, call: Callable[[], Any]) -> None:
+    """Make a call that Dask answers when every worker has, but do not wait for ever for one that is just dying."""
+    thread = ThreadPoolExecutor(1)
+    try:
+        thread.submit(call).result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
+    finally:
+        thread.shutdown(wait=False)
+
+
 def _address(client: distributed.Client) -> str:
     return str(getattr(client.scheduler, "address", "an unknown address"))
 
@@ -85,7 +97,7 @@ class DaskCrew(Crew):
             raise ClusterError(f"what the workers need cannot be sent to them ({type(error).__name__}: {error}). "
                                f"Use client=False.") from error
         try:
-            self._client.register_plugin(plugin, name=key)
+            _within(START_SECONDS, lambda: self._client.register_plugin(plugin, name=key))
         except Exception as error:  # raised in a worker, so of any kind
             raise ClusterError(f"{self.place}: the workers could not be prepared ({type(error).__name__}: {error}). "
                                f"They need the same versions of pathlens and torch as this process.") from error
@@ -95,7 +107,8 @@ class DaskCrew(Crew):
         finally:
             self._client.cancel(list(running))
             if self._client.status == "running":
-                self._client.unregister_worker_plugin(key)
+                with contextlib.suppress(Exception):  # the work is done; what stays behind does no harm
+                    _within(CONNECT_SECONDS, lambda: self._client.unregister_worker_plugin(key))
 
     def _run(self, key: str, function: Callable[..., Any], items: Iterator[tuple[Any, ...]],
              running: dict[distributed.Future, tuple[Any, ...]]) -> Iterator[Any]:
