@@ -172,7 +172,7 @@ def verify(
 
     from pathlens.artifacts import environment
     from pathlens.report.verification import FORMAT, write_verification
-    from pathlens.theory.checks import perform, select
+    from pathlens.theory.checks import attempt, select
 
     console = _console()
     chosen = select(names or ())
@@ -185,9 +185,11 @@ def verify(
     with _bars(console) as progress:
         for done, check in enumerate(chosen):
             progress("checks", done, len(chosen))
-            results.append(result := perform(check))
+            results.append(result := attempt(check))
             verdict, _, rest = str(result).partition(": ")
             console.print(Text.assemble((verdict, _COLOURS[verdict]), f": {rest}"), soft_wrap=True)
+            if verdict == "fails" and result.detail:
+                console.print(Text(f"  {result.detail}", style="red"), soft_wrap=True)
     seconds = time.perf_counter() - start
     document = {"format": FORMAT, "version": 1, "environment": environment(), "seconds": seconds,
                 "checks": [result.plain() for result in results]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlens.report import write_verification
 from pathlens.theory import checks
 from pathlens.theory.checks import reference as ref
 from pathlens.theory.checks import registry
-from pathlens.theory.checks.registry import Check, Measured, Result, check, perform, select
+from pathlens.theory.checks.registry import Check, Measured, Result, check, errata_table, perform, select
 
 runner = CliRunner()
 FOLDER = Path(checks.__file__).parent
@@ -48,6 +49,17 @@ def test_the_reference_side_imports_nothing_of_the_package() -> None:
     tree = ast.parse((FOLDER / "reference.py").read_text(encoding="utf-8"))
     imported = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert imported and not any("pathlens" in line for line in imported)
+
+
+def test_the_page_of_errata_is_up_to_date() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "errata.md").read_text(encoding="utf-8")
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    results = [perform(one) for one in select() if one.printed is not None]
+    assert list(rows) == [result.check.name for result in results]
+    for result, line in zip(results, errata_table(results).splitlines()[2:]):
+        written = rows[result.check.name].split(" | ")
+        assert float(written[3]) == pytest.approx(result.printed_error, rel=0.1)
+        assert (written[1], written[4]) == tuple(line.split(" | ")[k] for k in (1, 4))
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------------
@@ -150,11 +162,23 @@ def test_command(tmp_path: Path) -> None:
 
 def test_command_fails_where_a_check_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     one = select(["npf.lemma2.1"])[0]
-    wrong = Check(one.name, one.where, one.claim, -1.0, one.measure, one.formula, mutants=one.mutants)
-    monkeypatch.setitem(registry._CHECKS, one.name, wrong)
+    monkeypatch.setitem(registry._CHECKS, one.name, dataclasses.replace(one, tolerance=-1.0))
     result = runner.invoke(cli.app, ["verify", one.name, "--html", str(tmp_path / "v.html")])
     assert result.exit_code == 1 and "1 fail." in result.output
     assert 'class="chip verdict fails"' in (tmp_path / "v.html").read_text(encoding="utf-8")
+
+
+def test_a_check_that_raises_has_failed_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = select(["npf.lemma2.1"])[0]
+
+    def broken(formula: object) -> Measured:
+        raise ValueError("no such matrix [really]")
+
+    monkeypatch.setitem(registry._CHECKS, one.name, dataclasses.replace(one, measure=broken))
+    assert [r.verdict for r in checks.verify(["npf.lemma2.1", "npf.prop1.1"])] == ["fails", "holds"]
+    result = runner.invoke(cli.app, ["verify", "npf.lemma2.1", "npf.prop1.1"])
+    assert result.exit_code == 1 and "ValueError: no such matrix [really]" in result.output
+    assert "1 hold, 0 hold in a corrected form, 1 fail." in result.output
 
 
 def test_command_lists_and_refuses() -> None:

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathlens.models import gdln
 from pathlens.theory.checks import reference as ref
 from pathlens.theory.checks.registry import Measured, check
-from pathlens.theory.checks.subjects import first_output, set_values
+from pathlens.theory.checks.subjects import build, first_output, set_values
 from pathlens.theory.flow import GDLN, Moments
 from pathlens.theory.gates import exclusive, gate_table, random_half_spaces
 from pathlens.theory.gatings import class_separation, gating_loss
@@ -65,7 +64,7 @@ def moments_of(G: np.ndarray, y: Tensor = TARGET) -> Moments:
 def _package_output(G: np.ndarray, w: np.ndarray, mean: bool = True) -> Tensor:
     """The package's gated linear network with output weights 1/K."""
     table = torch.from_numpy(G)
-    net = gdln(N, (K,), gates=lambda x: table).double()
+    net = build("gdln", N, (K,), gates=lambda x: table)
     set_values(
         net, [torch.from_numpy(w.reshape(K, N)), torch.full((1, K), 1 / K if mean else 1.0, dtype=torch.float64)]
     )
@@ -315,7 +314,7 @@ def _products_of_means(G: np.ndarray, data: tuple[Tensor, Tensor]) -> float:
     tolerance=1e-9,
     formula=class_separation,
     printed=_products_of_means,
-    erratum="printed with products of class means: it is 1, and the loss 0, for every gating",
+    erratum="printed with products of class means: it is 1, and the loss 0, wherever these are independent",
 )
 def equation18(formula: Callable[..., float]) -> Measured:
     rows, y, G = _balanced()

@@ -17,7 +17,20 @@ from typing import Any, Literal
 from pathlens.errors import OptionError, unknown_name
 from pathlens.linops.progress import Meter
 
-__all__ = ["PAPERS", "VERDICTS", "Check", "Measured", "Result", "check", "names", "perform", "select", "verify"]
+__all__ = [
+    "PAPERS",
+    "VERDICTS",
+    "Check",
+    "Measured",
+    "Result",
+    "attempt",
+    "check",
+    "errata_table",
+    "names",
+    "perform",
+    "select",
+    "verify",
+]
 
 Verdict = Literal["holds", "printed form wrong, corrected holds", "fails"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "printed form wrong, corrected holds", "fails")
@@ -234,8 +247,18 @@ def perform(one: Check, mutant: str | None = None) -> Result:
     return Result(one, found.error, printed, found.detail, time.perf_counter() - start)
 
 
+def attempt(one: Check) -> Result:
+    """Run one check; an error that it raises is a failure of this check, and the others can go on."""
+    try:
+        return perform(one)
+    except Exception as error:
+        return Result(one, math.nan, None, f"{type(error).__name__}: {error}")
+
+
 def verify(patterns: Iterable[str] = ()) -> Iterator[Result]:
-    """Run checks one after the other; with a progress bar where somebody watches.
+    """Run checks one after the other, with a progress bar where somebody watches.
+
+    A check that raises an error has failed; the others go on.
 
     Parameters
     ----------
@@ -256,5 +279,23 @@ def verify(patterns: Iterable[str] = ()) -> Iterator[Result]:
     chosen = select(patterns)
     with Meter("checks", len(chosen)) as meter:
         for one in chosen:
-            yield perform(one)
+            yield attempt(one)
             meter.advance()
+
+
+def errata_table(results: Iterable[Result]) -> str:
+    """The results whose printed form is wrong, as a Markdown table; docs/errata.md holds the one of all checks.
+
+    Examples
+    --------
+    >>> print(errata_table(verify(["dgn.lemma3.1ii", "dgn.eq2"])))
+    | check | where | error | as printed | what is wrong |
+    |---|---|---|---|---|
+    | `dgn.lemma3.1ii` | Lemma 3.1 (ii), Lemma 7.5 (ii) | 2e-16 | 0.67 | the factor d of Lemma 2.2 and ... is missing |
+    """
+    rows = ["| check | where | error | as printed | what is wrong |", "|---|---|---|---|---|"]
+    for r in results:
+        if r.printed_error is not None:
+            text = r.check.erratum.replace("|", "\\|")
+            rows.append(f"| `{r.check.name}` | {r.check.where} | {r.error:.0e} | {r.printed_error:.2g} | {text} |")
+    return "\n".join(rows)
