@@ -16,6 +16,8 @@ __all__ = ["MODULES", "sweep"]
 # the word before the first dot of an experiment's name -> the module that registers it
 MODULES: dict[str, str] = {
     "hs": "pathlens.experiments.half_space",
+    "dgn": "pathlens.experiments.deep_gated",
+    "npk": "pathlens.experiments.path_features",
     "loc": "pathlens.experiments.localisation",
 }
 

@@ -7,6 +7,7 @@ Only tiny networks are listed bundle by bundle; the path kernel of any convoluti
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import OptionError
+from pathlens.errors import OptionError, ShapeError
 from pathlens.models import GatedNetwork
 from pathlens.recording import as_rows
 
@@ -82,7 +83,7 @@ class Bundles:
         return f"Bundles({self.paths} paths in {B} bundles of {P}, {n} inputs)"
 
 
-def path_bundles(net: GatedNetwork, X: Any, *, output: int = 0) -> Bundles:
+def path_bundles(net: GatedNetwork, X: Any, *, gates: Sequence[Any] | None = None, output: int = 0) -> Bundles:
     """List the bundles of a gated `models.CircularConvNet` with average pooling and no hidden dense layer.
 
     Parameters
@@ -91,6 +92,8 @@ def path_bundles(net: GatedNetwork, X: Any, *, output: int = 0) -> Bundles:
         ``gated_twin(CircularConvNet(length, channels, kernel), kind, example=X)``, without biases.
     X : (n, C, P)
         Inputs of P positions.
+    gates : L arrays (n, C_l, P), optional
+        In place of the network's own, such as gates that do not follow a rotation of the input.
 
     Returns
     -------
@@ -116,7 +119,12 @@ def path_bundles(net: GatedNetwork, X: Any, *, output: int = 0) -> Bundles:
         )
     x = as_rows(X, net)
     with torch.no_grad():
-        gates = [_numpy(g) for g in net.gates(x).values()]
+        own = [_numpy(g) for g in net.gates(x).values()]
+    used = own if gates is None else [np.asarray(g, dtype=np.float64) for g in gates]
+    if [g.shape for g in used] != [g.shape for g in own]:
+        raise ShapeError(
+            f"path_bundles: gates have shapes {[g.shape for g in used]}, expected {[g.shape for g in own]}."
+        )
     start = _numpy(torch.ones_like(x) if net.value_input == "ones" else x)
     weights = [_numpy(m.weight) for m in convolutions]
     last = _numpy(dense[0].weight)[output]
@@ -127,7 +135,7 @@ def path_bundles(net: GatedNetwork, X: Any, *, output: int = 0) -> Bundles:
             "fewer channels, or pathlens.kernels.npk, which lists nothing."
         )
     found: list[Any] = [((), (c,), 1.0, start[:, c]) for c in range(start.shape[1])]
-    for w, g in zip(weights, gates):
+    for w, g in zip(weights, used):
         # h(p) = Σ_k W_k x(p + k): the path that ends at p came from p + k
         found = [
             ((*offsets, k), (*channels, c), strength * w[c, channels[-1], k], g[:, c] * np.roll(terms, -k, axis=1))

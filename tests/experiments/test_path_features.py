@@ -1,0 +1,72 @@
+"""The neural path features experiments, small: what they write and claim."""
+
+import numpy as np
+import pytest
+
+from pathlens.artifacts import load_folder
+from pathlens.experiments import deep_gated, path_features
+from pathlens.experiments.registry import Run, find, perform, select
+from pathlens.report import write_page
+
+NAMES = ("npk.fig1", "npk.limits", "npk.memorise")
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Seconds, and the same code."""
+    sizes = {
+        "widths": [20, 80], "hidden_layers": 2, "inputs": 8, "rows": 60, "rows_test": 40, "width": 20, "epochs": 3,
+        "stages": [1, 3], "images": 12, "images_test": 10, "channels": [1, 6, 6], "dense": [12], "draws": 2,
+    }  # fmt: skip
+    grid = {"n": 10, "trained_depths": [2, 4, 6], "trained_widths": [6, 12], "epochs": 5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(path_features.SIZES, "quick", path_features.SIZES["quick"] | sizes)
+        patch.setitem(deep_gated.SIZES, "quick", deep_gated.SIZES["quick"] | grid)
+        run = Run("quick", seeds=(0, 1, 2))
+        yield {name: perform(find(name), run) for name in NAMES}, run
+
+
+def test_all_are_listed_with_their_claims():
+    assert {e.name for e in select(["npk.*"])} >= set(NAMES)
+
+
+def test_the_toy_network_shares_the_path_of_the_figure(found):
+    artifact = found[0]["npk.fig1"]
+    units, gates, x = (artifact.arrays[key] for key in ("units", "gates", "x"))
+    assert units.shape == (18, 3) and artifact.verdict == "reproduced"
+    features = np.array([[x[s, a] * gates[s, 0, b] * gates[s, 1, c] for a, b, c in units] for s in range(3)])
+    assert np.array_equal(artifact.arrays["features"], features)
+    both = np.flatnonzero((features[0] != 0) & (features[1] != 0))
+    assert list(both + 1) == [3, 12] and artifact.metrics["Λ"][0][1] == 1
+
+
+def test_kernels_and_networks_are_scored_at_every_stage(found):
+    artifact = found[0]["npk.limits"]
+    assert artifact.arrays["kernel"].shape == artifact.arrays["network"].shape == (3, 3)
+    assert list(artifact.arrays["stages"]) == [0, 1, 3]
+    rows = [claim.row for claim in artifact.claims if claim.text == path_features._AGREE.text]
+    assert rows == ["random gates", "gates of epoch 1", "gates of epoch 3"]
+    assert set(artifact.metrics["test accuracy"]["images"]) == {"pooling", "no pooling"}
+
+
+def test_each_kernel_goes_to_its_own_limit(found):
+    claims = {claim.text: claim for claim in found[0]["npk.limits"].claims}
+    for claim in (path_features._EXACT, path_features._OWN_LIMIT, path_features._DEPENDENT):
+        measured = np.median(claims[claim.text].measured)
+        assert measured < (1 if claim is not path_features._EXACT else 3)
+
+
+def test_memorising_shares_the_trainings_of_figure_3(found):
+    artifacts, run = found
+    error = artifacts["npk.memorise"].arrays["error"]
+    assert error.shape == (2, 3, 3) and {key for key in run._results if key[0] == "memorise"} == {
+        ("memorise", 6), ("memorise", 12),
+    }  # fmt: skip
+    assert np.allclose(error[1], deep_gated.memorise(run, 12).error[:, :, -1], atol=1e-6)
+
+
+def test_the_page_is_written_from_saved_artifacts(found, tmp_path):
+    for artifact in found[0].values():
+        artifact.save(tmp_path / "artifacts")
+    page = write_page(load_folder(tmp_path / "artifacts"), tmp_path).read_text()
+    assert all(artifact.title in page for artifact in found[0].values())
