@@ -626,6 +626,13 @@ class GramSum(KernelOperator):
         root = Sum(summands) if len(summands) > 1 else summands[0]
         return cls(root, final, grams[0].left.device, name=name, max_bytes=max_bytes, backend=backend)
 
+    @staticmethod
+    def from_zarr(path: str | os.PathLike[str], *, verify: bool = False, max_bytes: int | None = None) -> KernelOperator:
+        """The operator on a store that `to_zarr` wrote; see `pathlens.linops.from_zarr`."""
+        from pathlens.linops.store import from_zarr
+
+        return from_zarr(path, verify=verify, max_bytes=max_bytes)
+
     @property
     def shape(self) -> tuple[int, int]:
         return self.root.n, self.root.m
