@@ -28,8 +28,12 @@ class NetworkGraph(fx.GraphModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         place = {node: _Reference(i) for i, node in enumerate(self.graph.nodes)}
+
+        def refer(argument: Any) -> Any:
+            return place[argument] if isinstance(argument, fx.Node) else argument
+
         nodes = [
-            (node.op, node.target, *fx.node.map_arg((node.args, node.kwargs), place.__getitem__), node.name)
+            (node.op, node.target, *fx.node.map_aggregate((node.args, node.kwargs), refer), node.name)
             for node in self.graph.nodes
         ]
         graph = ("_graph", "_code", "_lineno_map", "_prologue_start")  # made anew
