@@ -124,7 +124,7 @@ def test_any_zarr_reader_sees_the_same_numbers(tmp_path: Path) -> None:
 def test_solvers_slices_and_algebra_work_from_disk(tmp_path: Path) -> None:
     K = kernel(60, dtype=torch.float64)
     write(K, tmp_path / "k", block=16)
-    S = from_zarr(tmp_path / "k", max_bytes=60_000)  # the matrix itself takes 28,800: several tiles
+    S = GramSum.from_zarr(tmp_path / "k", max_bytes=60_000)  # the matrix itself takes 28,800: several tiles
     y = torch.randn(60, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for method in ("cholesky", "cg"):
         budget = 2**20 if method == "cholesky" else None

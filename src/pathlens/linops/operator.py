@@ -627,7 +627,8 @@ class GramSum(KernelOperator):
         return cls(root, final, grams[0].left.device, name=name, max_bytes=max_bytes, backend=backend)
 
     @staticmethod
-    def from_zarr(path: str | os.PathLike[str], *, verify: bool = False, max_bytes: int | None = None) -> KernelOperator:
+    def from_zarr(path: str | os.PathLike[str], *, verify: bool = False,
+                  max_bytes: int | None = None) -> KernelOperator:
         """The operator on a store that `to_zarr` wrote; see `pathlens.linops.from_zarr`."""
         from pathlens.linops.store import from_zarr
 
