@@ -115,14 +115,17 @@ def test_convolutions_with_batch_norm_and_cross_entropy(kind):
         assert worst(trained, alone) <= 1e-12  # batch statistics and their counters too
 
 
-def test_fixed_random_gates_get_their_rows():
+@pytest.mark.parametrize(("batch_size", "steps", "compiled"), [(16, 60, None), (40, 20, True)])
+def test_fixed_random_gates_get_their_rows(batch_size: int, steps: int, compiled: bool | None):
     data = regression()
     pattern = pl.models.frg(2, (6, 5), examples=40).double()
-    runs = pl.train(pattern, data, epochs=20, lr=0.01, batch_size=16, seeds=[0, 1], progress=False)
+    runs = pl.train(
+        pattern, data, epochs=20, lr=0.01, batch_size=batch_size, seeds=[0, 1], compile=compiled, progress=False
+    )
     for seed, trained in zip([0, 1], runs.networks):
         alone = copy.deepcopy(pattern).reinitialise(seed)
-        train_plainly(alone, data.x, data.y, steps=60, loss=mse, optimizer=torch.optim.Adam, batch_size=16, seed=seed,
-                      lr=0.01, rows=True)  # fmt: skip
+        train_plainly(alone, data.x, data.y, steps=steps, loss=mse, optimizer=torch.optim.Adam, batch_size=batch_size,
+                      seed=seed, lr=0.01, rows=True)  # fmt: skip
         assert worst(trained, alone) <= 1e-12
 
 

@@ -190,7 +190,7 @@ class Run:
     def _order(self) -> Iterator[Tensor]:
         """The row numbers of each batch of one epoch, for all members: shapes (k, B)."""
         if self.batch == self.n:
-            order = torch.arange(self.n).expand(self.stack.k, -1)
+            order = torch.arange(self.n).repeat(self.stack.k, 1)
         else:
             order = torch.stack([torch.randperm(self.n, generator=g) for g in self.shuffles])
         yield from order.to(self.data.x.device).split(self.batch, dim=1)
