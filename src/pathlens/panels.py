@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[int, int]] = {"lines": (1, 8), "points": (1, 8), "strips"
                                      "fields": (2, 2)}  # fmt: skip
 _STYLES = ("line", "dashed", "points")
 _SCALES = ("linear", "log")
-_REFERENCE = re.compile(r"([A-Za-z_]\w*)(?:\[((?::|-?\d+)(?:,\s*(?::|-?\d+))*)\])?")
+_REFERENCE = re.compile(r"([A-Za-z_]\w*)(?:\[((?::|-?\d+)(?:,\s*(?::|-?\d+))*)\])?(\.T)?")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Series:
     Parameters
     ----------
     values : str
-        The array, or a part of it with integers and colons: ``"loss"``, ``"error[0, 3]"``, ``"kernel[:, :, -1]"``.
+        The array, or a part of it with integers and colons: ``"loss"``, ``"error[0, 3]"``, ``"kernel[:, :, -1]"``; a
+        final ``.T`` turns its axes round.
     label : str
         What people read in the legend, beside the row, or under the matrix.
     x : str
@@ -78,12 +79,12 @@ class Panel:
         What is shown, in a few words.
     series : sequence of Series
     x : str
-        The array along x, for lines and points; without it, positions are counted from 1.
+        The array along x, for lines and points; without it, positions are counted from 0.
     x_label, y_label : str
         Names of the axes with their units. For strips y is the rows' own; for matrices they name columns and rows.
     x_scale, y_scale : {"linear", "log"}
-        On a logarithmic axis zeros stand at the edge and negative values are refused. For matrices ``y_scale`` is the
-        scale of the colours.
+        On a logarithmic axis what is not above zero stands at the edge, and the caption says so; an x-axis begins at
+        zero if there are zeros. For matrices ``y_scale`` is the scale of the colours.
     marks : sequence of (float, str)
         Reference lines across the values (of y; of x for strips), with a word each.
     diagonal : bool
@@ -184,14 +185,13 @@ def array_at(arrays: Mapping[str, np.ndarray], reference: str, where: str) -> np
     """
     match = _REFERENCE.fullmatch(reference)
     assert match is not None  # checked when the series was made
-    name, part = match.groups()
+    name, part, turned = match.groups()
     if name not in arrays:
         raise OptionError(f"{where}: there is no array {name!r}, only {_listed(arrays)}.")
-    if part is None:
-        return arrays[name]
-    index = tuple(slice(None) if item.strip() == ":" else int(item) for item in part.split(","))
+    items = part.split(",") if part else []
     try:
-        return arrays[name][index]
+        found = np.asarray(arrays[name][tuple(slice(None) if item.strip() == ":" else int(item) for item in items)])
+        return found.T if turned else found
     except IndexError as error:
         raise OptionError(f"{where}: {reference!r} is outside of an array of shape {arrays[name].shape}.") from error
 

@@ -18,7 +18,7 @@ from pathlens.errors import ArtifactError, OptionError
 from pathlens.panels import KINDS, Panel, Series, array_at
 from pathlens.report import write_page
 from pathlens.report.axes import _log_ticks, _tick_texts, band, mark
-from pathlens.report.charts import RENDERERS, Drawn, _rows
+from pathlens.report.charts import RENDERERS, Drawn, _names, _rows
 from pathlens.report.figures import draw
 from pathlens.report.palette import COLOURS, drawing, heat_map, heat_png, panel
 
@@ -50,7 +50,8 @@ def words(found: Drawn) -> str:
 
 def test_a_part_of_an_array_is_named_with_integers_and_colons() -> None:
     a = np.arange(24).reshape(2, 3, 4)
-    for text, expected in (("a", a), ("a[1]", a[1]), ("a[0, :, -1]", a[0, :, -1]), ("a[:,2]", a[:, 2])):
+    for text, expected in (("a", a), ("a[1]", a[1]), ("a[0, :, -1]", a[0, :, -1]), ("a[:,2]", a[:, 2]),
+                           ("a[0].T", a[0].T), ("a.T", a.T)):  # fmt: skip
         assert (array_at({"a": a}, text, "here") == expected).all()
 
 
@@ -140,8 +141,8 @@ def test_charts_of_few_and_missing_values(kind: str, name: str, scale: str) -> N
         described = Panel(kind, "t", [Series("a", "u"), Series("a[0]", "v")], x_scale=scale, marks=[(1.0, "one")])
     found = drawn(described, a=values, x=x)
     assert "one" in words(found)
-    assert ("Zeros stand at the edge" in found.caption) == (
-        scale == "log" and ((values == 0).any() or (kind == "points" and (x == 0).any()))
+    assert ("not above zero stands at the edge" in found.caption) == (
+        scale == "log" and ((values == 0).any() or (kind == "points" and (x[np.isfinite(values)] == 0).any()))
     )
 
 
@@ -167,19 +168,20 @@ def test_fields_of_few_and_missing_values(matrix: Any) -> None:
     ([[NAN, 3.0], [2.0, NAN]], "linear", ("0", "3")),
     ([[NAN]], "linear", ("0", "1")), ([[-1.0, 2.0]], "linear", ("−2", "2")), ([[1e-9, 1.0]], "log", ("0.0001", "1")),
     ([[0.0, 1.0]], "log", ("0.1", "1")), ([[NAN]], "log", ("0.1", "1")), ([[0.5, 0.5]], "log", ("0.05", "0.5")),
+    ([[-1.0, 1.0]], "log", ("0.1", "1")),
 ])  # fmt: skip
 def test_matrices_of_few_and_missing_values(matrix: Any, scale: str, ends: tuple[str, str]) -> None:
     found = drawn(Panel("matrices", "t", [Series("a", "u")], y_scale=scale), a=matrix)
     assert tuple(span.text for span in parse(found).iter("span")) == ends
 
 
-@pytest.mark.parametrize(("kind", "axis"), [("lines", "y_scale"), ("points", "x_scale"), ("strips", "x_scale"),
-                                            ("matrices", "y_scale")])  # fmt: skip
-def test_negative_values_on_a_logarithmic_axis_are_refused_by_name(kind: str, axis: str) -> None:
-    a = np.array([[1.0, -0.25], [1.0, 2.0]])
-    described = Panel(kind, "loss", [Series("a", x="a" if kind == "points" else "")], **{axis: "log"})
-    with pytest.raises(ArtifactError, match=r"'x\.y' \(quick\), panel 'loss': 'a' has negative values, down to -0\.25"):
-        drawn(described, a=a)
+@pytest.mark.parametrize(("kind", "axis"), [("lines", "y_scale"), ("points", "x_scale"), ("strips", "x_scale")])
+def test_rounding_below_zero_does_not_cost_the_page(kind: str, axis: str) -> None:
+    a = np.array([[1.0, -1e-8], [1.0, 2.0]])
+    described = Panel(kind, "loss", [Series("a", x="a" if kind == "points" else "")], **{axis: "log"})  # type: ignore[arg-type]
+    found = drawn(described, a=a)
+    assert "not above zero stands at the edge" in found.caption and "⁻" not in words(found)  # not down to 1e-8
+    assert "not above zero" not in drawn(Panel("strips", "t", [Series("a")]), a=a).caption
 
 
 def test_a_point_without_neighbours_is_a_dot_and_the_line_is_the_median() -> None:
@@ -195,7 +197,7 @@ def test_a_point_without_neighbours_is_a_dot_and_the_line_is_the_median() -> Non
 def test_many_values_become_a_bar() -> None:
     a = np.random.default_rng(0).standard_normal((5, 40))
     found = drawn(Panel("strips", "t", [Series("a", "many"), Series("a[0]", "few")]), a=a)
-    assert "5 to 95 %" in found.caption and "a dot is one seed" in found.caption
+    assert "5 to 95 %" in found.caption and "dots are single values" in found.caption
     assert "5 to 95 %" not in drawn(Panel("strips", "t", [Series("a[0]")]), a=a).caption
 
 
@@ -249,6 +251,28 @@ def test_a_name_has_one_colour_in_all_panels_and_one_legend_explains_them() -> N
     assert [row.count('class="legend"') for row in apart.rows[0]] == [1, 1]
 
 
+def test_panels_that_share_no_name_count_colours_afresh() -> None:
+    def lines(*labels: str) -> Panel:
+        return Panel("lines", "t", [Series("a", label) for label in labels])
+
+    panels = [
+        lines("a", "b"),
+        lines("x", "y"),
+        lines("b", "c"),
+        Panel("strips", "t", [Series("a", "z")]),
+        lines("c", "d"),
+    ]
+    first = ("a", "b", "c", "d")
+    assert _names(panels) == [first, ("x", "y"), first, (), first]
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_long_lines_are_thinned_and_keep_their_ends(scale: str) -> None:
+    a = 2.0 + np.sin(np.arange(20000.0))
+    text = drawn(Panel("lines", "t", [Series("a")], x_scale=scale), a=a).rows[0][0]
+    assert len(text) < 60_000 and ("10000" in text or "20000" in text)
+
+
 def test_theory_has_the_colour_of_what_it_explains() -> None:
     series = [Series("a", "w = 5"), Series("a", "w = 9"), Series("b", style="dashed"), Series("b", style="points")]
     text = "".join(drawn(Panel("lines", "t", series), a=np.ones((2, 3)), b=np.arange(3)).rows[0])
@@ -290,7 +314,8 @@ def test_ticks_of_logarithmic_axes() -> None:
     assert _tick_texts(_log_ticks(0.002, 300)) == ["0.01", "0.1", "1", "10", "100"]
     assert _tick_texts(_log_ticks(1e-14, 1e-4)) == ["10⁻¹⁴", "10⁻¹²", "10⁻¹⁰", "10⁻⁸", "10⁻⁶", "10⁻⁴"]
     assert _tick_texts(_log_ticks(0.04, 0.6)) == ["0.05", "0.1", "0.2", "0.5"]
-    assert _tick_texts(_log_ticks(2.31, 2.36)) == ["2.3", "2.4"]
+    assert _tick_texts(_log_ticks(0.59, 1.1)) == ["0.6", "0.7", "0.8", "0.9", "1"]
+    assert _tick_texts(_log_ticks(2.31, 2.36)) == ["2.32", "2.34"]
     assert _tick_texts([2e-7, 1.0]) == ["2·10⁻⁷", "1"]
 
 

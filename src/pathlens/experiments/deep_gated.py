@@ -14,6 +14,7 @@ import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.experiments import deep_gated_gates, deep_gated_linear
+from pathlens.experiments import deep_gated_panels as panels
 from pathlens.experiments.registry import Run, experiment
 
 # the imports register the rest
@@ -133,6 +134,7 @@ def fig1(run: Run) -> Artifact:
         run.seeds, claims, {"distance to the ideal": {f"w={w}": distance[i].tolist() for i, w in enumerate(widths)}},
         _paper_sizes("n", "depths", "widths"), {}, (VARIANCE, OVERLAP), {"fixed random gates": "hard"},
         _float32({"depths": depths, "widths": widths, "ideal": ideal, "ecdf": found.mean(2), "distance": distance}),
+        figures=panels.spectra(depths, widths),
     )  # fmt: skip
 
 
@@ -197,7 +199,8 @@ def fig2(run: Run) -> Artifact:
         _paper_sizes("depths", "runs") | {"width": 500}, {"diagonal of K₀/d": 1, "off-diagonal": "μ^(d−1)"},
         (VARIANCE, OVERLAP), {"fixed random gates": "hard"},
         _float32({"depths": depths, "average": average, "spread": found.std(2), "mean": mean, "deviation": deviation,
-                  "law": law, "printed": order}),
+                  "variance": found[..., 0].var(2, ddof=1), "law": law, "printed": order}),
+        figures=panels.entries(),
     )  # fmt: skip
 
 
@@ -297,7 +300,7 @@ def fig3(run: Run) -> Artifact:
         {"error after the last step": {f"w={w}": f.tolist() for w, f in final.items()},
          "best depth": {f"w={w}": b.tolist() for w, b in best.items()}},
         _paper_sizes("n", "trained_depths", "trained_widths"), {}, (STEP, LENGTH, WIDTHS),
-        {"fixed random gates": "hard"}, _float32(arrays),
+        {"fixed random gates": "hard"}, _float32(arrays), figures=panels.descent(depths, widths),
     )  # fmt: skip
 
 
@@ -353,5 +356,5 @@ def fig4(run: Run) -> Artifact:
         {"error after the last step": {name: f.tolist() for name, f in final.items()},
          "tr K₀/ρ_max": {name: v.tolist() for name, v in width_of.items()}},
         _paper_sizes("galu_n", "galu_width", "galu_depths"), {}, (STEP, LENGTH), {"GaLU": "hard", "ReLU": "hard"},
-        _float32(arrays),
+        _float32(arrays), figures=panels.galu(depths),
     )  # fmt: skip

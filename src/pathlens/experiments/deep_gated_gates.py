@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
+from pathlens.experiments import deep_gated_panels as panels
 from pathlens.experiments.registry import Run, experiment
 
 PAPER = "Deep Gated Networks"
@@ -93,7 +94,7 @@ def fig9(run: Run) -> Artifact:
         "dgn.fig9", "Eight path strengths", PAPER, run.scale, {"inputs": 3, "kernel": 2, "convolutions": 3}, run.seeds,
         (_EIGHT.measure(counts), _REBUILT.measure(errors)), {"paths": 24, "strengths": counts},
         {"inputs": 3, "kernel": 2, "convolutions": 3}, {"unique path strengths": 8}, (FIGURE_9,), {"ReLU": "hard"},
-        {"strengths": np.array(strengths), "offsets": found.offsets},
+        {"strengths": np.array(strengths), "offsets": found.offsets}, figures=panels.strengths(),
     )  # fmt: skip
 
 
@@ -190,7 +191,8 @@ def conv(run: Run) -> Artifact:
         "dgn.conv", "Convolution and pooling as bundles of paths", PAPER, run.scale,
         {"positions": length, "kernel": 3, "inputs": n}, run.seeds, claims,
         {"relative change when one input rotates": changes, "error of one site in place of pooling": site}, {}, {},
-        (LEMMA_41, CONV_GATES), {"Lemma 4.1": "soft β=4", "invariance": "hard"}, {"split": np.array(split)},
+        (LEMMA_41, CONV_GATES), {"Lemma 4.1": "soft β=4", "invariance": "hard"},
+        {"split": np.array(split), "change": np.array(list(changes.values()))}, figures=panels.conv(list(changes)),
     )  # fmt: skip
 
 
@@ -297,6 +299,7 @@ def subnetworks(run: Run) -> Artifact:
         _paper_sizes(*names), {}, (THRESHOLD, SUB_DATA), {"soft-GaLU": f"soft β={BETA:g}, ε={EPSILON:g}"},
         {"epochs": np.array(epochs), "taus": np.array(TAUS), "active_gates": active, "sensitive_gates": moving,
          "printed_both": printed, "active_paths": paths, "sensitive_paths": learning},
+        figures=panels.subnetworks(TAUS),
     )  # fmt: skip
 
 
@@ -355,4 +358,5 @@ def unfittable(run: Run) -> Artifact:
         {"least Σ(ŷ − y)² of a ReLU network": FLOOR}, (DECOUPLED,),
         {"ReLU": "hard", "GaLU": "hard", "fixed random gates": "hard", "soft-ReLU and soft-GaLU": "soft β=4, ε=0.1"},
         {"names": np.array(list(losses)), "loss": np.stack(list(losses.values())).astype(np.float32)},
+        figures=panels.unfittable(list(losses), FLOOR),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
+from pathlens.experiments import deep_gated_panels as panels
 from pathlens.experiments.registry import Run, experiment
 
 PAPER = "Deep Gated Networks"
@@ -102,5 +103,5 @@ def fig10(run: Run) -> Artifact:
          "K₀, exact": {"mean": depths, "standard deviation": deviation}},
         {"width": 100, "depths": [2, 4, 6, 8, 10]}, {"ratio of squared errors": 0.81}, (HALF_LOSS, DLN_ASSUMPTION),
         {"deep linear network": "hard (all open)"},
-        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
+        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()}, figures=panels.dln(depths),
     )  # fmt: skip

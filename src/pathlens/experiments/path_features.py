@@ -12,6 +12,7 @@ import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.experiments import deep_gated
+from pathlens.experiments import deep_gated_panels as panels
 from pathlens.experiments.registry import Run, experiment
 
 PAPER = "Neural Path Features"
@@ -106,7 +107,8 @@ def fig1(run: Run) -> Artifact:
         {"Λ": shared.tolist(), "active paths": table.activity.sum(1).tolist(), "outputs": output.tolist()},
         {"inputs": 2, "hidden": [3, 3]}, {"paths": 18, "Λ(1, 2)": 1}, (TOY, DEFINITION), {"ReLU": "hard"},
         {"units": table.units, "features": table.features, "strengths": table.strengths, "gates": gates,
-         "x": x.numpy(), "overlap": shared},
+         "x": x.numpy(), "overlap": shared, "path": np.arange(1, len(table.units) + 1)},
+        figures=panels.toy(),
     )  # fmt: skip
 
 
@@ -260,6 +262,13 @@ def _convolutional(run: Run) -> dict[str, Any]:
     return found
 
 
+def _image_arrays(images: dict[str, Any]) -> dict[str, Any]:
+    """The same accuracies as arrays: cntk_pooling, random_pooling, …"""
+    keys = {"CNTK": "cntk", "H of random gates": "random"}
+    return {f"{keys[name]}_{pool.replace(' ', '_')}": np.atleast_1d(scores)
+            for pool, found in images.items() for name, scores in found.items()}  # fmt: skip
+
+
 @experiment(
     "npk.limits", paper=PAPER, title="Wide networks with fixed gates",
     what="Theorem 5.1 over widths; kernel regression with H against networks behind the same gates, and CNTK",
@@ -295,7 +304,8 @@ def limits(run: Run) -> Artifact:
         (THEOREM, APPENDIX, SUBSAMPLE), {"all gates": "hard"},
         _float32({"widths": size["widths"], "errors": errors, "predicted": predicted,
                   "stages": told["stages"], "kernel": told["kernel"], "network": told["network"],
-                  "relu": told["relu"]}),
+                  "relu": told["relu"], **distances, **_image_arrays(images)}),
+        figures=panels.limits(float(np.median(told["relu"]))),
     )  # fmt: skip
 
 
@@ -337,4 +347,5 @@ def memorise(run: Run) -> Artifact:
         {"error after the last step": {f"w={w}": final[i].tolist() for i, w in enumerate(widths)}},
         {name: deep_gated.SIZES["paper"][name] for name in names}, {}, (APPENDIX_GRID, deep_gated.STEP),
         {"fixed random gates": "hard"}, _float32({"depths": depths, "widths": widths, "error": final}),
+        figures=panels.memorise(widths),
     )  # fmt: skip

@@ -57,13 +57,21 @@ def band(axes: Any, x: np.ndarray, values: np.ndarray, colour: str) -> None:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, thinned to about five; 1, 2, 5 times such where there are fewer than two."""
+    """Powers of ten, thinned to about five; where there are fewer than two, finer ones, and at last even steps."""
     first, last = int(np.ceil(np.log10(low) - 1e-9)), int(np.floor(np.log10(high) + 1e-9))
     if last - first >= 1:
         return [10.0**k for k in range(first, last + 1, -(-(last - first) // 5))]
-    fine = [digit * 10.0**k for k in range(first - 1, last + 2) for digit in (1, 2, 5)]
-    inside = [tick for tick in fine if low <= tick <= high]
-    return inside if len(inside) > 1 else [float(f"{low:.2g}"), float(f"{high:.2g}")]
+    for digits in ((1, 2, 5), range(1, 10)):
+        inside = [
+            digit * 10.0**k for k in range(first - 1, last + 2) for digit in digits if low <= digit * 10.0**k <= high
+        ]
+        if len(inside) > 1:
+            return inside
+    from matplotlib.ticker import MaxNLocator
+
+    return [
+        float(tick) for tick in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= tick <= high
+    ] or [low]
 
 
 def _tick_texts(ticks: Sequence[float]) -> list[str]:
@@ -94,10 +102,16 @@ def log_axis(axes: Any, which: str, values: np.ndarray, zero: bool) -> None:
     axes.minorticks_off()
 
 
-def lift(values: np.ndarray) -> np.ndarray:
-    """Values for a logarithmic axis: zeros become two thirds of the smallest positive value, to stand at the edge."""
-    positive = values[np.isfinite(values) & (values > 0)]
-    return np.where(values == 0, (float(positive.min()) if positive.size else 1.0) / 1.5, values)
+def lift(every: Sequence[np.ndarray], scale: str) -> tuple[list[np.ndarray], bool]:
+    """The arrays as an axis of that scale shows them, and whether any had to move.
+
+    On a logarithmic one, what is not positive becomes two thirds of the smallest positive value of all arrays.
+    """
+    low = [bool((values <= 0).any()) for values in every]
+    if scale != "log" or not any(low):
+        return list(every), False
+    floor = min((float(v[v > 0].min()) for v in every if (v > 0).any()), default=1.5) / 1.5
+    return [np.where(values <= 0, floor, values) for values in every], True
 
 
 def plain_axis(axes: Any, which: str) -> None:

@@ -2,7 +2,7 @@
 
 What is drawn comes from the artifact's :class:`~pathlens.panels.Panel`; drawings made for one experiment alone live in
 figures. Titles, legends and notes are HTML around the SVG, so that they wrap and never lie on the data. May import
-artifacts, panels and errors.
+artifacts and panels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from pathlens.artifacts import Artifact
-from pathlens.errors import ArtifactError
 from pathlens.panels import Panel, array_at
 from pathlens.report.axes import DASHES, band, lift, log_axis, mark, number, plain_axis, summary
 from pathlens.report.palette import (
@@ -38,6 +37,7 @@ _Items = tuple[tuple[str, str, str], ...]  # of a legend: label, CSS colour, sty
 _MANY = 60  # values of one row of a strip chart that can still be told apart
 _UNITS = 4  # receptive fields shown per column
 _CLOUD = 2000  # points of one cloud
+_LONG = 400  # points of one line
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,7 @@ class Drawn:
 
 
 def draw_panels(artifact: Artifact) -> Drawn:
-    """All panels that an artifact describes: two in a row, three where one would be left over.
-
-    Raises
-    ------
-    ArtifactError
-        For negative values on a logarithmic axis, naming the panel and the array.
-    """
+    """All panels that an artifact describes: two in a row, three where one would be left over."""
     where = f"Artifact {artifact.name!r} ({artifact.scale})"
     rows, names = list(_rows(artifact.figures)), _names(artifact.figures)
     made: list[_Body] = []
@@ -67,7 +61,7 @@ def draw_panels(artifact: Artifact) -> Drawn:
         width = {1: 620, 2: HALF}.get(len(row), THIRD)
         for one in row:
             key = f"{artifact.name}-{artifact.scale}-{len(made)}"
-            source = _Source(artifact, one, f"{where}, panel {one.title!r}", key, width, names)
+            source = _Source(artifact, one, f"{where}, panel {one.title!r}", key, width, names[len(made)])
             made.append(RENDERERS[one.kind](source))
     # one legend above all panels, if the longest explains every other
     legends = [body.legend for body in made if any(label for label, _, _ in body.legend)]
@@ -78,18 +72,26 @@ def draw_panels(artifact: Artifact) -> Drawn:
     return Drawn((((_legend(shared),),) if shared else ()) + texts, _caption(made))
 
 
-def _names(panels: Sequence[Panel]) -> tuple[str, ...]:
-    """Labels of lines and clouds in the order in which they appear: a name has one colour in all panels."""
-    shown = (one.label for panel in panels if panel.kind in ("lines", "points") and not panel.ordered
-             for one in panel.series if one.label)  # fmt: skip
-    return tuple(dict.fromkeys(shown))
+def _names(panels: Sequence[Panel]) -> list[tuple[str, ...]]:
+    """Per panel, the names that its colours are counted by: a name has one colour in all panels that share names."""
+    own = [dict.fromkeys(one.label for one in panel.series if one.label) if panel.kind in ("lines", "points") else {}
+           for panel in panels]  # fmt: skip
+    groups: list[dict[str, None]] = []
+    for labels in own:
+        touching = [group for group in groups if group.keys() & labels.keys()]
+        groups = [group for group in groups if group not in touching]
+        groups.append({label: None for group in (*touching, labels) for label in group})
+    return [next((tuple(group) for group in groups if group.keys() & labels.keys()), ()) for labels in own]
 
 
 def _rows(panels: Sequence[Panel]) -> Iterator[Sequence[Panel]]:
     start, count = 0, len(panels)
     while start < count:
-        size = 3 if count - start == 3 and panels[start].kind == "lines" else min(2, count - start)
-        yield panels[start : start + size]
+        rest = panels[start:]
+        # a third of the page is enough for a few lines
+        narrow = len(rest) == 3 and all(one.kind == "lines" and len(one.series) <= 4 for one in rest)
+        size = 3 if narrow else min(2, len(rest))
+        yield rest[:size]
         start += size
 
 
@@ -104,12 +106,8 @@ class _Source:
     width: float
     names: tuple[str, ...]
 
-    def values(self, reference: str, scale: str = "linear") -> np.ndarray:
-        found = np.asarray(array_at(self.artifact.arrays, reference, self.where), dtype=np.float64)
-        if scale == "log" and (found < 0).any():
-            raise ArtifactError(f"{self.where}: {reference!r} has negative values, down to {np.nanmin(found):.3g}. A "
-                                "logarithmic axis cannot show them: describe the panel with a linear one.")  # fmt: skip
-        return found
+    def values(self, reference: str) -> np.ndarray:
+        return np.asarray(array_at(self.artifact.arrays, reference, self.where), dtype=np.float64)
 
     def svg(self, figure: Any) -> str:
         return inline_svg(figure, self.key, self.panel.title)
@@ -134,10 +132,10 @@ def _caption(made: Sequence[_Body]) -> str:
     shows = frozenset[str]().union(*(body.shows for body in made))
     words = {
         "spread": "Lines are medians, shaded areas the whole range over seeds.",
-        "dots": "In each row a dot is one seed and the tick their median.",
+        "dots": "In each row dots are single values and the tick is their median.",
         "bars": "A bar spans 5 to 95 % of many values.",
         "cloud": f"At most {_CLOUD} points of a cloud are drawn.",
-        "zeros": "Zeros stand at the edge of a logarithmic axis.",
+        "zeros": "What is not above zero stands at the edge of a logarithmic axis.",
     }
     return " ".join(text for key, text in words.items() if key in shows)
 
@@ -181,15 +179,10 @@ def _css(colour: str) -> str:
 def _lines(source: _Source) -> _Body:
     described = source.panel
     figure, axes = panel(source.width, 285 if source.width > THIRD else 240)
-    seen_x, seen_y, shows, items = [], [], set(), []
-    for one, colour in zip(described.series, _colours(source), strict=True):
-        values = source.values(one.values, described.y_scale)
-        values = values.reshape(-1, values.shape[-1])
-        name = one.x or described.x
-        x = source.values(name, described.x_scale) if name else np.arange(1.0, values.shape[1] + 1)
-        if described.y_scale == "log" and (values == 0).any():
-            shows.add("zeros")
-            values = lift(values)
+    loaded = [_line_of(source, one.values, one.x or described.x) for one in described.series]
+    every, moved = lift([values for _, values in loaded], described.y_scale)
+    shows, items = {"zeros"} if moved else set(), []
+    for one, colour, (x, _), values in zip(described.series, _colours(source), loaded, every, strict=True):
         if one.style == "points":
             axes.plot(np.tile(x, len(values)), values.ravel(), color=colour, marker="o", ms=4.5, ls="none", zorder=3)
         elif one.style == "dashed":
@@ -197,10 +190,9 @@ def _lines(source: _Source) -> _Body:
         else:
             band(axes, x, values, colour)
             shows |= {"spread"} if len(values) > 1 else set()
-        seen_x.append(np.tile(x, len(values)))
-        seen_y.append(values.ravel())
         items.append((one.label, _css(colour), one.style))
-    all_x, all_y = np.concatenate(seen_x), np.concatenate(seen_y)
+    all_x = np.concatenate([np.tile(x, len(values)) for x, values in loaded])
+    all_y = np.concatenate([values.ravel() for values in every])
     if described.slope is not None:
         there = np.isfinite(all_y) & (all_x > 0) & (all_y > 0)
         if there.any():  # just below everything that was measured
@@ -208,7 +200,7 @@ def _lines(source: _Source) -> _Body:
             guide = ends**described.slope * (all_y[there] / all_x[there] ** described.slope).min() / 1.6
             axes.plot(ends, guide, color=COLOURS["muted"], lw=1.2, ls=DASHES)
             all_y = np.append(all_y, guide)
-            items.append((f"slope {described.slope:g}", "var(--muted)", "dashed"))
+            items.append((f"slope {number(described.slope)}", "var(--muted)", "dashed"))
     all_y = np.append(all_y, [value for value, _ in described.marks])
     if described.x_scale == "log":
         log_axis(axes, "x", all_x, zero=True)
@@ -227,25 +219,35 @@ def _lines(source: _Source) -> _Body:
     return _Body(source.svg(figure), tuple(items), frozenset(shows))
 
 
+def _line_of(source: _Source, reference: str, x_reference: str) -> tuple[np.ndarray, np.ndarray]:
+    """x (m,) and values (samples, m), thinned to what a screen can show."""
+    values = source.values(reference)
+    values = values.reshape(-1, values.shape[-1])
+    x = source.values(x_reference) if x_reference else np.arange(float(values.shape[1]))
+    if len(x) > _LONG:
+        spaced = np.geomspace if source.panel.x_scale == "log" else np.linspace
+        few = np.unique(spaced(1, len(x), _LONG).round().astype(int)) - 1
+        x, values = x[few], values[:, few]
+    return x, values
+
+
 def _points(source: _Source) -> _Body:
     described = source.panel
     figure, axes = panel(source.width, 390 if described.diagonal else 300)
-    seen_x, seen_y, shows, items = [], [np.array([value for value, _ in described.marks])], set(), []
-    for one, colour in zip(described.series, _colours(source), strict=True):
-        y = source.values(one.values, described.y_scale).ravel()
-        x = source.values(one.x or described.x, described.x_scale).ravel()
-        if len(x) > _CLOUD:
-            few = np.linspace(0, len(x) - 1, _CLOUD).round().astype(int)
-            x, y = x[few], y[few]
+    shows, items, clouds = set(), [], []
+    for one in described.series:
+        cloud = np.stack([source.values(one.x or described.x).ravel(), source.values(one.values).ravel()])
+        if cloud.shape[1] > _CLOUD:
+            cloud = cloud[:, np.linspace(0, cloud.shape[1] - 1, _CLOUD).round().astype(int)]
             shows.add("cloud")
-        if (described.x_scale == "log" and (x == 0).any()) or (described.y_scale == "log" and (y == 0).any()):
-            shows.add("zeros")
-        x, y = (lift(v) if s == "log" else v for v, s in ((x, described.x_scale), (y, described.y_scale)))
-        there = np.isfinite(x) & np.isfinite(y)
-        axes.scatter(x[there], y[there], s=20, color=colour, alpha=0.55, lw=0)
-        seen_x.append(x)
-        seen_y.append(y)
+        clouds.append(cloud[:, np.isfinite(cloud).all(0)])
+    seen_x, moved_x = lift([cloud[0] for cloud in clouds], described.x_scale)
+    seen_y, moved_y = lift([cloud[1] for cloud in clouds], described.y_scale)
+    shows |= {"zeros"} if moved_x or moved_y else set()
+    for one, colour, x, y in zip(described.series, _colours(source), seen_x, seen_y, strict=True):
+        axes.scatter(x, y, s=20, color=colour, alpha=0.55, lw=0)
         items.append((one.label, _css(colour), "points"))
+    seen_y.append(np.array([value for value, _ in described.marks]))
     for which, scale, seen in (("x", described.x_scale, seen_x), ("y", described.y_scale, seen_y)):
         log_axis(axes, which, np.concatenate(seen), zero=False) if scale == "log" else plain_axis(axes, which)
     if described.diagonal:
@@ -260,12 +262,11 @@ def _points(source: _Source) -> _Body:
 
 def _strips(source: _Source) -> _Body:
     described = source.panel
-    rows = [source.values(one.values, described.x_scale).ravel() for one in described.series]
+    rows, moved = lift([source.values(one.values).ravel() for one in described.series], described.x_scale)
     figure, axes = panel(source.width, 66 + 24 * len(rows) + 14 * bool(described.marks))
     everything = np.concatenate([*rows, np.array([value for value, _ in described.marks])])
-    shows = {"zeros"} if described.x_scale == "log" and (everything == 0).any() else set()
+    shows = {"zeros"} if moved else set()
     if described.x_scale == "log":
-        everything = lift(everything)
         log_axis(axes, "x", everything, zero=False)
     else:
         finite = everything[np.isfinite(everything)]
@@ -276,8 +277,6 @@ def _strips(source: _Source) -> _Body:
     colour = COLOURS["relu"]
     for place, values in enumerate(rows):
         axes.axhline(place, color=COLOURS["rule"], lw=0.7, zorder=0)
-        if described.x_scale == "log":
-            values = np.where(values == 0, everything[np.isfinite(everything)].min(), values)
         there = values[np.isfinite(values)]
         if not there.size:
             what = "not reached" if (values == np.inf).any() else "not measured"
@@ -307,10 +306,10 @@ def _strips(source: _Source) -> _Body:
 
 def _matrices(source: _Source) -> _Body:
     described = source.panel
-    found = [source.values(one.values, described.y_scale) for one in described.series]
+    found = [source.values(one.values) for one in described.series]
     finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in found] + [np.zeros(0)])
     high = float(np.abs(finite).max()) if finite.size else 1.0
-    signed = bool((finite < 0).any())
+    signed = described.y_scale == "linear" and bool((finite < 0).any())
     high = high or 1.0
     low = 0.0
     if described.y_scale == "log":
