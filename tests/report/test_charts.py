@@ -287,6 +287,9 @@ def test_ids_differ_between_panels_and_no_colour_escapes_the_theme(tmp_path: Pat
     text = write_page([Artifact("x.y", "t", "p", "quick", arrays={"a": a}, figures=panels)], tmp_path).read_text()
     ids = re.findall(r'\bid="([^"]*)"', text)
     assert len(ids) == len(set(ids))
+    assert 'class="caption"' in text
+    bare = Artifact("x.y", "t", "p", "quick", arrays={"a": a}, figures=panels[2:])
+    assert 'class="caption"' not in write_page([bare], tmp_path).read_text()  # nothing to say, no empty paragraph
     assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(ids)
     figures = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not any(colour in figures for colour in COLOURS.values())

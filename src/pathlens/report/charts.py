@@ -85,14 +85,13 @@ def _names(panels: Sequence[Panel]) -> list[tuple[str, ...]]:
 
 
 def _rows(panels: Sequence[Panel]) -> Iterator[Sequence[Panel]]:
-    start, count = 0, len(panels)
-    while start < count:
-        rest = panels[start:]
+    rest = panels
+    while rest:
         # a third of the page is enough for a few lines
         narrow = len(rest) == 3 and all(one.kind == "lines" and len(one.series) <= 4 for one in rest)
-        size = 3 if narrow else min(2, len(rest))
+        size = 3 if narrow else 2
         yield rest[:size]
-        start += size
+        rest = rest[size:]
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,8 @@ def _section(artifact: Artifact) -> str:
                     "</span>" for model in drawn.models)
             parts.append(f'<div class="legend">{"".join(keys)}</div>')
         parts += [f'<div class="row">{"".join(row)}</div>' for row in drawn.rows]
-        parts.append(f'<p class="caption">{escape(drawn.caption)}</p>')
+        if drawn.caption:
+            parts.append(f'<p class="caption">{escape(drawn.caption)}</p>')
     if artifact.claims:
         parts.append(f'<ul class="claims">{"".join(_claim(artifact, claim) for claim in artifact.claims)}</ul>')
     parts += [_paper_numbers(artifact), _ledger(artifact), _settings(artifact), "</section>"]
