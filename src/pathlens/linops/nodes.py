@@ -220,10 +220,6 @@ class Node(ABC):
         return [self]
 
 
-def _stack_buffers(children: Sequence[Node]) -> int:
-    return max([children[0].buffers(), *(1 + child.buffers() for child in children[1:])])
-
-
 class Gram(Node):
     """left · rightᵀ; symmetric exactly if both are the same object."""
 
@@ -287,7 +283,7 @@ class Gram(Node):
         return f"{self.name}·{self.name}ᵀ" if self.symmetric else f"{self.name}·{self.name}′ᵀ"
 
 
-def _check_shapes(kind: str, children: Sequence[Node]) -> None:
+def _check_shapes(children: Sequence[Node]) -> None:
     first = children[0]
     for child in children[1:]:
         for axis, mine, theirs in (("rows", child.n, first.n), ("columns", child.m, first.m)):
@@ -301,20 +297,30 @@ def _label(node: Node) -> str:
     return f"factor {leaf.name!r}" if isinstance(leaf, Gram) else f"operator {leaf.name!r}"
 
 
-class Sum(Node):
-    """Σ_t child_t. Nested sums are joined; nothing is multiplied out."""
+class _Several(Node):
+    """What sums and products share: children of one shape, nested ones of the same kind joined."""
 
     def __init__(self, children: Sequence[Node]) -> None:
         flat: list[Node] = []
         for child in children:
-            flat.extend(child.children() if isinstance(child, Sum) else [child])
-        _check_shapes("sum", flat)
+            flat.extend(child.children() if type(child) is type(self) else [child])
+        _check_shapes(flat)
         self._children = tuple(flat)
         self.n, self.m = flat[0].n, flat[0].m
         self.symmetric = all(child.symmetric for child in flat)
 
     def children(self) -> tuple[Node, ...]:
         return self._children
+
+    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
+        return sum(child.entry_flops(gram) + 1 for child in self._children) - 1
+
+    def buffers(self) -> int:
+        return max([self._children[0].buffers(), *(1 + child.buffers() for child in self._children[1:])])
+
+
+class Sum(_Several):
+    """Σ_t child_t. Nested sums are joined; nothing is multiplied out."""
 
     def side(self, index: Index, right: bool) -> Side:
         parts = [child.side(index, right) for child in self._children]
@@ -333,12 +339,6 @@ class Sum(Node):
         ranks = [child.rank for child in self._children]
         return None if None in ranks else sum(r for r in ranks if r is not None)
 
-    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
-        return sum(child.entry_flops(gram) + 1 for child in self._children) - 1
-
-    def buffers(self) -> int:
-        return _stack_buffers(self._children)
-
     def formula(self) -> str:
         shown = [child.formula() for child in self._children[:3]]
         more = len(self._children) - len(shown)
@@ -348,20 +348,8 @@ class Sum(Node):
         return [part for child in self._children for part in child.summands()]
 
 
-class Hadamard(Node):
+class Hadamard(_Several):
     """∘_f child_f, the entrywise product. Nested products are joined."""
-
-    def __init__(self, children: Sequence[Node]) -> None:
-        flat: list[Node] = []
-        for child in children:
-            flat.extend(child.children() if isinstance(child, Hadamard) else [child])
-        _check_shapes("product", flat)
-        self._children = tuple(flat)
-        self.n, self.m = flat[0].n, flat[0].m
-        self.symmetric = all(child.symmetric for child in flat)
-
-    def children(self) -> tuple[Node, ...]:
-        return self._children
 
     def side(self, index: Index, right: bool) -> Side:
         parts = [child.side(index, right) for child in self._children]
@@ -396,12 +384,6 @@ class Hadamard(Node):
             (first, second)[at].append(f)
             sizes[at] *= self._children[f].rank or 1
         return tuple(first), tuple(second)
-
-    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
-        return sum(child.entry_flops(gram) + 1 for child in self._children) - 1
-
-    def buffers(self) -> int:
-        return _stack_buffers(self._children)
 
     def formula(self) -> str:
         parts = [f"({c.formula()})" if isinstance(c, Sum) else c.formula() for c in self._children]
