@@ -219,7 +219,7 @@ def dense_ntk(n: int, c: int, peer: Peer | None, *, width: int = 128, layers: in
         kernel[:200, :200], jacobian_contraction(net, x[:200]), settled_rows(net, x[:200])
     )
     if peer is not None:
-        ask_peer(row, peer, net, x, kernel, [0, 250] if n % 250 == 0 and n > 250 else [0], limit=100.0)
+        ask_peer(row, peer, net, x, kernel, [0], limit=40.0)
     return row
 
 
@@ -286,7 +286,7 @@ def convolutional_rows(n: int, size: int, peer: Peer) -> list[Row]:
             row.facts["peak memory of torch.func, GiB"] = their_peak.bytes / GIB
         row.facts["scaled error against float64 Jacobians"] = reference_error(net, x, kernel, min(n, 4))
         if budget is None:
-            ask_peer(row, peer, net, x, kernel, [0], limit=100.0)
+            ask_peer(row, peer, net, x, kernel, [0], limit=40.0)
         best = row.best_peer
         assert best is not None
         row.goal("at least as fast as the best peer", best[1] / row.pathlens, least=1.0)
