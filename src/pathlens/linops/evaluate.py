@@ -209,9 +209,11 @@ class Evaluator:
                 # slower than the product).
                 tile = self.tile(left, right)
                 mirrored = self.pool.take(-1, len(cols), len(rows)).copy_(tile.T)
-                if cols.start == rows.start:  # the square on the diagonal: both halves of it were computed
-                    square = tile[:, : len(rows)].add_(mirrored[: len(rows)]).mul_(0.5)
-                    mirrored[: len(rows)] = square  # symmetric now
+                if cols.start == rows.start:
+                    # both halves of the square on the diagonal were computed; where rounding tells them apart, take one
+                    square = tile[:, : len(rows)]
+                    torch.maximum(square, mirrored[: len(rows)], out=square)
+                    mirrored[: len(rows)] = square
                 spot.copy_(tile)
                 out[cols.start : cols.stop, rows.start : rows.stop] = mirrored
                 meter.advance(2 * spot.numel() - (len(rows) ** 2 if cols.start == rows.start else 0))

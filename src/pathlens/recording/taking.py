@@ -245,7 +245,9 @@ def _gradients(f: Tensor, calls: list[Call], outputs: list[int]) -> dict[int, li
     outs = [c.out for c in calls]
     for i, k in enumerate(outputs):
         try:
-            gs = torch.autograd.grad(f[:, k].sum(), outs, retain_graph=i + 1 < len(outputs), allow_unused=True)
+            one = torch.zeros_like(f)
+            one[:, k] = 1.0
+            gs = torch.autograd.grad(f, outs, one, retain_graph=i + 1 < len(outputs), allow_unused=True)
         except RuntimeError as e:
             if isinstance(e, torch.OutOfMemoryError):
                 raise
