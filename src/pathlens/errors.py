@@ -101,7 +101,7 @@ class RowIndexError(PathlensError, IndexError):
 
 
 class RegionError(PathlensError, ValueError):
-    """A region cannot be told as asked: gates that are no half-spaces, an empty or unbounded set, a bad path or plane."""
+    """A region cannot be told as asked: gates that are no half-spaces, an empty or unbounded set, a bad path."""
 
 
 # --- files -----------------------------------------------------------------------------------------------------

@@ -124,7 +124,8 @@ def take_within(
 ) -> Record | None:
     """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
     if limit is not None and not _keeps_rows(net):
-        with torch.inference_mode(False), torch.no_grad():  # one row alone tells rows from other dimensions of equal size
+        # one row alone tells rows from other dimensions of equal size
+        with torch.inference_mode(False), torch.no_grad():
             _by_weight(_run(net, x[:1].clone(), None, clone=False)[1], 1)
     n = x.shape[0]
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
@@ -186,7 +187,8 @@ def _is_chain(
         few = slice(0, 32)  # something added in between shows in any row that is not all zero
         passed, read = before.out.detach()[few] * soft.get(site, bit)[few], after.x[few]
         # the network may have rounded the product differently (leaky units), but not by more than a few ulps
-        if not torch.equal(passed, read) and not torch.allclose(passed, read, rtol=1e-5 if read.dtype == torch.float32 else 1e-12, atol=0.0):
+        rtol = 1e-5 if read.dtype == torch.float32 else 1e-12
+        if not torch.equal(passed, read) and not torch.allclose(passed, read, rtol=rtol, atol=0.0):
             return False
     return True
 
