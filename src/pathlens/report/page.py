@@ -56,7 +56,7 @@ def write_page(artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, ti
     shown = list(artifacts)
     if not shown:
         raise ArtifactError("There is no artifact to put on the page. Run `pathlens run NAME --out …` first.")
-    circle = any(artifact.name in ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6") for artifact in shown)
+    circle = all(artifact.name in ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6") for artifact in shown)
     heading = title or (_CIRCLE_TITLE if circle else "Pathlens results")
     opening = lead or (_CIRCLE_LEAD if circle else _LEAD)
     sections = (_section(artifact) for artifact in shown)
@@ -91,8 +91,9 @@ def _anchor(artifact: Artifact) -> str:
 
 
 def _contents(artifacts: Sequence[Artifact]) -> str:
-    lines = [
-        f'<a href="#{_anchor(artifact)}"><b>{escape(_short(artifact.name))}</b>'
+    papers = {artifact.name.partition(".")[0] for artifact in artifacts}
+    lines = [  # 'Figure 1' alone would not say of which paper
+        f'<a href="#{_anchor(artifact)}"><b>{escape(artifact.name if len(papers) > 1 else _short(artifact.name))}</b>'
         f'<span class="title">{escape(artifact.title)}</span>'
         f"{_verdict_chip(artifact.verdict)}</a>"
         for artifact in artifacts
