@@ -7,7 +7,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pathlens import DLGNClassifier, DLGNRegressor, PathKernelClassifier, PathKernelRegressor
 
-QUICK = {"hidden": (8,), "epochs": 25, "learning_rate": 0.05, "weight_decay": 0.1}
+QUICK = {"hidden": (8,), "epochs": 16, "learning_rate": 0.08, "weight_decay": 0.1}
 
 # the only check that scikit-learn itself skips: it needs an environment variable that is read before scipy loads
 pytestmark = pytest.mark.filterwarnings("ignore:Skipping check check_array_api_input")

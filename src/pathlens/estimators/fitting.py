@@ -90,8 +90,8 @@ def fit(
         "loss": "mse" if classes is None else "cross_entropy", "optimizer": "adamw", "batch_size": recipe.batch_size,
         "weight_decay": recipe.weight_decay, "schedule": "cosine", "evaluate": "running", "progress": recipe.verbose,
         "weights": None if np.ptp(weights) == 0 else torch.tensor(weights),
-        "compile": recipe.epochs * -(-len(X) // (recipe.batch_size or len(X))) >= _WORTH_CAPTURING,
     }  # fmt: skip
+    steps = -(-len(X) // (recipe.batch_size or len(X)))
     if validation is not None:
         x, y, w = validation
         options |= {"validation": (*tensors(x, y), torch.from_numpy(w)), "patience": recipe.patience}
@@ -100,13 +100,17 @@ def fit(
     with ONE_AT_A_TIME:
         net = dlgn(X.shape[1], recipe.hidden, outputs, beta=recipe.beta[0], bias=True,
                    piecewise_constant=recipe.piecewise_constant, seed=recipe.seed).double()  # fmt: skip
-        soft = train(net, data, epochs=recipe.epochs, lr=recipe.learning_rate, seeds=seeds,
-                     beta=Geometric(*recipe.beta, until=0.9), label="gates and values", **options)  # fmt: skip
-        assert isinstance(soft, Runs)
+
+        def phase(networks: Any, epochs: int, **how: Any) -> Runs:
+            runs = train(networks, data, epochs=epochs, compile=epochs * steps >= _WORTH_CAPTURING, **options, **how)
+            assert isinstance(runs, Runs)
+            return runs
+
+        soft = phase(net, recipe.epochs, lr=recipe.learning_rate, seeds=seeds, label="gates and values",
+                     beta=Geometric(*recipe.beta, until=0.9))  # fmt: skip
         hardened = [n.with_gate("hard") for n in soft.networks if isinstance(n, GatedNetwork)]
-        hard = train(hardened, data, epochs=max(1, recipe.epochs // 10), lr=recipe.learning_rate / 2, seed=recipe.seed,
-                     trained="values", label="values on hard gates", **options)  # fmt: skip
-        assert isinstance(hard, Runs)
+        hard = phase(hardened, max(1, recipe.epochs // 10), lr=recipe.learning_rate / 2, seed=recipe.seed,
+                     trained="values", label="values on hard gates")  # fmt: skip
         final = [min(t.history[column]) if validation is not None else t.history[column][-1] for t in hard]
         best = int(np.argmin(final))
         chosen = hard.networks[best]
