@@ -1,6 +1,6 @@
 """Speed and memory of the kernels against torch.func, neural-tangents, a plain autograd loop, and the machine's floors.
 
-Every row compares runs on the same network, the same inputs and the same machine within one session; the tasks of a row
+Every row compares runs on the same network, the same inputs and the same machine within one run; the tasks of a row
 take turns. Run with ``python -m benchmarks.kernels [--quick]``; it asserts nothing, it prints goals and what was met.
 """
 

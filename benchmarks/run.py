@@ -138,7 +138,7 @@ def page(results: list[dict[str, Any]]) -> str:
         "# Benchmarks",
         "",
         "Made by `make bench` from the JSON files in `benchmarks/results`; not written by hand. Every ratio compares "
-        "runs on the same network, the same inputs and the same machine within one session, tasks taking turns; times "
+        "runs on the same network, the same inputs and the same machine within one run, tasks taking turns; times "
         "are the shortest of several. Compilation of JAX is left out of its times, recording is included in ours. "
         "*Floor* is what the case needs at the least (the bare matrix products), and how many times that we take.",
     ]
