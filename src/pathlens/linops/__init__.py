@@ -13,9 +13,11 @@ tensor([[4., 4.],
 
 from __future__ import annotations
 
+from pathlens.linops.approximation import nystrom
 from pathlens.linops.budget import free_bytes
+from pathlens.linops.custom import CustomKernel
 from pathlens.linops.factors import Factor, RowSource, RowStream
-from pathlens.linops.operator import CustomKernel, GramSum, KernelOperator, nystrom
+from pathlens.linops.operator import GramSum, KernelOperator
 from pathlens.linops.solvers import Eigenpairs, Solution
 from pathlens.linops.store import StoredKernel, from_zarr
 from pathlens.linops.writing import StoreReport

@@ -10,7 +10,7 @@ import math
 import numbers
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from pathlens.errors import (
     RowIndexError,
     ScaleError,
     ShapeError,
-    SolverError,
 )
 from pathlens.linops import backends, counts, solvers
 from pathlens.linops.budget import human_bytes, resolve_budget
@@ -686,117 +685,3 @@ def _one_dtype(grams: Sequence[Gram]) -> torch.dtype | None:
             raise DTypeError(f"GramSum: factor {gram.name!r} is on {gram.left.device}, factor {grams[0].name!r} on "
                              f"{grams[0].left.device}. Move one with `.to(device)`.")
     return typed[0].left.dtype if typed else None
-
-
-def nystrom(kernel: KernelOperator, rank: int, *, seed: int = 0) -> GramSum:
-    """An approximation of a positive semi-definite kernel by one Gram matrix of that rank; an approximation by name.
-
-    K ≈ KΩ (ΩᵀKΩ)⁻¹ ΩᵀK for `rank` random directions Ω; never above K, and exact where K has that rank.
-
-    Parameters
-    ----------
-    kernel
-        Symmetric.
-    rank
-        1 … n; one product K @ V with so many columns.
-
-    Examples
-    --------
-    >>> K = GramSum.from_factors([[("x", torch.randn(50, 3, dtype=torch.float64))]])
-    >>> torch.allclose(nystrom(K, 3).dense(), K.dense())
-    True
-    """
-    n = kernel._square("nystrom")
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= n:
-        raise OptionError(f"nystrom: rank must be an integer from 1 to n = {n}, got {rank!r}.")
-    if not kernel.symmetric:
-        raise SolverError("nystrom needs a symmetric kernel; this one has different factors on its two sides.")
-    try:
-        vectors, values = solvers.sketch(kernel._evaluator(), rank, seed)
-    except torch.linalg.LinAlgError:
-        raise SolverError(f"nystrom: the {n} × {n} kernel is not positive semi-definite. Add a ridge to it.") from None
-    return GramSum.from_factors([[(f"nystrom[{rank}]", (vectors * values.sqrt()).to(kernel.dtype))]],
-                                max_bytes=kernel.max_bytes)
-
-
-class CustomKernel(KernelOperator):
-    """A kernel known by a function for its tiles, such as a recursion over image positions.
-
-    Parameters
-    ----------
-    shape, dtype, device
-        Of the kernel.
-    tile
-        ``tile(rows, cols)`` for int64 index tensors (a,), (b,) → (a, b) tensor of the dtype on the device.
-    diagonal
-        ``diagonal()`` → (n,); square kernels only. None where the kernel is not square.
-    symmetric
-        Whether K_ij = K_ji; it is not checked.
-    name
-        For messages and ``repr``.
-    tile_buffers
-        Tile-sized arrays that ``tile`` holds at once, its result included; sets the tile size for a budget.
-    scaled
-        See `KernelOperator`.
-
-    Examples
-    --------
-    >>> K = CustomKernel((3, 3), lambda i, j: (i[:, None] == j[None, :]).float(), lambda: torch.ones(3), symmetric=True)
-    >>> (2 * K).dense()
-    tensor([[2., 0., 0.],
-            [0., 2., 0.],
-            [0., 0., 2.]])
-    """
-
-    def __init__(self, shape: tuple[int, int], tile: Callable[[Tensor, Tensor], Tensor],
-                 diagonal: Callable[[], Tensor] | None = None, *, dtype: torch.dtype = torch.float32,
-                 device: torch.device | str = "cpu", symmetric: bool = False, name: str = "custom",
-                 tile_buffers: int = 1, max_bytes: int | None = None, scaled: bool = True) -> None:
-        n, m = shape
-        if n < 1 or m < 1:
-            raise EmptyDataError(f"CustomKernel {name!r}: shape {shape} has no entries.")
-        if symmetric and n != m:
-            raise ShapeError(f"CustomKernel {name!r}: a symmetric kernel is square, shape is {shape}.")
-        if n == m and diagonal is None:
-            raise OptionError(f"CustomKernel {name!r}: a square kernel needs `diagonal`.")
-        if dtype not in FLOATS:
-            raise DTypeError(f"CustomKernel {name!r}: dtype must be float32 or float64, got {dtype}.")
-        self._shape, self._dtype = (int(n), int(m)), dtype
-        self._device = torch.empty(0, device=device).device  # 'cuda' is a name, 'cuda:0' a device
-        self._tile, self._diagonal, self._symmetric, self._name = tile, diagonal, symmetric, name
-        self.tile_buffers, self.max_bytes, self.scaled = tile_buffers, max_bytes, scaled
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def symmetric(self) -> bool:
-        return self._symmetric
-
-    def _checked(self, got: Tensor, want: tuple[int, ...], what: str) -> Tensor:
-        if not isinstance(got, Tensor) or tuple(got.shape) != want:
-            came = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
-            raise ShapeError(f"CustomKernel {self.name!r}: `{what}` returned {came}, expected a tensor of {want}.")
-        if got.dtype != self._dtype or got.device != self._device:
-            raise DTypeError(f"CustomKernel {self.name!r}: `{what}` returned {got.dtype} on {got.device}, expected "
-                             f"{self._dtype} on {self._device}.")
-        return got.detach()
-
-    def tile(self, rows: Any, cols: Any) -> Tensor:
-        """The function's tile, its shape, dtype and device checked."""
-        return self._checked(self._tile(rows, cols), (len(rows), len(cols)), "tile")
-
-    def diagonal(self) -> Tensor:
-        """K_ii, (n,)."""
-        n = self._square("diagonal")
-        assert self._diagonal is not None
-        return self._checked(self._diagonal(), (n,), "diagonal")
