@@ -287,11 +287,17 @@ _PREDICTED = Claim(
     unit="mean cos of the angle between predicted and final peak",
 )  # fmt: skip
 
+_SHAPE = Claim(
+    "the shape of a unit's field can be told from its initial weights", threshold=0.7, comparison=">=", null=0.3,
+    null_text="about what the initial weights themselves give", paper="section 2.2, empty in the note",
+    unit="cos between Σ₁w(0) and the final field, both turned to their peaks, mean of units",
+)  # fmt: skip
+
 
 @experiment(
     "loc.location", paper=PAPER, title="Where a unit localises",
-    what="peak of Σ₁w(0), the first pull on a unit, against the peak of its final field, and against shuffled ones",
-    claims=[_PREDICTED], quick_minutes=0.5, paper_minutes=5,
+    what="peak and shape of Σ₁w(0), the first pull on a unit, against those of its final field",
+    claims=[_PREDICTED, _SHAPE], quick_minutes=0.5, paper_minutes=5,
 )  # fmt: skip
 def location(run: Run) -> Artifact:
     """Section 2.2. For nearly Gaussian inputs ⟨g y x⟩ ∝ Σ₁w: the first pull smooths the initial weights."""
@@ -319,14 +325,18 @@ def location(run: Run) -> Artifact:
     rng = np.random.default_rng(0)
     shuffled = [[theory.circular_correlation(rng.permutation(a), b, 40) for _ in range(200)]
                 for a, b in zip(predicted, final)]  # fmt: skip
-    metrics = {"score": score, "by centres of mass": [theory.circular_correlation(a, b, 40) for a, b in zip(*centres)],
+    shape = _cosine(_at_peak(pull), _at_peak(end)).mean(1)
+    unsmoothed = _cosine(_at_peak(start), _at_peak(end)).mean(1)
+    metrics = {"score": score, "shape": shape.tolist(), "shape, initial weights": unsmoothed.tolist(),
+               "by centres of mass": [theory.circular_correlation(a, b, 40) for a, b in zip(*centres)],
                "shuffled, 95 % of draws below": np.quantile(shuffled, 0.95, axis=1).tolist(),
                "units": units, "arc90 at the end": theory.arc90(end).mean(1).tolist()}  # fmt: skip
     return Artifact(
         "loc.location", "Where a unit localises", PAPER, run.scale, sizes_of(run, "steps", "batch", "units"), run.seeds,
-        (_PREDICTED.measure(score),), metrics, paper_sizes("steps", "batch", "units"), {}, (DATA, RATES),
-        {"ReLU": "hard"},
-        float32({"predicted": predicted, "final": final, "shuffled": shuffled, "score": score}),
+        (_PREDICTED.measure(score), _SHAPE.measure(shape)), metrics, paper_sizes("steps", "batch", "units"), {},
+        (DATA, RATES), {"ReLU": "hard"},
+        float32({"predicted": predicted, "final": final, "shuffled": shuffled, "score": score, "shape": shape,
+                 "unsmoothed": unsmoothed}),
         figures=[
             Panel("points", "Each unit: where it was pulled, and where it went", [Series("final", x="predicted")],
                   x_label="peak of Σ₁w(0), position on the ring", y_label="peak of the final field", diagonal=True,
@@ -334,8 +344,16 @@ def location(run: Run) -> Artifact:
             Panel("strips", "Agreement of prediction and outcome",
                   [Series("score", "predicted"), Series("shuffled", "shuffled")],
                   x_label="mean cos of the angle between both", marks=[(0.0, "chance")]),
+            Panel("strips", "Agreement of shapes, turned to their peaks",
+                  [Series("shape", "Σ₁w(0)"), Series("unsmoothed", "w(0)")], x_label="cos with the final field"),
         ],
     )  # fmt: skip
+
+
+def _at_peak(w: np.ndarray) -> np.ndarray:
+    """Fields (seeds, units, d) turned around the ring so that each has its peak at position 0."""
+    turn = (np.arange(w.shape[2]) + w.argmax(2)[..., None]) % w.shape[2]
+    return np.take_along_axis(w, turn, axis=2)
 
 
 # --- one basis for all times? ----------------------------------------------------------------------------------
