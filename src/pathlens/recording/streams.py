@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from pathlens.errors import BudgetError, RecordError
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
-from pathlens.models.tracing import apply_site
 from pathlens.recording.inputs import as_rows, row_numbers
 from pathlens.recording.taking import check_net, exact_gates, take, take_within, unwrapped
 from pathlens.records import Record, Snapshot
@@ -85,9 +84,6 @@ class RecordStream:
     def __getstate__(self) -> dict[str, Any]:
         """What goes to a worker: frozen weights and the inputs. Only those a change in place would not spoil."""
         self._check_inputs()
-        for module in self._net.modules():
-            if isinstance(module, fx.GraphModule):
-                _keep_sites(module)
         return self.__dict__ | {"_x": self._x.detach()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -99,15 +95,6 @@ class RecordStream:
             f"RecordStream({self.n} rows × {human_bytes(self.bytes_per_row)}, recomputed when asked: "
             f"{self.flops_per_row:.2e} flops a row, {self.outputs} outputs, {len(self.sites)} gate sites)"
         )
-
-
-def _keep_sites(module: fx.GraphModule) -> None:
-    """Make gate sites survive pickling: torch.fx traces the code anew, and would look into them."""
-    sites = [node for node in module.graph.nodes if node.target is apply_site and not node.meta.get("is_wrapped")]
-    for node in sites:
-        node.meta["is_wrapped"] = True
-    if sites:
-        module.recompile()
 
 
 def record(

@@ -83,7 +83,7 @@ class Backend(Protocol):
     def exactly_symmetric(self, node: Node) -> bool:
         """Whether tile (I, J) of a symmetric node is bit for bit the transpose of tile (J, I)."""
 
-    def writes_whole(self, node: Node, dtype: torch.dtype) -> bool:
+    def writes_whole(self, node: Node) -> bool:
         """Whether `unit_tile` takes no scratch: a whole matrix goes in one call, exactly symmetric for equal sides."""
 
     def gram_flops(self, gram: Gram) -> float:

@@ -178,7 +178,7 @@ class PopcountBackend:
     def exactly_symmetric(self, node: Node) -> bool:
         return all(isinstance(leaf, Gram) and leaf.binary for leaf in node.leaves())
 
-    def writes_whole(self, node: Node, dtype: torch.dtype) -> bool:
+    def writes_whole(self, node: Node) -> bool:
         return False
 
     def gram_flops(self, gram: Gram) -> float:

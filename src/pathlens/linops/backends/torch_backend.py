@@ -109,7 +109,7 @@ class TorchBackend:
     def exactly_symmetric(self, node: Node) -> bool:
         return False  # a matrix product may add up the edges of its blocks in another order
 
-    def writes_whole(self, node: Node, dtype: torch.dtype) -> bool:
+    def writes_whole(self, node: Node) -> bool:
         return False
 
     def gram_flops(self, gram: Gram) -> float:

@@ -293,7 +293,7 @@ class TritonBackend:
     def exactly_symmetric(self, node: Node) -> bool:
         return False
 
-    def writes_whole(self, node: Node, dtype: torch.dtype) -> bool:
+    def writes_whole(self, node: Node) -> bool:
         return not any(isinstance(leaf, Leaf) for leaf in node.leaves())
 
     def gram_flops(self, gram: Gram) -> float:
