@@ -120,11 +120,17 @@ def demo(
 
 @app.command()
 def run(
-    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Experiments, or patterns such as 'hs.*'.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME…", help="Experiments, patterns such as 'hs.*', or all.")
+    ],
     scale: Annotated[Scale, typer.Option(help="quick: about a minute; paper: the paper's sizes.")] = Scale.quick,
     seeds: Seeds = 5,
     device: Device = "auto",
     out: Out = Path("runs"),
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SIZE=VALUE", help="Another size, such as epochs=30; the result is marked REDUCED."),
+    ] = None,
 ) -> None:
     """Run experiments; those that look at the same training share it."""
     from pathlens.artifacts import load_folder
@@ -132,7 +138,7 @@ def run(
     from pathlens.report import headline, write_page
 
     console = _console()
-    for artifact in _perform(select(names), scale.value, seeds, device, out, console):
+    for artifact in _perform(select(names), scale.value, seeds, device, out, console, _changes(changes or [])):
         console.print(headline(artifact), style=_COLOURS[artifact.verdict], soft_wrap=True, highlight=False,
                       markup=False)
     try:
@@ -210,15 +216,33 @@ def verify(
         raise typer.Exit(1)
 
 
-def _perform(chosen: list[Experiment], scale: str, seeds: int, device: str, out: Path, console: Console) \
-        -> list[Artifact]:
+def _changes(texts: list[str]) -> dict[str, Any]:
+    """``["epochs=30"]`` as ``{"epochs": 30}``; values are JSON, or words."""
+    import json
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise OptionError(f"--set {text!r} is not a size and its value. Write --set epochs=30.")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _perform(
+    chosen: list[Experiment], scale: str, seeds: int, device: str, out: Path, console: Console,
+    changes: dict[str, Any] | None = None,
+) -> list[Artifact]:
     """Run experiments one after the other, and save each artifact as soon as it is there."""
     from pathlens.experiments.registry import Run, perform
 
     done = []
     place = _device(device)
     with _bars(console) as progress:
-        shared = Run(scale, tuple(range(seeds)), place, out, progress)
+        shared = Run(scale, tuple(range(seeds)), place, out, progress, changes or {})
         for entry in chosen:
             artifact = perform(entry, shared)
             artifact.save(out / "artifacts")

@@ -1,6 +1,6 @@
 """Tables, figures and claims of the papers, one module per paper, found by name.
 
-This file only lists the modules; :mod:`pathlens.experiments.registry` imports the one that a name asks for. Experiments
+This file only lists the modules; :mod:`pathlens.experiments.registry` imports those that a name asks for. Experiments
 return artifacts and draw nothing. They may import everything but report and the command line.
 """
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MODULES", "sweep"]
 
-# the word before the first dot of an experiment's name -> the module that registers it
-MODULES: dict[str, str] = {
-    "hs": "pathlens.experiments.half_space",
-    "dgn": "pathlens.experiments.deep_gated",
-    "npk": "pathlens.experiments.path_features",
-    "loc": "pathlens.experiments.localisation",
+# the word before the first dot of an experiment's name -> the modules that register such experiments
+MODULES: dict[str, tuple[str, ...]] = {
+    "hs": ("half_space",),
+    "dgn": ("deep_gated",),
+    "npk": ("path_features",),
+    "loc": ("localisation",),
 }
 
 

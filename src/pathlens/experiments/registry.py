@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from pathlens import experiments
 from pathlens.artifacts import Artifact, Claim, environment
 from pathlens.errors import OptionError, unknown_name
+from pathlens.experiments.sizes import SIZES
 
 __all__ = ["Experiment", "Progress", "Run", "experiment", "find", "names", "perform", "register", "select"]
 
@@ -46,6 +47,9 @@ class Run:
         Folder of this run, for checkpoints; artifacts are saved by the caller.
     progress : callable
         ``progress(what, done, total)``.
+    changes : mapping
+        Sizes to use in place of those in :mod:`pathlens.experiments.sizes`: ``{"epochs": 30}``. At paper scale the
+        artifact is then marked REDUCED.
 
     Examples
     --------
@@ -59,6 +63,7 @@ class Run:
     device: str = "cpu"
     out: Path | None = None
     progress: Progress = _silent
+    changes: Mapping[str, Any] = field(default_factory=dict)
     _results: dict[Hashable, tuple[Any, float]] = field(default_factory=dict, repr=False)
     _used: set[Hashable] = field(default_factory=set, repr=False)
     _borrowed: float = field(default=0.0, repr=False)
@@ -69,6 +74,15 @@ class Run:
         self.seeds = tuple(int(seed) for seed in self.seeds)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise OptionError(f"Run: seeds must be distinct and at least one, got {list(self.seeds)}.")
+
+    def sizes(self, name: str) -> dict[str, Any]:
+        """The sizes of an experiment at this run's scale, with this run's changes."""
+        sizes = SIZES[name][self.scale]
+        return {**sizes, **{key: value for key, value in self.changes.items() if key in sizes}}
+
+    def checkpoint(self, *words: str) -> Path | None:
+        """Folder for the checkpoints of one training, or None if the run has no folder."""
+        return None if self.out is None else self.out / "checkpoints" / "-".join([self.scale, *words])
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """``compute()`` the first time a key is asked for, the same object ever after.
@@ -163,7 +177,8 @@ def experiment(
 
 def _load(prefixes: Iterable[str]) -> None:
     for prefix in prefixes:
-        importlib.import_module(experiments.MODULES[prefix])
+        for module in experiments.MODULES[prefix]:
+            importlib.import_module(f"pathlens.experiments.{module}")
 
 
 def names() -> list[str]:
@@ -173,7 +188,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Experiment:
-    """The experiment of that name; imports only the module that may hold it.
+    """The experiment of that name; imports only the modules that may hold it.
 
     Raises
     ------
@@ -189,9 +204,10 @@ def find(name: str) -> Experiment:
 
 
 def select(patterns: Iterable[str]) -> list[Experiment]:
-    """The experiments that names or patterns such as ``hs.*`` stand for, each once, in the order asked for."""
+    """The experiments that names, patterns such as ``hs.*``, or ``all`` stand for, each once, in that order."""
     chosen: dict[str, Experiment] = {}
     for pattern in patterns:
+        pattern = "*" if pattern == "all" else pattern
         matches = fnmatch.filter(names(), pattern) if set("*?[") & set(pattern) else [pattern]
         if not matches:
             raise unknown_name("experiment", pattern, names())
