@@ -129,7 +129,7 @@ def run(
     out: Out = Path("runs"),
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SIZE=VALUE", help="Another size, such as epochs=30; the result is marked REDUCED."),
+        typer.Option("--set", metavar="SIZE=VALUE", help="Another size, such as epochs=30; marks the result REDUCED."),
     ] = None,
 ) -> None:
     """Run experiments; those that look at the same training share it."""
