@@ -15,8 +15,8 @@ __all__ = ["MODULES", "sweep"]
 
 # the word before the first dot of an experiment's name -> the modules that register such experiments
 MODULES: dict[str, tuple[str, ...]] = {
-    "hs": ("half_space",),
-    "dgn": ("deep_gated",),
+    "hs": ("half_space", "half_space_fashion"),
+    "dgn": ("deep_gated", "deep_gated_images", "deep_gated_training"),
     "npk": ("path_features",),
     "loc": ("localisation",),
 }
