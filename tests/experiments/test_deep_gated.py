@@ -9,29 +9,32 @@ import torch
 
 import pathlens as pl
 from pathlens.artifacts import load_folder
-from pathlens.experiments import deep_gated, deep_gated_gates, deep_gated_linear
+from pathlens.experiments import deep_gated, deep_gated_gates
 from pathlens.experiments.registry import Run, find, perform, select
+from pathlens.experiments.sizes import SIZES
 from pathlens.report import write_page
 from pathlens.training import initialise
 
 NAMES = ("dgn.fig1", "dgn.fig2", "dgn.fig3", "dgn.fig4", "dgn.fig9", "dgn.fig10", "dgn.conv", "dgn.subnetworks",
          "dgn.unfittable")  # fmt: skip
 SMALL = {
-    "n": 12, "depths": [2, 4, 6], "widths": [8, 40], "runs": 4, "trained_depths": [2, 4, 6], "trained_widths": [8, 20],
-    "epochs": 12, "galu_n": 10, "galu_width": 12, "galu_depths": [2, 4], "galu_epochs": 10,
-}  # fmt: skip
+    "dgn.fig1": {"n": 12, "depths": [2, 4, 6], "widths": [8, 40]},
+    "dgn.fig2": {"depths": [2, 4, 6], "runs": 4, "width": 40},
+    "dgn.fig3": {"n": 12, "trained_depths": [2, 4, 6], "trained_widths": [8, 20], "epochs": 12},
+    "dgn.fig4": {"galu_n": 10, "galu_width": 12, "galu_depths": [2, 4], "galu_epochs": 10},
+    "dgn.fig10": {"width": 20, "depths": [2, 4], "steps": 12},
+    "dgn.conv": {"inputs": 3},
+    "dgn.subnetworks": {"width": 8, "hidden_layers": 3, "epochs": 3, "watched": 6},
+    "dgn.unfittable": {"fit_width": 8, "fit_hidden_layers": 2, "fit_steps": 30},
+}
 
 
 @pytest.fixture(scope="module")
 def small():
     """Seconds, and the same code."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(deep_gated.SIZES, "quick", SMALL)
-        patch.setitem(deep_gated_linear.SIZES, "quick", {"width": 20, "depths": [2, 4], "steps": 12})
-        quick = deep_gated_gates.SIZES["quick"]
-        shrunk = {**quick, "width": 8, "hidden_layers": 3, "epochs": 3, "watched": 6, "pairs": 3, "fit_width": 8,
-                  "fit_hidden_layers": 2, "fit_steps": 30}  # fmt: skip
-        patch.setitem(deep_gated_gates.SIZES, "quick", shrunk)
+        for name, sizes in SMALL.items():
+            patch.setitem(SIZES[name], "quick", SIZES[name]["quick"] | sizes)
         yield
 
 

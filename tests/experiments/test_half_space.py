@@ -19,15 +19,13 @@ NAMES = ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6")
 def small():
     """64 points and 200 epochs: seconds, and the same code."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(half_space, "POINTS", 64)
         patch.setattr(half_space, "KERNEL_POINTS", 32)
-        patch.setitem(half_space.EPOCHS, "quick", {"relu": 200, "dlgn_pwc": 200, "frozen": 210})
-        yield
+        yield {"points": 64, "epochs": {"relu": 200, "dlgn_pwc": 200, "frozen": 210}}
 
 
 @pytest.fixture(scope="module")
 def artifacts(small, tmp_path_factory):
-    run = Run("quick", seeds=(0, 1), out=tmp_path_factory.mktemp("run"))
+    run = Run("quick", seeds=(0, 1), out=tmp_path_factory.mktemp("run"), changes=small)
     return {name: perform(find(name), run) for name in NAMES}, run
 
 
@@ -83,7 +81,7 @@ def test_the_page_is_written_from_saved_artifacts(artifacts, tmp_path):
 
 def test_running_again_from_checkpoints_gives_the_same_numbers(small, artifacts, tmp_path):
     found, run = artifacts
-    again = Run("quick", seeds=run.seeds, out=run.out)  # finished checkpoints: read back, nothing is trained
+    again = Run("quick", seeds=run.seeds, out=run.out, changes=small)  # finished checkpoints: read back
     for name in NAMES:
         for key, value in perform(find(name), again).arrays.items():
             assert np.array_equal(value, found[name].arrays[key]), (name, key)

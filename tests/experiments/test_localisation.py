@@ -6,35 +6,21 @@ import torch
 
 from pathlens import theory
 from pathlens.artifacts import load_folder
-from pathlens.experiments import localisation_runs, localisation_settings
+from pathlens.experiments import localisation_runs
 from pathlens.experiments.registry import Run, find, perform, select
 from pathlens.report import write_page
 
 NAMES = ("loc.gdln", "loc.flips", "loc.dft", "loc.location", "loc.flow", "loc.evolving", "loc.gates")
 
 
+SMALL = {"steps": 30, "batch": 60, "rows": 150, "descent": 40, "flow_rows": 60, "time": 5.0, "units": 10, "draws": 4,
+         "gate_rows": 200}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def small():
+def found():
     """Seconds, and the same code."""
-    sizes = {
-        "steps": 30,
-        "batch": 60,
-        "rows": 150,
-        "descent": 40,
-        "flow_rows": 60,
-        "units": 10,
-        "draws": 4,
-        "gate_rows": 200,
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(localisation_settings.SIZES, "quick", sizes)
-        patch.setitem(localisation_settings.FLOW_TIME, "quick", 5.0)
-        yield
-
-
-@pytest.fixture(scope="module")
-def found(small):
-    run = Run("quick", seeds=(0, 1))
+    run = Run("quick", seeds=(0, 1), changes=SMALL)
     return {name: perform(find(name), run) for name in NAMES}, run
 
 
@@ -104,7 +90,7 @@ def test_gates_are_scored_on_held_out_rows(found):
     assert all(0 < v < 0.6 for values in losses.values() for v in values)
 
 
-def test_activations_measure_every_setting(small, monkeypatch):
+def test_activations_measure_every_setting(monkeypatch):
     kept = ("ReLU, ξ₁ > ξ₂", "ReLU, single pulse ±1")
     for name in list(localisation_runs.SETTINGS):
         if name not in kept:  # the same network again, so that all rows are there in little time
@@ -116,7 +102,7 @@ def test_activations_measure_every_setting(small, monkeypatch):
         lambda run, name, *size: done.setdefault(localisation_runs.SETTINGS[name], real(run, name, *size))
         if localisation_runs.SETTINGS[name] not in done else done[localisation_runs.SETTINGS[name]],
     )  # fmt: skip
-    artifact = perform(find("loc.activations"), Run("quick", seeds=(0,)))
+    artifact = perform(find("loc.activations"), Run("quick", seeds=(0,), changes=SMALL))
     assert len(done) == 2 and artifact.arrays["fields_12"].shape == (4, 10, 40)
     assert len([c for c in artifact.claims if c.text == "receptive fields localise"]) == 11
 

@@ -6,6 +6,7 @@ import pytest
 from pathlens.artifacts import load_folder
 from pathlens.experiments import deep_gated, path_features
 from pathlens.experiments.registry import Run, find, perform, select
+from pathlens.experiments.sizes import SIZES
 from pathlens.report import write_page
 
 NAMES = ("npk.fig1", "npk.limits", "npk.memorise")
@@ -20,8 +21,8 @@ def found():
     }  # fmt: skip
     grid = {"n": 10, "trained_depths": [2, 4, 6], "trained_widths": [6, 12], "epochs": 5}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(path_features.SIZES, "quick", path_features.SIZES["quick"] | sizes)
-        patch.setitem(deep_gated.SIZES, "quick", deep_gated.SIZES["quick"] | grid)
+        for name, changed in (("npk.limits", sizes), ("npk.memorise", grid)):
+            patch.setitem(SIZES[name], "quick", SIZES[name]["quick"] | changed)
         run = Run("quick", seeds=(0, 1, 2))
         yield {name: perform(find(name), run) for name in NAMES}, run
 

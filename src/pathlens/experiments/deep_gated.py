@@ -22,20 +22,6 @@ __all__ = ["deep_gated_gates", "deep_gated_linear", "fig1", "fig2", "fig3", "fig
 
 PAPER = "Deep Gated Networks"
 MU = 0.5
-# depths d count weight layers, as the paper does: d − 1 hidden ones
-SIZES: dict[str, dict[str, Any]] = {
-    "quick": {
-        "n": 200, "depths": [2, 4, 6, 8, 12, 16, 20], "widths": [25, 500], "runs": 20,
-        "trained_depths": [2, 4, 8, 12, 20], "trained_widths": [25, 100], "epochs": 60,
-        "galu_n": 100, "galu_width": 100, "galu_depths": [2, 4, 8, 12], "galu_epochs": 60,
-    },
-    "paper": {
-        "n": 200, "depths": [2, 4, 6, 8, 12, 16, 20], "widths": [25, 500], "runs": 20,
-        "trained_depths": [2, 4, 6, 8, 12, 16, 20], "trained_widths": [25, 100, 500], "epochs": 200,
-        "galu_n": 100, "galu_width": 100, "galu_depths": [2, 4, 6, 8, 12, 16, 20],
-        "galu_epochs": 200,
-    },
-}  # fmt: skip
 
 STEP = Deviation(
     paper="α = 0.1/ρ_max, and ρ_i are the eigenvalues of E[K₀]/d; loss Σ(ŷ − y)²",
@@ -61,14 +47,6 @@ OVERLAP = Deviation(
     paper="the introduction has λ(s, s′)/λ(s, s) ≤ μ^d", authors_code="–", ours="μ^(d−1)",
     why="d − 1 layers have gates, as in Lemma 2.4",
 )  # fmt: skip
-
-
-def _sizes(run: Run, *names: str) -> dict[str, Any]:
-    return {name: SIZES[run.scale][name] for name in names}
-
-
-def _paper_sizes(*names: str) -> dict[str, Any]:
-    return {name: SIZES["paper"][name] for name in names}
 
 
 def _float32(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -111,7 +89,7 @@ def fig1(run: Run) -> Artifact:
     from pathlens import kernels, theory
     from pathlens.data import identical_inputs
 
-    size = SIZES[run.scale]
+    size = run.sizes("dgn.fig1")
     n, depths, widths = size["n"], size["depths"], size["widths"]
     x = identical_inputs(n).x
     ideal = np.stack([np.cumsum(theory.ideal_spectrum(n, d - 1, MU)) for d in depths])
@@ -130,9 +108,9 @@ def fig1(run: Run) -> Artifact:
         _DEGRADES.measure(distance[0, -1] / distance[0].min(0)),
     )
     return Artifact(
-        "dgn.fig1", "Depth whitens, until it does not", PAPER, run.scale, _sizes(run, "n", "depths", "widths"),
-        run.seeds, claims, {"distance to the ideal": {f"w={w}": distance[i].tolist() for i, w in enumerate(widths)}},
-        _paper_sizes("n", "depths", "widths"), {}, (VARIANCE, OVERLAP), {"fixed random gates": "hard"},
+        "dgn.fig1", "Depth whitens, until it does not", PAPER, run.scale, size, run.seeds, claims,
+        {"distance to the ideal": {f"w={w}": distance[i].tolist() for i, w in enumerate(widths)}},
+        {}, {}, (VARIANCE, OVERLAP), {"fixed random gates": "hard"},
         _float32({"depths": depths, "widths": widths, "ideal": ideal, "ecdf": found.mean(2), "distance": distance}),
         figures=panels.spectra(depths, widths),
     )  # fmt: skip
@@ -166,8 +144,8 @@ def fig2(run: Run) -> Artifact:
     from pathlens import kernels, theory
     from pathlens.data import identical_inputs
 
-    size = SIZES[run.scale]
-    depths, runs, w = size["depths"], size["runs"], max(size["widths"])
+    size = run.sizes("dgn.fig2")
+    depths, runs, w = size["depths"], size["runs"], size["width"]
     x = identical_inputs(2).x  # entries of two inputs do not depend on how many others there are
     found = np.empty((len(depths), len(run.seeds), runs, 2))
     mean, deviation = np.empty((2, len(depths), 2))
@@ -191,12 +169,11 @@ def fig2(run: Run) -> Artifact:
     law = [theory.variance_law(MU * w, d - 1) / d**2 for d in depths]
     order = [theory.printed_variance_bound(MU * w, d - 1) / d**2 for d in depths]
     return Artifact(
-        "dgn.fig2", "The entries of the Gram matrix", PAPER, run.scale, _sizes(run, "depths", "runs") | {"width": w},
-        run.seeds, claims,
+        "dgn.fig2", "The entries of the Gram matrix", PAPER, run.scale, size, run.seeds, claims,
         {"fitted μ": fitted, "variance of K₀(s, s) at the largest depth": {
             "measured": variance.tolist(), "exact": float(deviation[-1, 0] * depths[-1]) ** 2,
             "leading order": law[-1] * depths[-1] ** 2, "printed order": printed}},
-        _paper_sizes("depths", "runs") | {"width": 500}, {"diagonal of K₀/d": 1, "off-diagonal": "μ^(d−1)"},
+        {}, {"diagonal of K₀/d": 1, "off-diagonal": "μ^(d−1)"},
         (VARIANCE, OVERLAP), {"fixed random gates": "hard"},
         _float32({"depths": depths, "average": average, "spread": found.std(2), "mean": mean, "deviation": deviation,
                   "variance": found[..., 0].var(2, ddof=1), "law": law, "printed": order}),
@@ -250,7 +227,7 @@ def memorise(run: Run, width: int) -> Descent:
     """Fixed random gates of one width fit Experiment 1 at every depth; Figure 3 and the NPF appendix share it."""
     from pathlens.data import identical_inputs
 
-    size = SIZES[run.scale]
+    size = run.sizes("dgn.fig3")
 
     def compute() -> Descent:
         networks = [_frg(width, d, size["n"]) for d in size["trained_depths"]]
@@ -282,7 +259,7 @@ _EARLIER = Claim(
 )  # fmt: skip
 def fig3(run: Run) -> Artifact:
     """Figure 3: ‖e_t‖/‖e_0‖, and the e.c.d.f. of K₀/ρ_max."""
-    size = SIZES[run.scale]
+    size = run.sizes("dgn.fig3")
     depths, widths = size["trained_depths"], size["trained_widths"]
     found = {w: memorise(run, w) for w in widths}
     final = {w: d.error[:, :, -1] for w, d in found.items()}
@@ -295,11 +272,10 @@ def fig3(run: Run) -> Artifact:
     scaled = [np.cumsum(f.eigenvalues / f.eigenvalues[..., -1:], axis=-1).mean(1) for f in found.values()]
     arrays["ecdf"] = np.stack(scaled)
     return Artifact(
-        "dgn.fig3", "Convergence over depth", PAPER, run.scale,
-        _sizes(run, "n", "trained_depths", "trained_widths", "epochs"), run.seeds, tuple(claims),
+        "dgn.fig3", "Convergence over depth", PAPER, run.scale, size, run.seeds, tuple(claims),
         {"error after the last step": {f"w={w}": f.tolist() for w, f in final.items()},
          "best depth": {f"w={w}": b.tolist() for w, b in best.items()}},
-        _paper_sizes("n", "trained_depths", "trained_widths"), {}, (STEP, LENGTH, WIDTHS),
+        {}, {}, (STEP, LENGTH, WIDTHS),
         {"fixed random gates": "hard"}, _float32(arrays), figures=panels.descent(depths, widths),
     )  # fmt: skip
 
@@ -331,7 +307,7 @@ def fig4(run: Run) -> Artifact:
     from pathlens.data import random_targets
     from pathlens.models import Init, galu, relu
 
-    size = SIZES[run.scale]
+    size = run.sizes("dgn.fig4")
     depths, w = size["galu_depths"], size["galu_width"]
     data, init = random_targets(size["galu_n"]), Init("bernoulli", math.sqrt(2 / w))
     found = {}
@@ -351,10 +327,9 @@ def fig4(run: Run) -> Artifact:
         scaled = found[name].eigenvalues / found[name].eigenvalues[..., -1:]
         arrays[f"ecdf_{key}"] = np.cumsum(scaled, axis=-1).mean(1)
     return Artifact(
-        "dgn.fig4", "GaLU against ReLU on random targets", PAPER, run.scale,
-        _sizes(run, "galu_n", "galu_width", "galu_depths", "galu_epochs"), run.seeds, tuple(claims),
+        "dgn.fig4", "GaLU against ReLU on random targets", PAPER, run.scale, size, run.seeds, tuple(claims),
         {"error after the last step": {name: f.tolist() for name, f in final.items()},
          "tr K₀/ρ_max": {name: v.tolist() for name, v in width_of.items()}},
-        _paper_sizes("galu_n", "galu_width", "galu_depths"), {}, (STEP, LENGTH), {"GaLU": "hard", "ReLU": "hard"},
+        {}, {}, (STEP, LENGTH), {"GaLU": "hard", "ReLU": "hard"},
         _float32(arrays), figures=panels.galu(depths),
     )  # fmt: skip

@@ -15,21 +15,7 @@ from pathlens.experiments import deep_gated_panels as panels
 from pathlens.experiments.registry import Run, experiment
 
 PAPER = "Deep Gated Networks"
-SIZES: dict[str, dict[str, Any]] = {
-    "quick": {"data": "digits, 4 against 7", "width": 32, "hidden_layers": 5, "epochs": 60, "lr": 1e-3, "watched": 40,
-              "pairs": 8, "fit_width": 32, "fit_hidden_layers": 3, "fit_steps": 1500},
-    "paper": {"data": "MNIST, 4 against 7", "width": 100, "hidden_layers": 5, "epochs": 100, "lr": 1e-4, "watched": 200,
-              "pairs": 8, "fit_width": 100, "fit_hidden_layers": 3, "fit_steps": 5000},
-}  # fmt: skip
 ROUNDING = 1e-10
-
-
-def _sizes(run: Run, *names: str) -> dict[str, Any]:
-    return {name: SIZES[run.scale][name] for name in names}
-
-
-def _paper_sizes(*names: str) -> dict[str, Any]:
-    return {name: SIZES["paper"][name] for name in names}
 
 
 # --- figure 9: eight path strengths ----------------------------------------------------------------------------
@@ -93,7 +79,7 @@ def fig9(run: Run) -> Artifact:
     return Artifact(
         "dgn.fig9", "Eight path strengths", PAPER, run.scale, {"inputs": 3, "kernel": 2, "convolutions": 3}, run.seeds,
         (_EIGHT.measure(counts), _REBUILT.measure(errors)), {"paths": 24, "strengths": counts},
-        {"inputs": 3, "kernel": 2, "convolutions": 3}, {"unique path strengths": 8}, (FIGURE_9,), {"ReLU": "hard"},
+        {}, {"unique path strengths": 8}, (FIGURE_9,), {"ReLU": "hard"},
         {"strengths": np.array(strengths), "offsets": found.offsets}, figures=panels.strengths(),
     )  # fmt: skip
 
@@ -164,7 +150,7 @@ def conv(run: Run) -> Artifact:
     from pathlens.kernels import npk
     from pathlens.theory import path_bundles
 
-    n, length = SIZES[run.scale]["pairs"], 8
+    n, length = run.sizes("dgn.conv")["inputs"], 8
     lemma, site, changes = [], [], {"pooling": [], "no pooling": [], "gates that stay": []}  # type: ignore[var-annotated]
     split = []
     for seed in run.seeds:
@@ -258,7 +244,7 @@ def subnetworks(run: Run) -> Artifact:
     from pathlens import models, theory
     from pathlens.training import train
 
-    size = SIZES[run.scale]
+    size = run.sizes("dgn.subnetworks")
     data = _two_digits(run)
     hidden = (size["width"],) * size["hidden_layers"]
     epochs = sorted({0, 1, 3, 10, 30, size["epochs"]} & set(range(size["epochs"] + 1)))
@@ -290,13 +276,11 @@ def subnetworks(run: Run) -> Artifact:
         _DISJOINT.measure(both.sum((1, 2))), _PRINTED.measure(printed.max((1, 2))),
         _FLOOR.measure([v if math.isfinite(v) else None for v in weakest]),
     )  # fmt: skip
-    names = ("data", "width", "hidden_layers", "epochs", "lr", "watched")
     return Artifact(
-        "dgn.subnetworks", "Active and sensitive gates while training", PAPER, run.scale, _sizes(run, *names),
-        run.seeds, claims,
+        "dgn.subnetworks", "Active and sensitive gates while training", PAPER, run.scale, size, run.seeds, claims,
         {"τ_A": list(TAUS), "gates in all": sum(hidden), "loss": runs.history()[:, -1].tolist(),
          "share both with the printed threshold": printed.max((1, 2)).tolist()},
-        _paper_sizes(*names), {}, (THRESHOLD, SUB_DATA), {"soft-GaLU": f"soft β={BETA:g}, ε={EPSILON:g}"},
+        {}, {}, (THRESHOLD, SUB_DATA), {"soft-GaLU": f"soft β={BETA:g}, ε={EPSILON:g}"},
         {"epochs": np.array(epochs), "taus": np.array(TAUS), "active_gates": active, "sensitive_gates": moving,
          "printed_both": printed, "active_paths": paths, "sensitive_paths": learning},
         figures=panels.subnetworks(TAUS),
@@ -332,7 +316,7 @@ def unfittable(run: Run) -> Artifact:
     from pathlens import data, models
     from pathlens.training import train
 
-    size = SIZES[run.scale]
+    size = run.sizes("dgn.unfittable")
     hidden = (size["fit_width"],) * size["fit_hidden_layers"]
     points = data.unfittable()
     networks = {
@@ -351,10 +335,9 @@ def unfittable(run: Run) -> Artifact:
     # descent passes the minimum of a step or two by rounding: what counts is the end
     claims = [(_STUCK if name in ("ReLU", "GaLU, frozen gates") else _FITS).measure(loss[:, -1], row=name)
               for name, loss in losses.items()]  # fmt: skip
-    names = ("fit_width", "fit_hidden_layers", "fit_steps")
     return Artifact(
-        "dgn.unfittable", "Two points that no ReLU network fits", PAPER, run.scale, _sizes(run, *names), run.seeds,
-        tuple(claims), {"Σ(ŷ − y)² at the end": {name: loss[:, -1].tolist() for name, loss in losses.items()}}, {},
+        "dgn.unfittable", "Two points that no ReLU network fits", PAPER, run.scale, size, run.seeds, tuple(claims),
+        {"Σ(ŷ − y)² at the end": {name: loss[:, -1].tolist() for name, loss in losses.items()}}, {},
         {"least Σ(ŷ − y)² of a ReLU network": FLOOR}, (DECOUPLED,),
         {"ReLU": "hard", "GaLU": "hard", "fixed random gates": "hard", "soft-ReLU and soft-GaLU": "soft β=4, ε=0.1"},
         {"names": np.array(list(losses)), "loss": np.stack(list(losses.values())).astype(np.float32)},

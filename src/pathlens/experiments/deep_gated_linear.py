@@ -15,11 +15,6 @@ from pathlens.experiments import deep_gated_panels as panels
 from pathlens.experiments.registry import Run, experiment
 
 PAPER = "Deep Gated Networks"
-# depths d count weight layers, as the paper does
-SIZES: dict[str, dict[str, Any]] = {
-    "quick": {"width": 100, "depths": [2, 4, 6, 8, 10], "steps": 30},
-    "paper": {"width": 100, "depths": [2, 4, 6, 8, 10], "steps": 50},
-}
 HALF_LOSS = Deviation(
     paper="loss Σ(ŷ − y)², e′ = e − αKe and a first ratio of .81",
     authors_code="not public",
@@ -64,7 +59,7 @@ def fig10(run: Run) -> Artifact:
     from pathlens.models import Init, dln
     from pathlens.training import train
 
-    size = SIZES[run.scale]
+    size = run.sizes("dgn.fig10")
     depths, w, steps = size["depths"], size["width"], size["steps"]
     data = single_point(torch.float64)
     shape = (len(depths), len(run.seeds), steps + 1)
@@ -101,7 +96,7 @@ def fig10(run: Run) -> Artifact:
         {"first ratio of squared errors": {"½Σ": first.tolist(), "Σ, as printed": printed.tolist()},
          "mean ratio over ten steps": pace.tolist(), "K₀": kernel[:, :, 0].tolist(),
          "K₀, exact": {"mean": depths, "standard deviation": deviation}},
-        {"width": 100, "depths": [2, 4, 6, 8, 10]}, {"ratio of squared errors": 0.81}, (HALF_LOSS, DLN_ASSUMPTION),
+        {}, {"ratio of squared errors": 0.81}, (HALF_LOSS, DLN_ASSUMPTION),
         {"deep linear network": "hard (all open)"},
         {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()}, figures=panels.dln(depths),
     )  # fmt: skip

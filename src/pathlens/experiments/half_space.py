@@ -15,6 +15,7 @@ import numpy as np
 from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.errors import RecordError
 from pathlens.experiments.registry import Run, experiment
+from pathlens.experiments.sizes import SIZES
 
 if TYPE_CHECKING:
     from pathlens.data import DataSet
@@ -24,14 +25,8 @@ if TYPE_CHECKING:
 PAPER = "Half-Space Feature Learning"
 MODELS = ("relu", "dlgn_pwc", "frozen")
 NAMES = {"relu": "ReLU", "dlgn_pwc": "DLGN-PWC", "frozen": "DLGN-PWC, gates frozen"}
-HIDDEN = (16,) * 5
 BETA, FROZEN_BETA = 4.0, 10.0
-RATE, BATCH, POINTS = 5e-4, 32, 1024
-# epochs per model; the paper shows the frozen network up to epoch 8000
-EPOCHS = {
-    "quick": {"relu": 400, "dlgn_pwc": 400, "frozen": 400},
-    "paper": {"relu": 1000, "dlgn_pwc": 1000, "frozen": 8000},
-}
+HIDDEN, POINTS, RATE, BATCH = (SIZES["hs.fig2"]["paper"][key] for key in ("hidden", "points", "lr", "batch_size"))
 KERNEL_EPOCHS = (0, 3, 200)
 RATIO_EPOCHS = (0, 1, 3, 10, 30, 100, 200)
 EARLY = 10  # an epoch by which the slow half is learned and the fast one is not
@@ -85,17 +80,21 @@ class Circle:
         return int(np.argsort(final)[(len(final) - 1) // 2])
 
 
-def _network(model: str) -> Any:
+def _network(model: str, hidden: list[int]) -> Any:
     from pathlens import models
 
     if model == "relu":
-        return models.relu(2, HIDDEN)
+        return models.relu(2, hidden)
     frozen = model == "frozen"
-    return models.dlgn(2, HIDDEN, piecewise_constant=True, frozen=frozen, beta=FROZEN_BETA if frozen else BETA)
+    return models.dlgn(2, hidden, piecewise_constant=True, frozen=frozen, beta=FROZEN_BETA if frozen else BETA)
 
 
-def _kept(model: str, scale: str) -> list[int]:
-    last = EPOCHS[scale][model]
+def _sizes(run: Run) -> dict[str, Any]:
+    """The sizes of the one training; all four figures have the same."""
+    return run.sizes("hs.fig2")
+
+
+def _kept(last: int) -> list[int]:
     return sorted({e for e in (*RATIO_EPOCHS, EARLY, 50, last) if e <= last})
 
 
@@ -106,14 +105,16 @@ def train_circle(run: Run) -> Circle:
         from pathlens.data import circle
         from pathlens.training import train
 
-        data = circle(POINTS)
+        size = _sizes(run)
+        data = circle(size["points"])
         runs: dict[str, Any] = {}
         for model in MODELS:
+            last = size["epochs"][model]
             runs[model] = train(
-                _network(model), data, epochs=EPOCHS[run.scale][model], lr=RATE, batch_size=BATCH, seeds=run.seeds,
-                keep_at=_kept(model, run.scale), watch=data.x, sensitivities=False, device=run.device,
-                checkpoint=None if run.out is None else run.out / "checkpoints" / f"circle-{run.scale}-{model}",
-                checkpoint_every=50, progress=run.progress, label=NAMES[model],
+                _network(model, size["hidden"]), data, epochs=last, lr=size["lr"], batch_size=size["batch_size"],
+                seeds=run.seeds, keep_at=_kept(last), watch=data.x, sensitivities=False, device=run.device,
+                checkpoint=run.checkpoint("circle", model), checkpoint_every=50, progress=run.progress,
+                label=NAMES[model],
             )  # fmt: skip
         return Circle(data, runs)
 
@@ -121,13 +122,7 @@ def train_circle(run: Run) -> Circle:
 
 
 def _config(run: Run) -> dict[str, Any]:
-    return {"points": POINTS, "hidden": list(HIDDEN), "batch_size": BATCH, "lr": RATE, "epochs": EPOCHS[run.scale],
-            "beta": BETA, "frozen_beta": FROZEN_BETA}  # fmt: skip
-
-
-def _paper_config(*names: str) -> dict[str, Any]:
-    sizes = {"hidden": list(HIDDEN), "epochs": EPOCHS["paper"]}
-    return {k: sizes[k] for k in names}
+    return {**_sizes(run), "beta": BETA, "frozen_beta": FROZEN_BETA}
 
 
 def _gates(*models: str) -> dict[str, str]:
@@ -164,7 +159,7 @@ def _never_or_unknown(epochs: list[int | None], trained: int, limit: float) -> l
 def fig2(run: Run) -> Artifact:
     """Figure 2: target, data, and loss curves."""
     c = train_circle(run)
-    epochs = EPOCHS[run.scale]
+    epochs = _sizes(run)["epochs"]
     reached = {m: {level: c.runs[m].epochs_to(float(level)) for level in ("0.25", "0.01")} for m in MODELS}
     learned = [e for e in reached["dlgn_pwc"]["0.01"] if e is not None]
     meeting = int(np.median(learned)) if learned else None
@@ -180,7 +175,7 @@ def fig2(run: Run) -> Artifact:
     arrays |= {f"loss_{m}": c.runs[m].history() for m in MODELS}
     return Artifact(
         "hs.fig2", "Loss on the circle: learned against frozen gates", PAPER, run.scale, _config(run), run.seeds,
-        tuple(claims), {"epochs_to": reached}, _paper_config("hidden", "epochs"),
+        tuple(claims), {"epochs_to": reached}, {},
         {"epochs to .01": {"ReLU and DLGN": "about 200", "frozen": "more than 2000"}}, (CIRCLE, SETTINGS, FROZEN),
         _gates(*MODELS), {k: v.astype(np.float32) for k, v in arrays.items()},
     )  # fmt: skip
@@ -233,7 +228,7 @@ def fig3(run: Run) -> Artifact:
     from pathlens.kernels import overlap
 
     c = train_circle(run)
-    step = POINTS // KERNEL_POINTS
+    step = max(len(c.data) // KERNEL_POINTS, 1)
     arrays: dict[str, np.ndarray] = {
         "epochs": np.array(KERNEL_EPOCHS), "ratio_epochs": np.array(RATIO_EPOCHS),
         "theta_kernel": c.data.marks["theta"].numpy()[::step],
@@ -256,7 +251,7 @@ def fig3(run: Run) -> Artifact:
     )
     return Artifact(
         "hs.fig3", "The overlap kernel moves early", PAPER, run.scale, _config(run), run.seeds, claims,
-        {m: {"diagonal": diagonal[m].tolist(), "block": block[m].tolist()} for m in diagonal}, _paper_config("hidden"),
+        {m: {"diagonal": diagonal[m].tolist(), "block": block[m].tolist()} for m in diagonal}, {},
         {}, (CIRCLE, SETTINGS), {"overlap kernels": "hard"},
         {k: v.astype(np.float32) for k, v in arrays.items()},
     )  # fmt: skip
@@ -294,7 +289,7 @@ def fig5(run: Run) -> Artifact:
         return float(np.mean((outputs(model, member, epoch)[half] - y[half]) ** 2))
 
     for m in MODELS:
-        last = EPOCHS[run.scale][m]
+        last = _sizes(run)["epochs"][m]
         epochs = (3, 200, last) if m == "frozen" else (3, 50, 200)
         arrays[f"epochs_{m}"] = np.array(epochs)
         arrays[f"outputs_{m}"] = np.stack([outputs(m, c.shown(m), e) for e in epochs])
@@ -303,12 +298,12 @@ def fig5(run: Run) -> Artifact:
         _FIRST.measure([error(m, i, EARLY, ~c.top) / error(m, i, EARLY, c.top) for i in members], row=NAMES[m])
         for m in ("relu", "dlgn_pwc")
     ]
-    end = EPOCHS[run.scale]
+    end = _sizes(run)["epochs"]
     frozen, learned = (np.array([error(m, i, end[m], c.top) for i in members]) for m in ("frozen", "dlgn_pwc"))
     claims.append(_ARTEFACTS.measure(np.sqrt(frozen / learned)))
     return Artifact(
         "hs.fig5", "What the networks compute over time", PAPER, run.scale, _config(run), run.seeds, tuple(claims), {},
-        _paper_config("hidden", "epochs"), {}, (CIRCLE, SETTINGS, FROZEN), _gates(*MODELS),
+        {}, {}, (CIRCLE, SETTINGS, FROZEN), _gates(*MODELS),
         {k: v.astype(np.float32) for k, v in arrays.items()},
     )  # fmt: skip
 
@@ -344,7 +339,7 @@ def gate_normals(state: dict[str, Any]) -> np.ndarray:
 def fig6(run: Run) -> Artifact:
     """Figure 6 (with 9 and 10): where each gate's half-space points."""
     c = train_circle(run)
-    last = EPOCHS[run.scale]["dlgn_pwc"]
+    last = _sizes(run)["epochs"]["dlgn_pwc"]
 
     def normals(epoch: int) -> np.ndarray:
         return np.stack([gate_normals(t.at_epoch(epoch).snapshot.state) for t in c.runs["dlgn_pwc"]])  # type: ignore[union-attr]
@@ -358,7 +353,7 @@ def fig6(run: Run) -> Artifact:
         "hs.fig6", "The half-spaces of every neuron", PAPER, run.scale, _config(run), run.seeds,
         (_PREFER.measure(end[:, -1]), _DEPTH.measure(end[:, -1] - end[:, 0])),
         {"share within 30° of the top": {w: arrays[f"share_top_{w}"].tolist() for w in ("init", "end")}},
-        _paper_config("hidden"), {"last layer at the end": "3 of the 4 neurons shown"}, (CIRCLE, SETTINGS),
+        {}, {"last layer at the end": "3 of the 4 neurons shown"}, (CIRCLE, SETTINGS),
         {"half-spaces": "hard", "trained with": SOFT["dlgn_pwc"]},
         {k: v.astype(np.float32) for k, v in arrays.items()},
     )  # fmt: skip

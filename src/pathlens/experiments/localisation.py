@@ -18,12 +18,10 @@ from pathlens.experiments.localisation_settings import (
     NOISE,
     PAPER,
     RATES,
-    SIZES,
     SUPPORT,
+    config,
     float32,
-    paper_sizes,
     relative_distance,
-    sizes_of,
 )
 from pathlens.experiments.registry import Run, experiment
 from pathlens.panels import Panel, Series
@@ -73,7 +71,7 @@ def activations(run: Run) -> Artifact:
     from pathlens import theory
     from pathlens.experiments.localisation_runs import SETTINGS, fields, moments, train_setting
 
-    size = SIZES[run.scale]
+    size = run.sizes("loc.activations")
     measures: dict[str, dict[str, list[float]]] = {}
     arrays: dict[str, Any] = {}
     for i, (name, setting) in enumerate(SETTINGS.items()):
@@ -100,8 +98,8 @@ def activations(run: Run) -> Artifact:
         _NEEDS_BIAS.measure(measures["erf, no bias"]["loss"], row="erf, no bias"),
     ]
     return Artifact(
-        "loc.activations", "When receptive fields localise", PAPER, run.scale, sizes_of(run, "steps", "batch"),
-        run.seeds, tuple(claims), {"settings": list(SETTINGS), **measures}, paper_sizes("steps", "batch"), {},
+        "loc.activations", "When receptive fields localise", PAPER, run.scale, config(run, "loc.activations"),
+        run.seeds, tuple(claims), {"settings": list(SETTINGS), **measures}, {}, {},
         (DATA, RATES, SUPPORT), {"ReLU": "hard"}, float32(arrays),
         figures=_activation_panels(list(SETTINGS), moments(size["steps"])),
     )  # fmt: skip
@@ -158,7 +156,8 @@ def _bump_gates(units: int) -> Any:
 def _descent(run: Run) -> Descent:
     from pathlens.experiments.localisation_runs import descend
 
-    return descend(run, SIZES[run.scale]["rows"], SIZES[run.scale]["descent"])
+    size = run.sizes("loc.gdln")  # those of loc.flips and loc.dft are the same
+    return descend(run, size["rows"], size["descent"])
 
 
 @experiment(
@@ -206,8 +205,8 @@ def gdln(run: Run) -> Artifact:
                 _AS_GOOD.measure(arrays[f"loss_{i}"][:, -1] / arrays["loss_0"][:, -1], row=name),
             ]
     return Artifact(
-        "loc.gdln", "How far a GDLN explains a ReLU network", PAPER, run.scale, sizes_of(run, "rows", "descent"),
-        run.seeds, tuple(claims), metrics, paper_sizes("rows", "descent"), {}, (DATA, RATES, EQUATIONS),
+        "loc.gdln", "How far a GDLN explains a ReLU network", PAPER, run.scale, config(run, "loc.gdln"),
+        run.seeds, tuple(claims), metrics, {}, {}, (DATA, RATES, EQUATIONS),
         {"ReLU and GDLN": "hard"}, float32(arrays), figures=_gdln_panels(("ReLU", *_GATINGS)),
     )  # fmt: skip
 
@@ -263,10 +262,10 @@ def flips(run: Run) -> Artifact:
     cosine = _cosine(weights, weights[:, :1])
     growth = np.linalg.norm(weights, axis=3)
     return Artifact(
-        "loc.flips", "Gates flip while a ReLU network learns", PAPER, run.scale, sizes_of(run, "rows", "descent"),
+        "loc.flips", "Gates flip while a ReLU network learns", PAPER, run.scale, config(run, "loc.flips"),
         run.seeds, (_CONSTANT.measure(share[:, -1]), _UNIFORM.measure(cosine[:, -1].mean(1))),
         {"times": d.times.tolist(), "share flipped": share.tolist(), "cosine": cosine.mean(2).tolist()},
-        paper_sizes("rows", "descent"), {}, (DATA, RATES), {"ReLU": "hard"},
+        {}, {}, (DATA, RATES), {"ReLU": "hard"},
         float32({"times": d.times, "share": share, "cosine": cosine.mean(2), "norm": growth.mean(2)}),
         figures=[
             Panel("lines", "Gates that differ from the start", [Series("share")], "times", _TIME, "share of gates",
@@ -306,7 +305,7 @@ def location(run: Run) -> Artifact:
     from pathlens.experiments.localisation_runs import GAIN, LONG_FIRST, OneLayer, fields
     from pathlens.training import train
 
-    size = SIZES[run.scale]
+    size = run.sizes("loc.location")
     units, sampler = size["units"], NLGP(40, LONG_FIRST, GAIN)
 
     def compute() -> Any:
@@ -332,8 +331,8 @@ def location(run: Run) -> Artifact:
                "shuffled, 95 % of draws below": np.quantile(shuffled, 0.95, axis=1).tolist(),
                "units": units, "arc90 at the end": theory.arc90(end).mean(1).tolist()}  # fmt: skip
     return Artifact(
-        "loc.location", "Where a unit localises", PAPER, run.scale, sizes_of(run, "steps", "batch", "units"), run.seeds,
-        (_PREDICTED.measure(score), _SHAPE.measure(shape)), metrics, paper_sizes("steps", "batch", "units"), {},
+        "loc.location", "Where a unit localises", PAPER, run.scale, config(run, "loc.location"), run.seeds,
+        (_PREDICTED.measure(score), _SHAPE.measure(shape)), metrics, {}, {},
         (DATA, RATES), {"ReLU": "hard"},
         float32({"predicted": predicted, "final": final, "shuffled": shuffled, "score": score, "shape": shape,
                  "unsmoothed": unsmoothed}),
@@ -402,8 +401,8 @@ def dft(run: Run) -> Artifact:
     metrics = {"times": d.times.tolist(), "no gates, same sample": plain,
                "own gate": same.tolist(), "two gates": cross.tolist()}  # fmt: skip
     return Artifact(
-        "loc.dft", "One basis for all times?", PAPER, run.scale, sizes_of(run, "rows", "descent"), run.seeds,
-        (_ONE_BASIS.measure(same.max(1)), _CROSS.measure(cross.max(1))), metrics, paper_sizes("rows", "descent"), {},
+        "loc.dft", "One basis for all times?", PAPER, run.scale, config(run, "loc.dft"), run.seeds,
+        (_ONE_BASIS.measure(same.max(1)), _CROSS.measure(cross.max(1))), metrics, {}, {},
         (DATA, RATES), {"ReLU": "hard"}, float32({"times": d.times, "same": same, "cross": cross, "moments": moments}),
         figures=[
             Panel("lines", "Energy off the diagonal, Fourier basis",

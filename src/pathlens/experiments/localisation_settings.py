@@ -10,30 +10,6 @@ from pathlens.artifacts import Deviation
 from pathlens.experiments.registry import Run
 
 PAPER = "Gated Deep Linear Networks and Localisation"
-# what the note leaves open, and its public code ran: 40 inputs, fresh batches of 1000, thousands of steps
-SIZES: dict[str, dict[str, int]] = {
-    "quick": {
-        "steps": 800,
-        "batch": 500,
-        "rows": 2000,
-        "descent": 800,
-        "flow_rows": 300,
-        "units": 50,
-        "draws": 30,
-        "gate_rows": 2000,
-    },
-    "paper": {
-        "steps": 5000,
-        "batch": 1000,
-        "rows": 4000,
-        "descent": 3000,
-        "flow_rows": 300,
-        "units": 50,
-        "draws": 100,
-        "gate_rows": 4000,
-    },
-}
-FLOW_TIME = {"quick": 40.0, "paper": 80.0}
 NOISE = 3 / 42  # inverse participation ratio of Gaussian noise on 40 coordinates
 
 DATA = Deviation(
@@ -62,14 +38,9 @@ SUPPORT = Deviation(
 )
 
 
-def sizes_of(run: Run, *names: str, **more: Any) -> dict[str, Any]:
-    """An artifact's configuration: the named sizes at this run's scale."""
-    return {"inputs": 40, "gain": 3.0, **{k: SIZES[run.scale][k] for k in names}, **more}
-
-
-def paper_sizes(*names: str, **more: Any) -> dict[str, Any]:
-    """The same sizes at paper scale."""
-    return {"inputs": 40, **{k: SIZES["paper"][k] for k in names}, **more}
+def config(run: Run, name: str) -> dict[str, Any]:
+    """An artifact's configuration: the experiment's sizes, and what all of them have in common."""
+    return {"inputs": 40, "gain": 3.0, **run.sizes(name)}
 
 
 def float32(arrays: dict[str, Any]) -> dict[str, np.ndarray]:

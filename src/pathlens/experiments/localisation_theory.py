@@ -13,13 +13,10 @@ from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.experiments.localisation_settings import (
     DATA,
     EQUATIONS,
-    FLOW_TIME,
     PAPER,
-    SIZES,
+    config,
     float32,
-    paper_sizes,
     relative_distance,
-    sizes_of,
 )
 from pathlens.experiments.registry import Run, experiment
 from pathlens.panels import Panel, Series
@@ -174,13 +171,14 @@ def evolving(run: Run) -> Artifact:
     from pathlens import theory
     from pathlens.data import nlgp
 
-    rows, end = SIZES[run.scale]["flow_rows"], FLOW_TIME[run.scale]
+    size = run.sizes("loc.evolving")
+    K, d, rows, end = size["units"], size["inputs"], size["flow_rows"], size["time"]
     times = np.linspace(0, end, 9)
     errors, counts, seconds, loss, share, frozen = [], [], [], [], [], []
     for done, seed in enumerate(run.seeds):
-        data = nlgp(rows, 40, (3.0, 1.0), 3.0, seed=seed, dtype=torch.float64)
+        data = nlgp(rows, d, (3.0, 1.0), 3.0, seed=seed, dtype=torch.float64)
         x, y = data.x.numpy(), data.y[:, 0].numpy()
-        w0 = np.random.default_rng(seed).standard_normal((10, 40)) * np.sqrt(2 / 50)
+        w0 = np.random.default_rng(seed).standard_normal((K, d)) * np.sqrt(2 / (K + d))
         flow = theory.relu_flow(data, w0, times, progress=False)
         final, took, far = flow.weights[-1], [flow.seconds], []
         for step in STEPS:
@@ -200,9 +198,9 @@ def evolving(run: Run) -> Artifact:
                "seconds, flow and descents": seconds}  # fmt: skip
     return Artifact(
         "loc.evolving", "Gates that evolve, event by event", PAPER, run.scale,
-        sizes_of(run, "flow_rows", units=10, time=end), run.seeds,
+        config(run, "loc.evolving"), run.seeds,
         (_AGREES.measure(error[:, 2]), _LINEAR.measure(error[:, 1] / error[:, 2])), metrics,
-        paper_sizes("flow_rows", time=FLOW_TIME["paper"]), {}, (DATA, EQUATIONS),
+        {}, {}, (DATA, EQUATIONS),
         {"ReLU": "hard, and sliding ones between"},
         float32({"times": times, "steps": STEPS, "error": error, "loss": loss, "share": share, "frozen": frozen}),
         figures=[
@@ -257,7 +255,8 @@ def gates(run: Run) -> Artifact:
     from pathlens.data import nlgp
     from pathlens.training import train
 
-    K, d, draws, rows = 4, 20, SIZES[run.scale]["draws"], SIZES[run.scale]["gate_rows"]
+    size = run.sizes("loc.gates")
+    K, d, draws, rows = size["gates"], size["inputs"], size["draws"], size["gate_rows"]
     relation, tiles, found, best, masses, losses = [], [], [], [], [], []
     for done, seed in enumerate(run.seeds):
         data, test = (nlgp(rows, d, (3.0, 1.0), 3.0, seed=s, dtype=torch.float64) for s in (seed, 1000 + seed))
@@ -281,9 +280,9 @@ def gates(run: Run) -> Artifact:
         run.progress("gatings", done + 1, len(run.seeds))
     claims = (_DIAGONAL.measure(relation), _TILING.measure(tiles), _SEARCHED.measure(found))
     return Artifact(
-        "loc.gates", "Which gates are best", PAPER, run.scale, sizes_of(run, "draws", "gate_rows", inputs=d, gates=K),
+        "loc.gates", "Which gates are best", PAPER, run.scale, config(run, "loc.gates"),
         run.seeds, claims, {"least test loss": {m: [b[m] for b in best] for m in best[0]}},
-        {k: SIZES["paper"][k] for k in ("draws", "gate_rows")}, {},
+        {}, {},
         (DATA, Deviation("equation 18 has products of class means", "corrected in the next draft",
                          "second moments of the classes, as in equation 16",
                          "with means the score is 1 for every gating whose class means are independent")),

@@ -16,19 +16,6 @@ from pathlens.experiments import deep_gated_panels as panels
 from pathlens.experiments.registry import Run, experiment
 
 PAPER = "Neural Path Features"
-SIZES: dict[str, dict[str, Any]] = {
-    "quick": {
-        "widths": [25, 50, 100, 200, 400], "draws": 8, "hidden_layers": 4, "inputs": 20, "data": "digits",
-        "rows": 500, "rows_test": 360, "width": 100, "epochs": 30, "stages": [1, 5, 30], "image_data": "digits",
-        "images": 60, "images_test": 120, "channels": [1, 16, 16, 16], "dense": [32],
-    },
-    "paper": {
-        "widths": [25, 50, 100, 200, 400, 800, 1600], "draws": 8, "hidden_layers": 4, "inputs": 20, "data": "MNIST",
-        "rows": 5000, "rows_test": 10000, "width": 100, "epochs": 60, "stages": [10, 20, 30, 40, 50, 60],
-        "image_data": "CIFAR-10", "images": 1000, "images_test": 1000, "channels": [3, 64, 64, 128, 128],
-        "dense": [256, 256],
-    },
-}  # fmt: skip
 
 
 def _float32(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -105,7 +92,7 @@ def fig1(run: Run) -> Artifact:
         "npk.fig1", "Eighteen paths", PAPER, run.scale, {"inputs": 2, "hidden": [3, 3]}, (),
         (_PATHS.measure([len(table.units)]), _SHARED.measure([shared[0, 1]]), _INNER.measure([error])),
         {"Λ": shared.tolist(), "active paths": table.activity.sum(1).tolist(), "outputs": output.tolist()},
-        {"inputs": 2, "hidden": [3, 3]}, {"paths": 18, "Λ(1, 2)": 1}, (TOY, DEFINITION), {"ReLU": "hard"},
+        {}, {"paths": 18, "Λ(1, 2)": 1}, (TOY, DEFINITION), {"ReLU": "hard"},
         {"units": table.units, "features": table.features, "strengths": table.strengths, "gates": gates,
          "x": x.numpy(), "overlap": shared, "path": np.arange(1, len(table.units) + 1)},
         figures=panels.toy(),
@@ -166,7 +153,7 @@ def _rows(run: Run) -> tuple[Any, Any, Any, Any]:
     """One subsample of flat images: X, y, X_test, y_test."""
     from pathlens.data import digits, mnist
 
-    size = SIZES[run.scale]
+    size = run.sizes("npk.limits")
     full = (mnist if run.scale == "paper" else digits)(flatten=True)
     part = full.subsample(size["rows"], n_test=size["rows_test"])
     return part.x, part.y, part.x_test, part.y_test
@@ -180,7 +167,7 @@ def _limits(run: Run, X: Any) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndar
     from pathlens import kernels, theory
     from pathlens.models import galu
 
-    size = SIZES[run.scale]
+    size = run.sizes("npk.limits")
     L, w, draws = size["hidden_layers"], size["widths"][-1], size["draws"]
     x = X[: size["inputs"]].double()
     x = x / x.norm(dim=1, keepdim=True)
@@ -208,7 +195,7 @@ def _gates_and_networks(run: Run, X: Any, y: Any, X_test: Any, y_test: Any) -> d
     from pathlens.kernels import gate_information
     from pathlens.training import train
 
-    size = SIZES[run.scale]
+    size = run.sizes("npk.limits")
     hidden, stages = (size["width"],) * size["hidden_layers"], [0, *size["stages"]]
     data = DataSet(X, y, X_test, y_test, task="classification", classes=10)
     options: dict[str, Any] = {"epochs": size["epochs"], "loss": "cross_entropy", "device": run.device,
@@ -238,7 +225,7 @@ def _convolutional(run: Run) -> dict[str, Any]:
     from pathlens.data import cifar10, digits
     from pathlens.models import gated_twin, gconv, vconv
 
-    size = SIZES[run.scale]
+    size = run.sizes("npk.limits")
     full = cifar10(standardise=True) if run.scale == "paper" else digits()
     part: Any = full.subsample(size["images"], n_test=size["images_test"])
     X, X_test = part.x.to(run.device), part.x_test.to(run.device)
@@ -276,7 +263,7 @@ def _image_arrays(images: dict[str, Any]) -> dict[str, Any]:
 )  # fmt: skip
 def limits(run: Run) -> Artifact:
     """Section 5 and appendix A, on one subsample."""
-    size = SIZES[run.scale]
+    size = run.sizes("npk.limits")
     X, y, X_test, y_test = _rows(run)
     errors, predicted, distances = _limits(run, X)
     rates = np.polyfit(np.log(size["widths"]), np.log(errors), 1)[0]
@@ -300,7 +287,7 @@ def limits(run: Run) -> Artifact:
          "distance to d·Σ∘∏Σ̂ and to K̃": {name: d.tolist() for name, d in distances.items()},
          "test accuracy": {"stages": told["stages"].tolist(), "kernel": told["kernel"].tolist(),
                            "network": told["network"].tolist(), "ReLU": told["relu"].tolist(), "images": images}},
-        SIZES["paper"], {"FRNPF, GCONV": "67 %", "CNTK": "77.43 %", "FLNPF": "79.68 %", "ReLU": "80.43 %"},
+        {}, {"FRNPF, GCONV": "67 %", "CNTK": "77.43 %", "FLNPF": "79.68 %", "ReLU": "80.43 %"},
         (THEOREM, APPENDIX, SUBSAMPLE), {"all gates": "hard"},
         _float32({"widths": size["widths"], "errors": errors, "predicted": predicted,
                   "stages": told["stages"], "kernel": told["kernel"], "network": told["network"],
@@ -334,8 +321,7 @@ _TO_A_POINT = Claim(
 )  # fmt: skip
 def memorise(run: Run) -> Artifact:
     """The appendix on memorisation, with the trainings of the DGN paper's Figure 3."""
-    names = ("n", "trained_depths", "trained_widths", "epochs")
-    sizes = {name: deep_gated.SIZES[run.scale][name] for name in names}
+    sizes = run.sizes("npk.memorise")
     depths, widths = sizes["trained_depths"], sizes["trained_widths"]
     final = np.stack([deep_gated.memorise(run, w).error[:, :, -1] for w in widths])  # (widths, depths, seeds)
     ratio = final[-1] / final[0]
@@ -345,7 +331,7 @@ def memorise(run: Run) -> Artifact:
     return Artifact(
         "npk.memorise", "Memorising with fixed path features", PAPER, run.scale, sizes, run.seeds, tuple(claims),
         {"error after the last step": {f"w={w}": final[i].tolist() for i, w in enumerate(widths)}},
-        {name: deep_gated.SIZES["paper"][name] for name in names}, {}, (APPENDIX_GRID, deep_gated.STEP),
+        {}, {}, (APPENDIX_GRID, deep_gated.STEP),
         {"fixed random gates": "hard"}, _float32({"depths": depths, "widths": widths, "error": final}),
         figures=panels.memorise(widths),
     )  # fmt: skip

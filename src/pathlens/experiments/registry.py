@@ -1,16 +1,20 @@
 """What an experiment is, how it is registered, found and run.
 
-The experiments themselves live in one module per paper, which is imported only when one of its names is asked for.
-Pages and the command line live elsewhere. May import artifacts and errors; torch is not imported here.
+The experiments themselves live in modules that are imported only when one of their names is asked for. Running several
+of them, in turn or at once, lives in runner; pages and the command line live elsewhere. May import artifacts and
+errors; torch is not imported here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import hashlib
 import importlib
-import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import json
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +24,7 @@ from pathlens import experiments
 from pathlens.artifacts import Artifact, Claim, environment
 from pathlens.errors import OptionError, unknown_name
 from pathlens.experiments.sizes import SIZES
+from pathlens.experiments.timesheet import Timesheet
 
 __all__ = ["Experiment", "Progress", "Run", "experiment", "find", "names", "perform", "register", "select"]
 
@@ -44,7 +49,8 @@ class Run:
     device : str
         As torch spells it: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
     out : path, optional
-        Folder of this run, for checkpoints; artifacts are saved by the caller.
+        Folder of this run, for checkpoints; artifacts are saved by the caller. What was begun there with the same
+        scale, seeds and changes goes on where it stopped.
     progress : callable
         ``progress(what, done, total)``.
     changes : mapping
@@ -64,9 +70,8 @@ class Run:
     out: Path | None = None
     progress: Progress = _silent
     changes: Mapping[str, Any] = field(default_factory=dict)
-    _results: dict[Hashable, tuple[Any, float]] = field(default_factory=dict, repr=False)
-    _used: set[Hashable] = field(default_factory=set, repr=False)
-    _borrowed: float = field(default=0.0, repr=False)
+    _results: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    _times: Timesheet = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.scale not in ("quick", "paper"):
@@ -74,15 +79,33 @@ class Run:
         self.seeds = tuple(int(seed) for seed in self.seeds)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise OptionError(f"Run: seeds must be distinct and at least one, got {list(self.seeds)}.")
+        self._times = Timesheet(self._folder("times"))
+        watched = self.progress
+
+        def progress(what: str, done: float, total: float) -> None:
+            self._times.tick()
+            watched(what, done, total)
+
+        self.progress = progress
 
     def sizes(self, name: str) -> dict[str, Any]:
-        """The sizes of an experiment at this run's scale, with this run's changes."""
+        """The sizes of an experiment at this run's scale, with this run's changes and its number of seeds."""
         sizes = SIZES[name][self.scale]
-        return {**sizes, **{key: value for key, value in self.changes.items() if key in sizes}}
+        changed = {key: value for key, value in self.changes.items() if key in sizes}
+        return {**sizes, **changed, **({"seeds": len(self.seeds)} if "seeds" in sizes else {})}
 
     def checkpoint(self, *words: str) -> Path | None:
-        """Folder for the checkpoints of one training, or None if the run has no folder."""
-        return None if self.out is None else self.out / "checkpoints" / "-".join([self.scale, *words])
+        """Folder for the checkpoints of one training, or None if the run has no folder.
+
+        Runs with other seeds or changes have other folders, since `train` refuses the checkpoint of another training.
+        """
+        return self._folder(*words)
+
+    def _folder(self, *words: str) -> Path | None:
+        if self.out is None:
+            return None
+        settings = json.dumps([self.seeds, dict(self.changes)], sort_keys=True, default=str)
+        return self.out / "checkpoints" / "-".join([self.scale, *words, _digest(settings)])
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """``compute()`` the first time a key is asked for, the same object ever after.
@@ -90,14 +113,30 @@ class Run:
         Experiments that look at one training from several sides share it this way. The key must name everything
         that the result depends on beyond this run's scale, seeds and device.
         """
+        name = repr(key)
         if key not in self._results:
-            start = time.perf_counter()
-            value = compute()
-            self._results[key] = (value, time.perf_counter() - start)
-        elif key not in self._used:
-            self._borrowed += self._results[key][1]
-        self._used.add(key)
-        return self._results[key][0]
+            with self._alone(name), self._times.shared(name):
+                self._results[key] = compute()
+        self._times.use(name)
+        return self._results[key]
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Wait while another process computes the same: then its checkpoints are there to be read."""
+        folder = self._folder("locks")
+        if folder is None or os.name != "posix":
+            yield
+            return
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / _digest(name), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # given up when the process ends, however it ends
+            yield
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
@@ -118,6 +157,12 @@ class Experiment:
         Data sets that must be on the machine; empty for synthetic data.
     minutes : mapping
         Expected minutes for ``"quick"`` and ``"paper"``.
+    flops : float or callable, optional
+        Floating-point operations at paper scale: a number, or a function of the sizes (with the number of seeds under
+        ``"seeds"``) that also tells what changed sizes cost. :mod:`pathlens.experiments.estimates` counts them.
+    shares : str
+        A word that experiments have in common if they share trainings through :meth:`Run.once`: they then run in one
+        process. Those of one module do so anyway.
     """
 
     name: str
@@ -128,6 +173,8 @@ class Experiment:
     function: Callable[[Run], Artifact]
     data: tuple[str, ...] = ()
     minutes: Mapping[str, float] = field(default_factory=lambda: {"quick": 1.0, "paper": 1.0})
+    flops: float | Callable[[dict[str, Any]], float] | None = None
+    shares: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claims", tuple(self.claims))
@@ -138,6 +185,20 @@ class Experiment:
         if set(self.minutes) != {"quick", "paper"}:
             raise OptionError(f"Experiment {self.name!r}: minutes needs 'quick' and 'paper', got "
                               f"{sorted(self.minutes)}.")
+
+    def seeds(self, scale: str) -> int:
+        """How many seeds a run takes unless told otherwise."""
+        rows = SIZES.get(self.name, {})
+        return int(rows.get(scale, {}).get("seeds", rows.get("paper", {}).get("seeds", 5)))
+
+    def estimate(self, run: Run) -> tuple[float | None, float]:
+        """Floating-point operations (None where nobody counted) and minutes of a run; the latter assume that time
+        goes with the operations where sizes are changed."""
+        minutes = self.minutes[run.scale]
+        if run.scale != "paper" or not callable(self.flops):
+            return (self.flops if run.scale == "paper" and not callable(self.flops) else None), minutes
+        full, ours = (float(self.flops(sizes)) for sizes in (SIZES[self.name]["paper"], run.sizes(self.name)))
+        return ours, minutes * ours / full
 
 
 _REGISTERED: dict[str, Experiment] = {}
@@ -154,6 +215,7 @@ def register(entry: Experiment) -> Experiment:
 def experiment(
     name: str, *, paper: str, title: str, what: str, claims: Iterable[Claim], data: Iterable[str] = (),
     quick_minutes: float = 1.0, paper_minutes: float = 1.0,
+    flops: float | Callable[[dict[str, Any]], float] | None = None, shares: str = "",
 ) -> Callable[[Callable[[Run], Artifact]], Callable[[Run], Artifact]]:
     """Decorator that registers a function as an experiment and returns it unchanged.
 
@@ -169,7 +231,7 @@ def experiment(
 
     def add(function: Callable[[Run], Artifact]) -> Callable[[Run], Artifact]:
         register(Experiment(name, paper, title, what, tuple(claims), function, tuple(data),
-                            {"quick": quick_minutes, "paper": paper_minutes}))
+                            {"quick": quick_minutes, "paper": paper_minutes}, flops, shares))
         return function
 
     return add
@@ -217,15 +279,16 @@ def select(patterns: Iterable[str]) -> list[Experiment]:
 
 
 def perform(entry: Experiment, run: Run) -> Artifact:
-    """Run one experiment, check that it measured every claim it registered, and stamp time and environment.
+    """Run one experiment, check that it measured every claim it registered, and stamp sizes, time and environment.
 
-    The duration counts work that an earlier experiment of the same run did and this one reused, so that the number
-    does not depend on the order.
+    The paper's sizes are those of :mod:`pathlens.experiments.sizes`, whatever the experiment says, and its own sizes
+    are added where its configuration leaves them out: nothing that is smaller escapes the mark REDUCED. The duration
+    counts work that another experiment did and this one reused, and earlier attempts in the same folder, so that it
+    depends neither on the order nor on interruptions.
     """
-    start, run._borrowed = time.perf_counter(), 0.0
-    run._used.clear()
+    run._times.begin(entry.name)
     artifact = entry.function(run)
-    seconds = time.perf_counter() - start + run._borrowed
+    seconds = run._times.end()
     where = f"Experiment {entry.name!r}"
     if artifact.name != entry.name or artifact.scale != run.scale:
         raise OptionError(f"{where} returned the artifact {artifact.name!r} at scale {artifact.scale!r}, expected its "
@@ -235,9 +298,21 @@ def perform(entry: Experiment, run: Run) -> Artifact:
         if (claim.text, claim.threshold, claim.comparison, claim.null) not in stated:
             raise OptionError(f"{where} did not measure its claim {claim.text!r} as registered. Return "
                               "`claim.measure(values)` for each of its claims; leave values out as NaN if missing.")
-    return dataclasses.replace(
+    config, paper = dict(artifact.config), artifact.paper_config
+    if entry.name in SIZES:
+        config = {**run.sizes(entry.name), **config}
+        paper = SIZES[entry.name]["paper"]
+    config.pop("seeds", None)  # the artifact's own seeds say how many
+    done = dataclasses.replace(
         artifact,
+        config=config,
+        paper_config=paper,
         duration_seconds=seconds,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         environment=environment(**{"device": run.device, **artifact.environment}),
     )
+    for key, value in artifact.paper_config.items():
+        if done.paper_config.get(key) != value:
+            raise OptionError(f"{where} says that the paper has {key} = {value!r}, the table of sizes has "
+                              f"{done.paper_config.get(key)!r}. Correct experiments/sizes.py, or leave it out here.")
+    return done

@@ -141,9 +141,11 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     },
     # optimiser, epochs and batch size are not printed: the authors' later code for fully connected networks on MNIST
     "dgn.fig5": {
-        "quick": {"hidden": [128, 128, 64, 64, 32, 16], "rows": 1000, "rows_test": 2000, "epochs": 30, "lr": 1e-3,
+        "quick": {"tasks": ["mnist", "mnist_random_labels", "mnist_random_pixels"],
+                  "hidden": [128, 128, 64, 64, 32, 16], "rows": 1000, "rows_test": 2000, "epochs": 30, "lr": 1e-3,
                   "batch_size": 50},
-        "paper": {"hidden": [512, 512, 256, 256, 128, 64], "rows": None, "rows_test": None, "epochs": 100, "lr": 1e-4,
+        "paper": {"tasks": ["mnist", "mnist_random_labels", "mnist_random_pixels"],
+                  "hidden": [512, 512, 256, 256, 128, 64], "rows": None, "rows_test": None, "epochs": 100, "lr": 1e-4,
                   "batch_size": 64, "seeds": 5},
     },
     # one set of trainings for three figures
