@@ -42,6 +42,31 @@ _BINARY_MNIST: dict[str, dict[str, Any]] = {
     "paper": {"width": 100, "hidden_layers": 5, "rows": None, "rows_test": None, "epochs": 100, "lr": 1e-4,
               "batch_size": 64, "examples": 200, "seeds": 5},
 }  # fmt: skip
+# the trainings of Table 2, two of which Figure 3 uses; sizes, rates and epochs as in the authors' code
+_PATH_FEATURES: dict[str, dict[str, Any]] = {
+    "quick": {"hidden": [64] * 5, "channels": [8, 8, 16, 16], "dense": [32, 32], "flat_data": "mnist",
+              "flat_rows": 1500, "flat_rows_test": 2000, "image_data": "digits", "image_rows": 600,
+              "image_rows_test": 360, "batch_size": 32,
+              "rates": {"fc-sgd": 0.05, "fc-adam": 1e-3, "vconv-sgd": 0.05, "vconv-adam": 2e-3, "gconv-sgd": 0.1,
+                        "gconv-adam": 5e-3},
+              "epochs": {"fc-sgd": 12, "fc-adam": 12, "vconv-sgd": 8, "vconv-adam": 8, "gconv-sgd": 24,
+                         "gconv-adam": 24}},
+    "paper": {"hidden": [128] * 5, "channels": [64, 64, 128, 128], "dense": [256, 256], "flat_data": "mnist",
+              "flat_rows": None, "flat_rows_test": None, "image_data": "cifar10", "image_rows": None,
+              "image_rows_test": None, "batch_size": 32,
+              "rates": {"fc-sgd": 0.01, "fc-adam": 1e-4, "vconv-sgd": 0.01, "vconv-adam": 3e-4, "gconv-sgd": 0.1,
+                        "gconv-adam": 3e-4},
+              "epochs": {"fc-sgd": 300, "fc-adam": 100, "vconv-sgd": 80, "vconv-adam": 80, "gconv-sgd": 100,
+                         "gconv-adam": 200},
+              "seeds": 5},
+}  # fmt: skip
+# half-space paper, Table 1, and its kernels: epochs and batches as in the authors' image code, since it is silent
+_CONV5: dict[str, dict[str, Any]] = {
+    "quick": {"side": 16, "rows": 1000, "rows_test": 1000, "epochs": 8, "lr": 3e-3, "batch_size": 50,
+              "kernel_epochs": [0, 1, 3, 8]},
+    "paper": {"side": 32, "rows": None, "rows_test": None, "epochs": 32, "lr": 2e-4, "batch_size": 128,
+              "kernel_epochs": [0, 1, 3, 10, 32], "seeds": 5},
+}  # fmt: skip
 
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     # --- half-space: the circle, one training for four figures -----------------------------------------------------
@@ -50,6 +75,26 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "hs.fig5": _CIRCLE,
     "hs.fig6": _CIRCLE,
     # --- half-space: the circle ------------------------------------------------------------------------------------
+    "hs.fig8": {"quick": {"points": 400}, "paper": {"points": 400, "seeds": 5}},
+    # the next three look at the trainings of hs.fig2
+    "hs.regions": {
+        "quick": {**_CIRCLE["quick"], "box": 1.5, "regions": 150, "biased_hidden": [8] * 5, "biased_epochs": 60,
+                  "biased_lr": 2e-3},
+        "paper": {**_CIRCLE["paper"], "box": 1.5, "regions": 1000, "biased_hidden": [8] * 5, "biased_epochs": 300,
+                  "biased_lr": 2e-3},
+    },
+    "hs.fig4": {scale: {**sizes, "kernel_points": n} for (scale, sizes), n in zip(_CIRCLE.items(), (128, 256))},
+    "hs.spectral": {scale: {**sizes, "kernel_points": n} for (scale, sizes), n in zip(_CIRCLE.items(), (128, 256))},
+    # of our own making: the summary names the tests and no sizes
+    "hs.failures": {
+        "quick": {"hidden": [16] * 5, "lr": 2e-3, "batch_size": 32, "steps": 1200, "points": 512,
+                  "inputs": 10, "bits": [2, 3, 4], "frequencies": [4, 12, 24, 48], "samples": [128, 64, 32, 16],
+                  "noise": 0.2, "easy_frequency": 4, "turns": 3, "turn_steps": 600},
+        "paper": {"hidden": [16] * 5, "lr": 1e-3, "batch_size": 32, "steps": 12000, "points": 1024,
+                  "inputs": 10, "bits": [2, 3, 4, 5, 6], "frequencies": [4, 8, 12, 16, 24, 32, 48],
+                  "samples": [512, 256, 128, 64, 32, 16], "noise": 0.2, "easy_frequency": 4, "turns": 5,
+                  "turn_steps": 4000, "seeds": 5},
+    },
     # --- half-space: modified Fashion-MNIST ------------------------------------------------------------------------
     "hs.fig7": {
         "quick": {"rows": 6000, "rows_test": 2000, "width": 64, "hidden_layers": 5, "epochs": 15, "batch_size": 32,
@@ -89,21 +134,17 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
                   "probe": 256, "strength": 0.1, "seeds": 5},
     },
     # --- half-space: CIFAR-10 and residual networks ----------------------------------------------------------------
-    # 32 epochs and batches of 128 are the authors' image code, where the paper is silent; 128 filters match its numbers
     "hs.tab1": {
-        "quick": {"models": ["relu", "dlgn", "dlgn_pwc", "dln", "ntk"], "widths": [12], "side": 16, "rows": 1000,
-                  "rows_test": 1000, "epochs": 8, "lr": 3e-3, "batch_size": 50, "ntk_widths": [12],
-                  "ntk_steps": 12, "flat": ["mnist", "fashion_mnist"], "flat_width": 64, "flat_rows": 2000, "flat_epochs": 12,
-                  "flat_lr": 1e-3},
-        "paper": {"models": ["relu", "dlgn", "dlgn_pwc", "dln", "ntk"], "widths": [26, 128], "side": 32, "rows": None,
-                  "rows_test": None, "epochs": 32, "lr": 2e-4, "batch_size": 128, "ntk_widths": [26],
-                  "ntk_steps": 100, "flat": ["mnist", "fashion_mnist"], "flat_width": 128, "flat_rows": None, "flat_epochs": 32,
-                  "flat_lr": 2e-4, "seeds": 5},
+        "quick": {**_CONV5["quick"], "models": ["relu", "dlgn", "dlgn_pwc", "dln", "ntk"], "widths": [12],
+                  "ntk_widths": [12], "ntk_steps": 12, "flat": ["mnist", "fashion_mnist"], "flat_width": 64,
+                  "flat_rows": 2000, "flat_epochs": 12, "flat_lr": 1e-3},
+        "paper": {**_CONV5["paper"], "models": ["relu", "dlgn", "dlgn_pwc", "dln", "ntk"], "widths": [26, 128],
+                  "ntk_widths": [26], "ntk_steps": 100, "flat": ["mnist", "fashion_mnist"], "flat_width": 128,
+                  "flat_rows": None, "flat_epochs": 32, "flat_lr": 2e-4},
     },
-    # the trainings are those of hs.tab1
     "hs.cifar": {
-        "quick": {"kernel_width": 12, "kernel_epochs": [0, 1, 3, 8], "per_class": 10},
-        "paper": {"kernel_width": 26, "kernel_epochs": [0, 1, 3, 10, 32], "per_class": 50, "seeds": 5},
+        "quick": {**_CONV5["quick"], "kernel_width": 12, "per_class": 10},
+        "paper": {**_CONV5["paper"], "kernel_width": 26, "per_class": 50},
     },
     # neither epochs nor optimiser are printed; 40 epochs of one cycle pass the paper's accuracies for ReLU
     "hs.tab2": {
@@ -118,10 +159,24 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "quick": {"variants": ["relu", "soft", "straight_through", "wide_gates"], "blocks": [1, 1], "widths": [8, 16],
                   "side": 16, "rows": 1000, "rows_test": 1000, "epochs": 5, "tuned_epochs": 2, "lr": 0.1,
                   "batch_size": 50},
-        "paper": {"variants": ["relu", "soft", "annealed", "straight_through", "pwc", "leaky", "two_sided",
-                               "wide_gates", "direct_gates", "tuned"],
+        "paper": {"variants": ["relu", "soft", "soft_tuned", "annealed", "straight_through", "tuned", "pwc",
+                               "leaky", "two_sided", "wide_gates", "direct_gates"],
                   "blocks": [2, 2, 2, 2], "widths": [64, 128, 256, 512], "side": 32, "rows": None, "rows_test": None,
                   "epochs": 30, "tuned_epochs": 10, "lr": 0.2, "batch_size": 512, "seeds": 3},
+    },
+    # the summary proposes the comparison and states no size: the circle and the fully connected networks of the paper
+    "hs.quadratic": {
+        "quick": {"points": 512, "circle_width": 16, "circle_epochs": 200, "circle_lr": 1e-3, "circle_batch": 32,
+                  "images": ["fashion_mnist", "cifar10"], "width": 32, "rank": 1, "rows": 2000, "rows_test": 2000,
+                  "epochs": 10, "lr": 1e-3, "batch_size": 128},
+        "paper": {"points": 1024, "circle_width": 16, "circle_epochs": 1000, "circle_lr": 5e-4, "circle_batch": 32,
+                  "images": ["fashion_mnist", "cifar10"], "width": 128, "rank": 1, "rows": None, "rows_test": None,
+                  "epochs": 32, "lr": 2e-4, "batch_size": 128, "seeds": 5},
+    },
+    "hs.cost": {
+        "quick": {"dense_width": 128, "filters": [26], "residual": [], "batch": 64, "steps": 5},
+        "paper": {"dense_width": 128, "filters": [26, 128], "residual": ["resnet34"], "batch": 128, "steps": 20,
+                  "seeds": 5},
     },
     # --- deep gated networks: image sets ---------------------------------------------------------------------------
     # neither epochs nor batch size are printed; 80 epochs are the authors' code for this network
@@ -153,6 +208,23 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "dgn.fig7": _BINARY_MNIST,
     "dgn.fig8": _BINARY_MNIST,
     # --- neural path features: image sets --------------------------------------------------------------------------
+    # architectures, optimisers and models choose what a call trains; finished rows of earlier calls stay in the table
+    "npk.tab2": {
+        "quick": {**_PATH_FEATURES["quick"], "architectures": ["fc", "vconv", "gconv"], "optimisers": ["adam"],
+                  "models": ["frnpf_ii", "frnpf_di", "dnpfl", "flnpf", "relu"]},
+        "paper": {**_PATH_FEATURES["paper"], "architectures": ["fc", "vconv", "gconv"], "optimisers": ["sgd", "adam"],
+                  "models": ["frnpf_ii", "frnpf_di", "dnpfl", "flnpf", "relu"]},
+    },
+    "npk.fig3": {
+        "quick": {**_PATH_FEATURES["quick"], "stages": [2, 4, 8, 16, 24], "value_epochs": 12,
+                  "kernel_epochs": [1, 3, 6, 12], "per_class": [10, 20], "binary_hidden": [100] * 4,
+                  "binary_rows": 2000, "binary_epochs": 20, "binary_rate": 1e-3, "binary_batch_size": 64,
+                  "watched": 200, "nu_epochs": [0, 1, 2, 5, 10, 20]},
+        "paper": {**_PATH_FEATURES["paper"], "stages": [10, 20, 30, 40, 50, 60], "value_epochs": 60,
+                  "kernel_epochs": [1, 2, 5, 10, 20, 50, 100], "per_class": [10, 20], "binary_hidden": [100] * 4,
+                  "binary_rows": None, "binary_epochs": 50, "binary_rate": 1e-4, "binary_batch_size": 64,
+                  "watched": 200, "nu_epochs": [0, 1, 2, 5, 10, 20, 30, 40, 50]},
+    },
     # --- deep gated networks: synthetic data -----------------------------------------------------------------------
     "dgn.fig1": {
         "quick": {"n": 200, "depths": _DEPTHS, "widths": [25, 500]},
