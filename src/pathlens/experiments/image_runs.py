@@ -5,6 +5,12 @@ The experiments themselves live beside it, one module per paper and kind of data
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +18,13 @@ import numpy as np
 from pathlens.experiments.registry import Run
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pathlens.data import DataSet
     from pathlens.training import Runs
 
-__all__ = ["accuracies", "hard_accuracies", "images", "options"]
+__all__ = ["accuracies", "accuracy", "hard_accuracies", "images", "options", "own_folder", "shrunk",
+           "train_each"]  # fmt: skip
 
 
 def images(name: str, rows: int | None = None, rows_test: int | None = None, *, flatten: bool = False) -> DataSet:
@@ -24,6 +33,19 @@ def images(name: str, rows: int | None = None, rows_test: int | None = None, *, 
 
     full: DataSet = getattr(data, name)(flatten=flatten, standardise=True)
     return full if rows is None else full.subsample(rows, n_test=rows_test, seed=0)
+
+
+def shrunk(data: DataSet, side: int) -> DataSet:
+    """The same images averaged down to `side` × `side` pixels; those of that size already are returned as they are."""
+    import torch
+
+    if data.x.shape[-1] == side:
+        return data
+
+    def small(x: Any) -> Any:
+        return None if x is None else torch.nn.functional.adaptive_avg_pool2d(x, side)
+
+    return dataclasses.replace(data, x=small(data.x), x_test=small(data.x_test))
 
 
 def options(run: Run, label: str, *checkpoint: str) -> dict[str, Any]:
@@ -46,16 +68,50 @@ def accuracies(runs: Runs) -> dict[str, np.ndarray]:
     return {"last": history[:, -1], "best": np.nanmax(history, axis=1)}
 
 
-def hard_accuracies(runs: Runs, data: DataSet, device: str = "cpu", batch: int = 1000) -> np.ndarray:
-    """Test accuracy per seed in % after the last epoch, with every soft gate switched to its hard one."""
+def train_each(run: Run, net: Any, data: DataSet, label: str, *checkpoint: str, **more: Any) -> Runs:
+    """Train one seed after the other, each from a checkpoint of its own; `more` are further options of `train`.
+
+    For convolutional networks: their steps are large enough, so that stacking gains nothing, and it takes k times the
+    memory. A member ends with the same weights as in a stack. The checkpoint depends on what this training depends on
+    and on nothing else, so that runs of other rows or with other seeds find it too.
+    """
+    from pathlens.training import Runs, train
+
+    parts: list[Any] = []
+    for seed in run.seeds:
+        given = options(run, f"{label}, seed {seed}")
+        # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
+        given |= {"seeds": [seed], "compile": run.device.startswith("cuda"), **more}
+        given["checkpoint"] = own_folder(run, *checkpoint, f"seed{seed}", data=tuple(data.x.shape), **more)
+        parts.append(train(net, data, **given))
+    return Runs([t for part in parts for t in part], [n for part in parts for n in part.networks],
+                [s for part in parts for s in part.settings])  # fmt: skip
+
+
+def own_folder(run: Run, *words: str, **settings: Any) -> Path | None:
+    """Folder for what depends on these words and settings alone, not on the run's other changes and seeds."""
+    if run.out is None:
+        return None
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:8]
+    return run.out / "checkpoints" / "-".join([run.scale, *words, digest])
+
+
+def accuracy(networks: Iterable[Any], x: Tensor, y: Tensor, device: str = "cpu", batch: int = 1000) -> np.ndarray:
+    """Accuracy in % of each network in eval mode on the given rows."""
     import torch
 
-    assert data.x_test is not None and data.y_test is not None
     found = []
-    for net in runs.networks:
-        hard: Any = net.with_gate("hard").to(device).eval()  # type: ignore[operator]
+    for net in networks:
+        judge: Any = copy.deepcopy(net).to(device).eval()
         with torch.no_grad():
-            right = [(hard(x.to(device)).argmax(1).cpu() == y).double()
-                     for x, y in zip(data.x_test.split(batch), data.y_test.split(batch))]  # fmt: skip
+            right = [(judge(part.to(device)).argmax(1).cpu() == labels).double()
+                     for part, labels in zip(x.split(batch), y.split(batch))]  # fmt: skip
         found.append(100 * float(torch.cat(right).mean()))
     return np.array(found)
+
+
+def hard_accuracies(runs: Runs, data: DataSet, device: str = "cpu", batch: int = 1000) -> np.ndarray:
+    """Test accuracy per seed in % after the last epoch, with every soft gate switched to its hard one."""
+    assert data.x_test is not None and data.y_test is not None
+    hard = (net.with_gate("hard") for net in runs.networks)  # type: ignore[operator]
+    return accuracy(hard, data.x_test, data.y_test, device, batch)
