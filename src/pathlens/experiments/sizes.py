@@ -63,7 +63,7 @@ _PATH_FEATURES: dict[str, dict[str, Any]] = {
 # half-space paper, Table 1, and its kernels: epochs and batches as in the authors' image code, since it is silent
 _CONV5: dict[str, dict[str, Any]] = {
     "quick": {"side": 16, "rows": 1000, "rows_test": 1000, "epochs": 8, "lr": 3e-3, "batch_size": 50,
-              "kernel_epochs": [0, 1, 3, 8]},
+              "kernel_epochs": [0, 1, 3, 8], "seeds": 3},
     "paper": {"side": 32, "rows": None, "rows_test": None, "epochs": 32, "lr": 2e-4, "batch_size": 128,
               "kernel_epochs": [0, 1, 3, 10, 32], "seeds": 5},
 }  # fmt: skip
@@ -149,7 +149,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     # neither epochs nor optimiser are printed; 40 epochs of one cycle pass the paper's accuracies for ReLU
     "hs.tab2": {
         "quick": {"data": ["cifar10"], "networks": ["tiny"], "models": ["relu", "dlgn", "dlgn_pwc"], "side": 16,
-                  "rows": 1000, "rows_test": 1000, "epochs": 6, "lr": 0.1, "batch_size": 50},
+                  "rows": 1000, "rows_test": 1000, "epochs": 6, "lr": 0.1, "batch_size": 50, "seeds": 3},
         "paper": {"data": ["cifar10", "cifar100"], "networks": ["resnet34", "resnet110"],
                   "models": ["relu", "dlgn", "dlgn_pwc"], "side": 32, "rows": None, "rows_test": None, "epochs": 40,
                   "lr": 0.1, "batch_size": 128, "seeds": 3},
@@ -158,7 +158,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "hs.best": {
         "quick": {"variants": ["relu", "soft", "straight_through", "wide_gates"], "blocks": [1, 1], "widths": [8, 16],
                   "side": 16, "rows": 1000, "rows_test": 1000, "epochs": 5, "tuned_epochs": 2, "lr": 0.1,
-                  "batch_size": 50},
+                  "batch_size": 50, "seeds": 3},
         "paper": {"variants": ["relu", "soft", "soft_tuned", "annealed", "straight_through", "tuned", "pwc",
                                "leaky", "two_sided", "wide_gates", "direct_gates"],
                   "blocks": [2, 2, 2, 2], "widths": [64, 128, 256, 512], "side": 32, "rows": None, "rows_test": None,
@@ -168,30 +168,32 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "hs.quadratic": {
         "quick": {"points": 512, "circle_width": 16, "circle_epochs": 200, "circle_lr": 1e-3, "circle_batch": 32,
                   "images": ["fashion_mnist", "cifar10"], "width": 32, "rank": 1, "rows": 2000, "rows_test": 2000,
-                  "epochs": 10, "lr": 1e-3, "batch_size": 128},
+                  "epochs": 10, "lr": 1e-3, "batch_size": 128, "seeds": 3},
         "paper": {"points": 1024, "circle_width": 16, "circle_epochs": 1000, "circle_lr": 5e-4, "circle_batch": 32,
                   "images": ["fashion_mnist", "cifar10"], "width": 128, "rank": 1, "rows": None, "rows_test": None,
                   "epochs": 32, "lr": 2e-4, "batch_size": 128, "seeds": 5},
     },
     "hs.cost": {
-        "quick": {"dense_width": 128, "filters": [26], "residual": [], "batch": 64, "steps": 5},
+        "quick": {"dense_width": 128, "filters": [26], "residual": [], "batch": 64, "steps": 5,
+                  "seeds": 3},
         "paper": {"dense_width": 128, "filters": [26, 128], "residual": ["resnet34"], "batch": 128, "steps": 20,
                   "seeds": 5},
     },
     # --- deep gated networks: image sets ---------------------------------------------------------------------------
     # neither epochs nor batch size are printed; 80 epochs are the authors' code for this network
     "dgn.exp6": {
-        "quick": {"gates": ["soft", "straight_through"], "channels": [8, 8, 16, 16], "dense": [32, 32], "side": 8,
-                  "rows": 3000, "rows_test": 2000, "epochs": 8, "lr": 3e-3, "batch_size": 50},
+        "quick": {"gates": ["soft", "straight_through"], "channels": [16, 16, 16, 16], "dense": [32, 32], "side": 8,
+                  "rows": 1000, "rows_test": 1000, "epochs": 16, "lr": 3e-3, "batch_size": 50},
         "paper": {"gates": ["soft", "straight_through"], "channels": [64, 64, 128, 128], "dense": [256, 256],
                   "side": 32, "rows": None, "rows_test": None, "epochs": 80, "lr": 3e-4, "batch_size": 128,
                   "seeds": 5},
     },
     "dgn.tab4": {
-        "quick": {"betas": [1, 4, 8, 24], "epsilons": [0.1], "channels": [8, 8, 16, 16], "dense": [32, 32], "side": 8,
-                  "rows": 3000, "rows_test": 2000, "epochs": 8, "lr": 3e-3, "batch_size": 50},
-        "paper": {"betas": [1, 2, 4, 8, 12, 16, 20, 24], "epsilons": [0.1, 0.4], "channels": [64, 64, 128, 128],
-                  "dense": [256, 256], "side": 32, "rows": None, "rows_test": None, "epochs": 80, "lr": 3e-4,
+        "quick": {"betas": [1, 8], "epsilons": [0.1], "init": "default", "channels": [16, 16, 16, 16],
+                  "dense": [32, 32], "side": 8, "rows": 1000, "rows_test": 1000, "epochs": 16, "lr": 3e-3,
+                  "batch_size": 50},
+        "paper": {"betas": [1, 2, 4, 8, 12, 16, 20, 24], "epsilons": [0.1, 0.4], "init": "default",
+                  "channels": [64, 64, 128, 128], "dense": [256, 256], "side": 32, "rows": None, "rows_test": None, "epochs": 80, "lr": 3e-4,
                   "batch_size": 128, "seeds": 5},
     },
     # optimiser, epochs and batch size are not printed: the authors' later code for fully connected networks on MNIST
