@@ -1,15 +1,14 @@
 """One fused kernel for sums of products of Gram matrices on CUDA: every entry of a tile is written once.
 
-Here alone an expression is multiplied out, to terms Σ_t c_t ∘_f X_f Y_fᵀ. The columns of all factors are packed side by
-side into one matrix, rows scaled by powers of two, and the kernel walks over blocks of its columns: a block adds to the
-running Gram matrix, the end of a factor multiplies it into the running product, the end of a term adds that to the
-result. A symmetric matrix takes the tiles of its upper triangle, each written twice. Needs Triton; with
+Here alone an expression is multiplied out, to terms Σ_t c_t ∘_f X_f Y_fᵀ. A first kernel packs the columns of all
+factors side by side into one matrix, rows scaled by powers of two; the second walks over blocks of its columns: a block
+adds to the running Gram matrix, the end of a factor multiplies it into the running product, the end of a term adds that
+to the result. A symmetric matrix takes the tiles of its upper triangle, each written twice. Needs Triton; with
 ``TRITON_INTERPRET=1`` it runs on the CPU, for tests. May import only linops.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pathlens.linops.backends import Pool
 from pathlens.linops.backends.torch_backend import Pair, gram_product, walk
@@ -40,6 +40,7 @@ class Config:
     warps: int
     stages: int
     group: int = 8
+    registers: int | None = None  # most a thread may use; fewer let more tiles run at once
 
 
 @dataclass(frozen=True)
@@ -51,47 +52,86 @@ class Precision:
     dtype
         Of the packed columns.
     pieces
-        1, or 2 where a number is split into a high and a low part and three products are added.
+        1; 2 where a number is split into a high and a low part and three products are added; 3 where the number itself
+        is packed too, and the left side is split in registers, which takes less shared memory.
     config
         Sizes for the kernel.
+    rounding
+        What a packed number is rounded to where its dtype could hold more.
     """
 
     name: str
     dtype: torch.dtype
     pieces: int
     config: Config
+    rounding: str = ""
 
 
 #: tuned on an H200 (benchmarks/gpu.py)
 PRECISIONS = {
-    "triton": Precision("3xfp16", torch.float16, 2, Config(64, 64, 64, 4, 3, 16)),
-    "triton-3xtf32": Precision("3xtf32", torch.float32, 2, Config(128, 64, 32, 8, 3, 16)),
-    "triton-tf32": Precision("tf32", torch.float32, 1, Config(128, 128, 32, 8, 4, 16)),
+    "triton": Precision("3xfp16", torch.float16, 2, Config(128, 128, 64, 8, 3, 16)),
+    "triton-3xtf32": Precision("3xtf32", torch.float32, 3, Config(64, 64, 32, 4, 3, 16, 168), "tf32"),
+    "triton-tf32": Precision("tf32", torch.float32, 1, Config(128, 128, 32, 8, 4, 16), "tf32"),
     # the interpreter multiplies no bfloat16: numbers rounded to it go in as float32
     "triton-bf16": Precision("bf16", torch.float32 if INTERPRETED else torch.bfloat16, 1,
-                             Config(128, 128, 128, 8, 3, 16)),
+                             Config(128, 128, 64, 8, 4, 32), "bf16"),
 }  # fmt: skip
 BITS = Precision("bits", torch.float16 if INTERPRETED else torch.float8_e4m3fn, 1, Config(128, 128, 128, 8, 4, 32))
 
 
-# --- the kernel --------------------------------------------------------------------------------------------------
+# --- the kernels -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _rounded(x, to: tl.constexpr):
+    """float32 numbers to the nearest that tf32 or bf16 can hold; others as they are."""
+    if to == "":
+        return x
+    bits = x.to(tl.int32, bitcast=True)
+    if to == "tf32":
+        bits = (bits + 0x1000) & -0x2000
+    else:
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _pack_columns(
+    raw, factor, again, out, count, width, rows, columns, row_stride, column_stride, out_stride, piece,
+    PIECES: tl.constexpr, ROUNDING: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Rows of one Gram's columns, scaled and rounded, with what rounding left; zero where there are none."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    there = (i[:, None] < count) & (k[None, :] < width)
+    at = i.to(tl.int64)
+    x = tl.load(raw + at[:, None] * row_stride + k[None, :] * column_stride, mask=there, other=0).to(tl.float32)
+    if SCALED:  # one power of two may leave float32, two halves do not
+        x = x * tl.load(factor + i, mask=i < count, other=0.0)[:, None]
+        x = x * tl.load(again + i, mask=i < count, other=0.0)[:, None]
+    to = out + at[:, None] * out_stride + k[None, :]
+    inside = (i[:, None] < rows) & (k[None, :] < columns)
+    high = _rounded(x, ROUNDING).to(out.dtype.element_ty)
+    tl.store(to, high, mask=inside)
+    if PIECES > 1:
+        tl.store(to + piece, (x - high.to(tl.float32)).to(out.dtype.element_ty), mask=inside)
+    if PIECES > 2:
+        tl.store(to + 2 * piece, x.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _fused(
-    left, right, left_scale, right_scale, ends, tiles, out,
-    n, m, blocks, left_piece, right_piece, left_stride, right_stride, out_stride, scale_left_stride, scale_right_stride,
+    left, left_low, right, right_low, left_scale, right_scale, ends, tiles, out,
+    n, m, blocks, out_stride, scale_left_stride, scale_right_stride,
     ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr, ONE_TERM: tl.constexpr,
     ONE_BLOCK: tl.constexpr, SCALED: tl.constexpr, MIRROR: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
+    """Tiles of the result; `left` and the like describe packed columns, and with three pieces `left` is whole."""
     tile = tl.program_id(0)
     row = tl.load(tiles + 2 * tile)
     col = tl.load(tiles + 2 * tile + 1)
     i = row * ROWS + tl.arange(0, ROWS)
     j = col * COLS + tl.arange(0, COLS)
-    k = tl.arange(0, BLOCK)
-    a_at = left + i.to(tl.int64)[:, None] * left_stride + k[None, :]
-    b_at = right + j.to(tl.int64)[:, None] * right_stride + k[None, :]
     if SCALED:
         product = tl.load(left_scale + i)[:, None] * tl.load(right_scale + j)[None, :]
     else:
@@ -100,15 +140,21 @@ def _fused(
     total = tl.zeros((ROWS, COLS), tl.float32)
     term = 0
     for at in range(blocks):
-        a = tl.load(a_at)
-        b = tl.load(b_at)
-        if PIECES == 2:
+        end = 0 if ONE_BLOCK else tl.load(ends + at)  # asked for early, needed late
+        a = left.load([row * ROWS, at * BLOCK])
+        b = right.load([col * COLS, at * BLOCK])
+        if PIECES > 1:
             # Tensor cores cut off what they add up, which over a long sum of positive numbers costs two digits: the
             # sum over a block starts from zero, and blocks are added in true float32.
-            a_low = tl.load(a_at + left_piece)
-            b_low = tl.load(b_at + right_piece)
-            part = tl.dot(a, tl.trans(b_low), input_precision="tf32")
-            part = tl.dot(a_low, tl.trans(b), part, input_precision="tf32")
+            b_low = right_low.load([col * COLS, at * BLOCK])
+            if PIECES == 3:
+                whole = a
+                a = _rounded(whole, "tf32")
+                a_low = whole - a
+            else:
+                a_low = left_low.load([row * ROWS, at * BLOCK])
+            part = tl.dot(a_low, tl.trans(b), input_precision="tf32")
+            part = tl.dot(a, tl.trans(b_low), part, input_precision="tf32")
             if ONE_BLOCK:
                 gram = tl.dot(a, tl.trans(b), part, input_precision="tf32")
             else:
@@ -117,28 +163,24 @@ def _fused(
             gram = tl.dot(a, tl.trans(b), input_precision="tf32")
         else:
             gram = tl.dot(a, tl.trans(b), gram, input_precision="tf32")
-        a_at += BLOCK
-        b_at += BLOCK
         if ONE_BLOCK:
             product *= gram * UNIT
-        else:
-            end = tl.load(ends + at)
-            if end == 1:
+        elif end == 1:
+            product *= gram * UNIT
+            gram = tl.zeros((ROWS, COLS), tl.float32)
+        elif end == 2:
+            if ONE_TERM:
                 product *= gram * UNIT
+            else:
+                total += product * (gram * UNIT)
                 gram = tl.zeros((ROWS, COLS), tl.float32)
-            elif end == 2:
-                if ONE_TERM:
-                    product *= gram * UNIT
+                term += 1
+                if SCALED:
+                    scale_i = tl.load(left_scale + term * scale_left_stride + i)
+                    scale_j = tl.load(right_scale + term * scale_right_stride + j)
+                    product = scale_i[:, None] * scale_j[None, :]
                 else:
-                    total += product * (gram * UNIT)
-                    gram = tl.zeros((ROWS, COLS), tl.float32)
-                    term += 1
-                    if SCALED:
-                        scale_i = tl.load(left_scale + term * scale_left_stride + i)
-                        scale_j = tl.load(right_scale + term * scale_right_stride + j)
-                        product = scale_i[:, None] * scale_j[None, :]
-                    else:
-                        product = tl.full((ROWS, COLS), 1.0, tl.float32)
+                    product = tl.full((ROWS, COLS), 1.0, tl.float32)
     if ONE_TERM:
         total = product
     i_out = i.to(tl.int64)
@@ -209,55 +251,68 @@ class Packed:
     scales: Tensor | None
 
 
-def _pack(
-    terms: list[tuple[float, list[Factor]]], right: bool, precision: Precision, bits: bool, rows: int
-) -> Packed:
+def _pack(terms: list[tuple[float, list[Factor]]], right: bool, precision: Precision, bits: bool, rows: int) -> Packed:
     block = precision.config.block
-    sides = [[[pair[right] for pair in factor] for factor in factors] for _, factors in terms]
-    first = sides[0][0][0]
-    count, device = len(first), first.log_norm.device
-    width = sum(-(-_width(factor) // block) * block for _, factors in terms for factor in factors)
-    columns = torch.zeros(precision.pieces, rows, width, dtype=precision.dtype, device=device)
-    logs = torch.zeros(len(terms) + 1, rows, dtype=torch.float64, device=device)  # the kernel reads one term ahead
-    at = 0
-    for t, ((coefficient, factors), own) in enumerate(zip(terms, sides)):
-        if right and coefficient != 1.0:
-            logs[t] = math.log2(abs(coefficient)) if coefficient else -math.inf
-        for factor, grams in zip(factors, own):
-            end = at
-            if not bits:  # norms in [2^(lift − 1), 2^lift); a zero row stays as it is
-                square = torch.stack([torch.exp2(2 * side.log_norm) for side in grams]).sum(0)
-                power = torch.where(square > 0, torch.floor(0.5 * torch.log2(square)) + 1, 0.0)
-                logs[t, :count] += power
-            for side in grams:
-                assert isinstance(side.node, Gram) and side.shift is not None
-                raw = side.node.side_rows(right).take(side.index)
-                place = slice(end, end + side.node.r)
-                if bits:
-                    columns[0, :count, place] = raw
-                else:
-                    lift = side.shift + (_LIFT - power)
-                    half = torch.trunc(lift / 2)  # one power of two may leave float32, two halves do not
-                    unit = raw * torch.exp2(half).float()[:, None] * torch.exp2(lift - half).float()[:, None]
-                    _split(unit.bfloat16().float() if precision.name == "bf16" else unit, columns[:, :count, place])
-                end += side.node.r
-            at += -(-_width(factor) // block) * block
-    if bits and all(c == 1.0 for c, _ in terms):
-        return Packed(columns, None)
-    scales = torch.exp2(logs).float()
-    if right:
-        scales[:-1] *= torch.tensor([math.copysign(1.0, c) for c, _ in terms], device=device)[:, None]
-    return Packed(columns, scales.contiguous())
+    factors = [[pair[right] for pair in factor] for _, own in terms for factor in own]
+    count, device = len(factors[0][0]), factors[0][0].log_norm.device
+    widths = [-(-sum(side.node.r for side in factor) // block) * block for factor in factors]  # type: ignore[attr-defined]
+    columns = torch.empty(precision.pieces, rows, sum(widths), dtype=precision.dtype, device=device)
+    coefficients = [c if right else 1.0 for c, _ in terms]
+    powers, scales = None, None
+    if not bits:
+        powers, halves = _powers(factors)
+    if not bits or any(c != 1.0 for c in coefficients):
+        logs = torch.zeros(len(terms) + 1, rows, dtype=torch.float64, device=device)  # the kernel reads one term ahead
+        if powers is not None:
+            term_of = [t for t, (_, own) in enumerate(terms) for _ in own]
+            logs[:, :count].index_add_(0, torch.tensor(term_of, device=device), powers)
+        scales = torch.exp2(logs)
+        if any(c != 1.0 for c in coefficients):
+            scales *= torch.tensor([*coefficients, 1.0], device=device, dtype=torch.float64)[:, None]
+        scales = scales.float()
+    at, gram = 0, 0
+    for factor, width in zip(factors, widths):
+        end = at + width
+        for side in factor:
+            assert isinstance(side.node, Gram)
+            upto = end if side is factor[-1] else at + side.node.r  # the last one fills the block with zeros
+            raw = side.node.side_rows(right).take(side.index)
+            _write(raw, None if bits else (halves[0][gram], halves[1][gram]), precision, columns[:, :, at:upto])
+            at, gram = upto, gram + 1
+    return Packed(columns, scales)
 
 
-def _split(value: Tensor, out: Tensor) -> None:
-    """Write float32 numbers to (pieces, …): rounded, and the rest."""
-    high = value
-    if out.dtype == torch.float32:  # to the 10 bits of tf32, to nearest
-        high = ((value.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-    out[0] = high
-    if len(out) > 1:
-        out[1] = value - out[0].float()
+def _powers(factors: list[list[Side]]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Powers of two that bring the rows of each factor to norms in [2^(lift − 1), 2^lift), all factors at once.
+
+    Returns the exponents that the result must be given back, (factors, n), and what each Gram is multiplied with as two
+    factors, (grams, n): one power of two may leave float32, two halves do not. A zero row stays as it is.
+    """
+    sides = [side for factor in factors for side in factor]
+    norms = torch.stack([side.log_norm for side in sides])
+    shifts = torch.stack([side.shift for side in sides])  # type: ignore[misc]
+    if len(factors) < len(sides):
+        own = torch.tensor([f for f, factor in enumerate(factors) for _ in factor], device=norms.device)
+        squares = norms.new_zeros(len(factors), norms.shape[1]).index_add_(0, own, torch.exp2(2 * norms))
+        norms = 0.5 * torch.log2(squares)
+    powers = torch.where(torch.isfinite(norms), torch.floor(norms) + 1, 0.0)
+    lifts = shifts + (_LIFT - (powers if len(factors) == len(sides) else powers[own]))
+    half = torch.trunc(lifts / 2)
+    return powers, (torch.exp2(half).float(), torch.exp2(lifts - half).float())
+
+
+def _write(raw: Tensor, halves: tuple[Tensor, Tensor] | None, precision: Precision, out: Tensor) -> None:
+    """Fill (pieces, rows, columns) with the scaled rows of `raw`, and with zeros where it has none."""
+    raw = raw.view(torch.uint8) if raw.dtype == torch.bool else raw
+    if raw.shape[1] == 1:  # Triton 3.6 compiles a single column of bytes wrongly
+        raw = torch.nn.functional.pad(raw, (0, 1))
+    _, rows, columns = out.shape
+    tall, wide = 32, min(128, triton.next_power_of_2(columns))
+    _pack_columns[(-(-rows // tall), -(-columns // wide))](
+        raw, *(halves or (raw, raw)), out, len(raw), raw.shape[1], rows, columns, *raw.stride(), out.stride(1),
+        out.stride(0), PIECES=precision.pieces, ROUNDING=precision.rounding, SCALED=halves is not None, ROWS=tall,
+        COLS=wide,
+    )  # fmt: skip
 
 
 _TILES: dict[tuple[Any, ...], Tensor] = {}
@@ -332,15 +387,17 @@ class TritonBackend:
             for side in (left, right)
         ]  # fmt: skip
         tiles = _order(n, m, mirror, config, out.device)
+        # where the left side is whole, it is the third piece; a low part that is not there is not read
+        own, other = {1: ((0, 0), (0, 0)), 2: ((0, 1), (0, 1)), 3: ((2, 2), (0, 1))}[precision.pieces]
+        a = [TensorDescriptor.from_tensor(left.columns[piece], [config.rows, block]) for piece in own]
+        b = [TensorDescriptor.from_tensor(right.columns[piece], [config.cols, block]) for piece in other]
         _fused[(len(tiles),)](
-            left.columns, right.columns, scales[0], scales[1],
-            torch.tensor(ends, dtype=torch.int32, device=out.device), tiles, out,
-            n, m, len(ends), left.columns.stride(0), right.columns.stride(0), left.columns.stride(1),
-            right.columns.stride(1), out.stride(0), scales[0].stride(0), scales[1].stride(0),
+            *a, *b, scales[0], scales[1], torch.tensor(ends, dtype=torch.int32, device=out.device), tiles, out,
+            n, m, len(ends), out.stride(0), scales[0].stride(0), scales[1].stride(0),
             ROWS=config.rows, COLS=config.cols, BLOCK=block, PIECES=precision.pieces, ONE_TERM=len(terms) == 1,
             ONE_BLOCK=len(terms) == 1 and 0 not in ends, SCALED=scaled, MIRROR=mirror,
             UNIT=1.0 if bits else 2.0 ** (-2 * _LIFT),
-            num_warps=config.warps, num_stages=config.stages,
+            num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
         )  # fmt: skip
 
 
