@@ -1,0 +1,61 @@
+"""What pages draw of the neural path features experiments on image sets.
+
+Each function takes what the labels need and refers to arrays by the names under which its experiment stores them. May
+import panels only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pathlens.panels import Panel, Series
+
+__all__ = ["stages", "table"]
+
+
+def table(
+    found: Mapping[str, Sequence[str]], rows: Mapping[str, str], models: Mapping[str, str], compared: bool
+) -> list[Panel]:
+    """npk.tab2; ``found`` names the models that each row has, ``compared`` says that the data are the paper's."""
+
+    def array(row: str, model: str) -> str:
+        return f"{row.replace('-', '_')}_{model}"
+
+    there = [(row, model) for row, entries in found.items() for model in entries]
+    panels = []
+    for row, entries in found.items():
+        if entries:
+            series = [Series(f"{array(row, m)}[:, -1]", models[m]) for m in entries]
+            panels.append(Panel("strips", f"{rows[row]}: last epoch", series, x_label="test accuracy, %"))
+    if compared and there:
+        series = [Series(f"{array(row, m)}[:, -1]", f"{rows[row]}: {models[m]}", x=f"paper_{array(row, m)}")
+                  for row, m in there if m in ("frnpf_ii", "flnpf", "relu")]  # fmt: skip
+        if series:
+            panels.append(Panel("points", "Ours against the paper's", series, x_label="the paper's (best epoch), %",
+                                y_label="ours (last epoch), %", diagonal=True))  # fmt: skip
+    curves = [row for row in ("gconv-adam", "fc-adam", *found) if found.get(row)]
+    if curves:
+        row = curves[0]
+        series = [Series(array(row, m), models[m]) for m in found[row]]
+        panels.append(Panel("lines", f"{rows[row]}: every epoch", series, x_label="epoch − 1",
+                            y_label="test accuracy, %"))  # fmt: skip
+    return panels
+
+
+def stages(relu: float, cntk: float | None, per_class: Sequence[int]) -> list[Panel]:
+    """npk.fig3; ``relu`` is the median accuracy of the ReLU networks, ``cntk`` None where it is for other data."""
+    marks = [(relu, "ReLU"), *([(cntk, "CNTK")] if cntk is not None else [])]
+    norms = [
+        Panel("lines", f"{norm} of K^V and K^F, {per_class[0]} images per class",
+              [Series(f"norms[0, 0, {c}]", "K^V (values)"), Series(f"norms[0, 1, {c}]", "K^F (gates)")],
+              "kernel_epochs", "epoch", norm, y_scale="log")
+        for c, norm in enumerate(("trace", "Frobenius norm"))
+    ]  # fmt: skip
+    return [
+        Panel("lines", "Values behind the gates of each stage",
+              [Series("best.T", "best epoch"), Series("last.T", "last epoch", style="dashed")], "stages",
+              "epoch at which the gates were taken (0: random)", "test accuracy, %", marks=marks),
+        Panel("lines", "ν while 4 against 7 is learned", [Series("nu")], "nu_epochs", "epoch", "ν of H / tr H",
+              y_scale="log"),
+        *norms,
+    ]  # fmt: skip
