@@ -1,4 +1,4 @@
-"""The command line: demo, list, run, verify, report, doctor, data.
+"""The command line: demo, list, run, results, verify, report, doctor, data.
 
 Each command only parses, calls the package and prints; what it prints comes from artifacts and plain records. Every
 import of the package or of torch happens inside a command, so that ``pathlens --help`` answers at once.
@@ -22,9 +22,9 @@ from pathlens.errors import ArtifactError, MissingExtraError, OptionError, Pathl
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pathlens.artifacts import Artifact
     from pathlens.data.store import SetStatus
     from pathlens.experiments.registry import Experiment, Progress
+    from pathlens.experiments.runner import Outcome, Plan
 
 __all__ = ["app", "main"]
 
@@ -103,11 +103,18 @@ def demo(
 ) -> None:
     """Train three networks on the circle and write a page about them (about a minute)."""
     from pathlens.experiments.registry import find
+    from pathlens.experiments.runner import Plan, run_all
     from pathlens.report import headline, write_page
 
     _need_matplotlib()  # say so before the training, not after
     console = _console()
-    done = _perform([find(name) for name in DEMO], "quick", seeds, device, out, console)
+    plan = Plan("quick", out, seeds, _device(device))
+    with _bars(console) as progress:
+        outcomes = run_all([find(name) for name in DEMO], plan, progress=progress)
+    for outcome in outcomes:
+        if outcome.error:
+            raise PathlensError(f"{outcome.name}: {outcome.error}")
+    done = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
     page = write_page(done, out)
     console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
     for artifact in done:
@@ -124,29 +131,91 @@ def run(
         list[str], typer.Argument(metavar="NAME…", help="Experiments, patterns such as 'hs.*', or all.")
     ],
     scale: Annotated[Scale, typer.Option(help="quick: about a minute; paper: the paper's sizes.")] = Scale.quick,
-    seeds: Seeds = 5,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Number of seeds: 0, 1, …; each experiment's own if not given.")
+    ] = None,
     device: Device = "auto",
     out: Out = Path("runs"),
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SIZE=VALUE", help="Another size, such as epochs=30; marks the result REDUCED."),
     ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes to run at once.")] = 1,
+    again: Annotated[bool, typer.Option("--again", help="Start over, also what is finished or begun.")] = False,
 ) -> None:
-    """Run experiments; those that look at the same training share it."""
+    """Run experiments; what is finished is kept, what was cut off goes on. Exit code 1 if one fails."""
     from pathlens.artifacts import load_folder
     from pathlens.experiments.registry import select
-    from pathlens.report import headline, write_page
+    from pathlens.experiments.runner import Plan, run_all
+    from pathlens.report import write_page
 
     console = _console()
-    for artifact in _perform(select(names), scale.value, seeds, device, out, console, _changes(changes or [])):
-        console.print(headline(artifact), style=_COLOURS[artifact.verdict], soft_wrap=True, highlight=False,
-                      markup=False)
-    try:
-        page = write_page(load_folder(out / "artifacts"), out)
-    except MissingExtraError as error:  # the artifacts are safe; the page can be made elsewhere
-        console.print(f"No page: {error}", style="yellow", highlight=False, markup=False)
+    chosen = select(names)
+    plan = Plan(scale.value, out, seeds, _device(device), _changes(changes or []), again)
+    if scale is Scale.paper:
+        _print_estimates(chosen, plan, console)
+    ended = 0
+    with _bars(console) as progress:
+
+        def show(outcome: Outcome) -> None:
+            nonlocal ended
+            ended += 1
+            _print_outcome(outcome, f"{ended}/{len(chosen)}", console)
+            progress("experiments", ended, len(chosen))
+
+        progress("experiments", 0, len(chosen))
+        outcomes = run_all(chosen, plan, jobs=jobs, progress=progress, ended=show)
+    failed = [outcome for outcome in outcomes if outcome.error]
+    if len(failed) < len(outcomes):
+        try:
+            page = write_page(load_folder(out / "artifacts"), out)
+        except MissingExtraError as error:  # the artifacts are safe; the page can be made elsewhere
+            console.print(f"No page: {error}", style="yellow", highlight=False, markup=False)
+        else:
+            console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+    if failed:
+        console.print(f"{len(failed)} of {len(chosen)} failed: {', '.join(outcome.name for outcome in failed)}. "
+                      "The same command goes on with them.", style="red", soft_wrap=True, highlight=False)
+        raise typer.Exit(1)
+
+
+def _print_outcome(outcome: Outcome, count: str, console: Console) -> None:
+    """One line: which, its verdict, how long it took, and the numbers of its first claim; or what went wrong."""
+    from rich.text import Text
+
+    from pathlens.report import headline
+
+    line = Text.assemble((f"{count} ", "bright_black"), (outcome.name, "bold"), " ")
+    artifact = outcome.artifact
+    if artifact is None:
+        line.append(f"failed: {outcome.error}", style="red")
     else:
-        console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+        mark = " REDUCED" if artifact.reduced and artifact.scale == "paper" else ""
+        took = f"kept from {artifact.created[:10]}" if outcome.kept else f"{artifact.duration_seconds:.0f} s"
+        line.append(artifact.verdict + mark, style=_COLOURS[artifact.verdict])
+        line.append(f", {took}. {headline(artifact)}")
+    console.print(line, soft_wrap=True)
+
+
+def _print_estimates(chosen: list[Experiment], plan: Plan, console: Console) -> None:
+    """What is about to be spent, before it is."""
+    from pathlens.experiments.runner import finished
+
+    left = [entry for entry in chosen if plan.again or finished(entry, plan) is None]
+    total = 0.0
+    for entry in left:
+        flops, minutes = entry.estimate(plan.run(entry))
+        total += minutes
+        counted = f"about {flops:.1g} floating-point operations, " if flops is not None else ""
+        console.print(f"{entry.name}: {counted}about {_duration(minutes)}", soft_wrap=True, highlight=False)
+    if len(left) > 1:
+        console.print(f"All {len(left)}: about {_duration(total)}", soft_wrap=True, highlight=False)
+
+
+def _duration(minutes: float) -> str:
+    if minutes < 1:
+        return f"{60 * minutes:.0f} s"
+    return f"{minutes:.2g} min" if minutes < 90 else f"{minutes / 60:.2g} h"
 
 
 @app.command()
@@ -232,27 +301,9 @@ def _changes(texts: list[str]) -> dict[str, Any]:
     return found
 
 
-def _perform(
-    chosen: list[Experiment], scale: str, seeds: int, device: str, out: Path, console: Console,
-    changes: dict[str, Any] | None = None,
-) -> list[Artifact]:
-    """Run experiments one after the other, and save each artifact as soon as it is there."""
-    from pathlens.experiments.registry import Run, perform
-
-    done = []
-    place = _device(device)
-    with _bars(console) as progress:
-        shared = Run(scale, tuple(range(seeds)), place, out, progress, changes or {})
-        for entry in chosen:
-            artifact = perform(entry, shared)
-            artifact.save(out / "artifacts")
-            done.append(artifact)
-    return done
-
-
 @contextmanager
 def _bars(console: Console) -> Iterator[Progress]:
-    """A bar for each thing that reports progress; they vanish at the end."""
+    """A bar for each thing that reports progress, as long as it does."""
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
@@ -264,6 +315,8 @@ def _bars(console: Console) -> Iterator[Progress]:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done, total=total)
+            if done >= total:
+                bars.remove_task(tasks.pop(what))
 
         yield report_progress
 
@@ -308,20 +361,24 @@ def list_experiments(
     from rich.table import Table
     from rich.text import Text
 
-    from pathlens.experiments.registry import find, names
+    from pathlens.experiments.registry import Run, find, names
 
     status = _results(folders or [Path("runs"), Path("demo"), Path("results")])
-    table = Table("name", "paper", "what", "data", "minutes", "status", box=None, header_style="bold",
+    table = Table("name", "what", "data", "quick", "paper", "operations", "status", box=None, header_style="bold",
                   padding=(0, 2, 0, 0))
+    console, paper = _console(), ""
     for name in names():
         entry = find(name)
-        minutes = f"{entry.minutes['quick']:g} / {entry.minutes['paper']:g}"
-        table.add_row(name, entry.paper, Text(entry.what), ", ".join(entry.data) or "–", minutes,
+        if entry.paper != paper:
+            paper = entry.paper
+            table.add_row("", Text(paper, style="bright_black"), "", "", "", "", "")
+        flops, _ = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
+        table.add_row(name, Text(entry.what), ", ".join(entry.data) or "–", _duration(entry.minutes["quick"]),
+                      _duration(entry.minutes["paper"]), "–" if flops is None else f"{flops:.0e}".replace("e+", "e"),
                       status.get(name, "[bright_black]not run[/]"))
-    console = _console()
     console.print(table)
-    console.print("minutes: quick / paper scale. Run one with: pathlens run NAME", style="bright_black",
-                  highlight=False)
+    console.print("quick, paper: expected time at each scale, on two cores or one GPU; operations: floating-point, at "
+                  "paper scale. Run one with: pathlens run NAME", style="bright_black", highlight=False)
 
 
 def _artifact_folder(folder: Path) -> Path:

@@ -48,7 +48,8 @@ def only_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     TRAININGS.clear()
     for name in ("fake.one", "fake.two"):
         registry.register(Experiment(name, "none", "Fake", f"what {name} [does]", (CLAIM,),
-                                     lambda run, name=name: fake(run, name), data=("mnist",)))  # type: ignore[misc]
+                                     lambda run, name=name: fake(run, name), data=("mnist",),  # type: ignore[misc]
+                                     flops=3e15))
     registry.register(Experiment("fake.broken", "none", "Broken", "fails", (CLAIM,), broken))
 
 
@@ -88,10 +89,52 @@ def test_run_at_paper_scale_with_a_pattern(tmp_path: Path) -> None:
     assert load(tmp_path / "runs" / "artifacts" / found[0]).verdict == "cannot tell"  # one seed decides nothing
 
 
-def test_what_finished_before_an_error_is_kept(tmp_path: Path) -> None:
-    output = invoke("run", "fake.one", "fake.broken", "--device", "cpu", code=1)
-    assert "it broke on purpose [really]" in output and "Traceback" not in output
+def test_one_that_fails_stops_no_other(tmp_path: Path) -> None:
+    output = invoke("run", "fake.broken", "fake.one", "--device", "cpu", code=1)
+    assert "1/2 fake.broken failed: fake.broken: it broke on purpose [really]" in output and "Traceback" not in output
+    assert "2/2 fake.one reproduced, 0 s. one (1 of 1 claims" in output and "1 of 2 failed: fake.broken." in output
     assert load(tmp_path / "runs" / "artifacts" / "fake.one.quick.json").verdict == "reproduced"
+    assert "fake.one" in (tmp_path / "runs" / "index.html").read_text()
+
+
+def test_an_error_that_nobody_expected_leaves_its_traceback_in_a_file(tmp_path: Path) -> None:
+    registry.register(Experiment("fake.bug", "none", "Bug", "fails", (CLAIM,), lambda run: 1 / 0))  # type: ignore[arg-type, return-value]
+    output = invoke("run", "fake.bug", "--device", "cpu", code=1)
+    assert "ZeroDivisionError: division by zero" in output and "Traceback" not in output
+    assert "Traceback" in (tmp_path / "runs" / "errors" / "fake.bug.quick.txt").read_text()
+
+
+def test_what_is_finished_is_kept_unless_it_would_differ(tmp_path: Path) -> None:
+    words = ("run", "fake.one", "--device", "cpu")
+    invoke(*words)
+    first = (tmp_path / "runs" / "artifacts" / "fake.one.quick.json").read_bytes()
+    assert "kept from" in invoke(*words) and len(TRAININGS) == 1
+    assert (tmp_path / "runs" / "artifacts" / "fake.one.quick.json").read_bytes() == first
+    assert "kept from" not in invoke(*words, "--again") and len(TRAININGS) == 2
+    assert "kept from" not in invoke(*words, "--seeds", "3") and len(TRAININGS) == 3
+    (tmp_path / "runs" / "artifacts" / "fake.one.quick.json").write_text("{")
+    invoke(*words, "--seeds", "3")
+    assert len(TRAININGS) == 4
+
+
+def test_an_artifact_of_other_claims_or_another_version_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("run", "fake.one", "--device", "cpu")
+    invoke(*words)
+    monkeypatch.setattr("pathlens.experiments.runner.__version__", "99")
+    invoke(*words)
+    assert len(TRAININGS) == 2
+
+
+def test_a_size_that_nothing_has_is_refused() -> None:
+    assert "No experiment of this run has a size 'epoch'" in invoke("run", "fake.one", "--set", "epoch=3", code=1)
+    assert not TRAININGS
+
+
+def test_paper_scale_says_first_what_it_will_cost() -> None:
+    output = invoke("run", "fake.one", "fake.two", "--scale", "paper", "--device", "cpu")
+    assert output.index("fake.one: about 3e+15 floating-point operations, about 1 min") < output.index("1/2 fake.one")
+    assert "All 2: about 2 min" in output
+    assert "floating-point" not in invoke("run", "fake.one", "--scale", "paper", "--device", "cpu")  # it is there
 
 
 def test_debug_mode_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +166,7 @@ def test_list_shows_needs_and_status(tmp_path: Path) -> None:
     (tmp_path / "o" / "artifacts" / "fake.two.quick.json").write_text("{")
     lines = {line.split()[0]: line for line in invoke("list", "--in", "o").splitlines() if line.startswith("fake")}
     assert "quick: reproduced" in lines["fake.one"] and "mnist" in lines["fake.one"]
-    assert "what fake.one [does]" in lines["fake.one"] and "1 / 1" in lines["fake.one"]
+    assert "what fake.one [does]" in lines["fake.one"] and "1 min" in lines["fake.one"] and "3e15" in lines["fake.one"]
     assert "unreadable" in lines["fake.two"]
     assert "not run" in lines["fake.broken"]
 

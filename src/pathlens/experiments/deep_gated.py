@@ -255,7 +255,7 @@ _EARLIER = Claim(
 @experiment(
     "dgn.fig3", paper=PAPER, title="Convergence over depth",
     what="Experiment 1: error of fixed random gates under gradient descent over depths 2 to 20, several widths",
-    claims=[_HELPS, _HURTS, _EARLIER], quick_minutes=1, paper_minutes=30,
+    claims=[_HELPS, _HURTS, _EARLIER], quick_minutes=1, paper_minutes=30, shares="memorise",
 )  # fmt: skip
 def fig3(run: Run) -> Artifact:
     """Figure 3: ‖e_t‖/‖e_0‖, and the e.c.d.f. of K₀/ρ_max."""

@@ -317,7 +317,7 @@ _TO_A_POINT = Claim(
 @experiment(
     "npk.memorise", paper=PAPER, title="Memorising with fixed path features",
     what="identical inputs, random targets, fixed random gates: error on a grid of depths and widths",
-    claims=[_WIDTH, _TO_A_POINT], quick_minutes=1, paper_minutes=30,
+    claims=[_WIDTH, _TO_A_POINT], quick_minutes=1, paper_minutes=30, shares="memorise",
 )  # fmt: skip
 def memorise(run: Run) -> Artifact:
     """The appendix on memorisation, with the trainings of the DGN paper's Figure 3."""

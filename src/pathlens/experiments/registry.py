@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ class Run:
     changes : mapping
         Sizes to use in place of those in :mod:`pathlens.experiments.sizes`: ``{"epochs": 30}``. At paper scale the
         artifact is then marked REDUCED.
+    again : bool
+        Trainings start over where checkpoints of an earlier run are there.
 
     Examples
     --------
@@ -70,8 +73,10 @@ class Run:
     out: Path | None = None
     progress: Progress = _silent
     changes: Mapping[str, Any] = field(default_factory=dict)
+    again: bool = False
     _results: dict[Hashable, Any] = field(default_factory=dict, repr=False)
     _times: Timesheet = field(init=False, repr=False)
+    _asked: set[Path] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         if self.scale not in ("quick", "paper"):
@@ -79,7 +84,7 @@ class Run:
         self.seeds = tuple(int(seed) for seed in self.seeds)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise OptionError(f"Run: seeds must be distinct and at least one, got {list(self.seeds)}.")
-        self._times = Timesheet(self._folder("times"))
+        self._times = Timesheet(self._folder("times"), again=self.again)
         watched = self.progress
 
         def progress(what: str, done: float, total: float) -> None:
@@ -99,7 +104,11 @@ class Run:
 
         Runs with other seeds or changes have other folders, since `train` refuses the checkpoint of another training.
         """
-        return self._folder(*words)
+        folder = self._folder(*words)
+        if folder is not None and self.again and folder not in self._asked:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._asked.add(folder)
+        return folder
 
     def _folder(self, *words: str) -> Path | None:
         if self.out is None:

@@ -26,6 +26,8 @@ class Timesheet:
     Parameters
     ----------
     folder : path, optional
+    again : bool
+        Forget earlier attempts.
 
     Examples
     --------
@@ -40,8 +42,8 @@ class Timesheet:
     True
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None, again: bool = False) -> None:
+        self._folder, self._again = folder, again
         self._name = ""
         self._entries: dict[str, dict[str, float]] = {}  # experiment → seconds by shared result; "" is all of it
         self._used: set[str] = set()
@@ -50,8 +52,8 @@ class Timesheet:
 
     def begin(self, name: str) -> None:
         """Start an experiment; time of an earlier attempt that did not end counts too."""
-        found = self._read(name)
-        self._entries[name] = {} if found is None or found.get("ended") else found
+        found = None if self._again else self._read(name)
+        self._entries[name] = {} if found is None or "ended" in found else found
         self._name, self._used, self._open = name, set(), {"": time.perf_counter()}
         self._written = time.perf_counter()
 

@@ -1,0 +1,177 @@
+"""Running several experiments: several processes, and killed runs that are started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pathlens import cli
+from pathlens.artifacts import Artifact, load
+from pathlens.experiments import registry, runner
+from pathlens.experiments.registry import Run, find
+from pathlens.experiments.runner import Plan, run_all
+from pathlens.experiments.timesheet import Timesheet
+
+CIRCLE = ("hs.fig2", "hs.fig6")
+CHANGES = {"points": 32, "epochs": {"relu": 60, "dlgn_pwc": 100, "frozen": 60}}
+
+
+def run_circle(out: str) -> None:
+    """What is killed below, in a process of its own."""
+    run_all([find(name) for name in CIRCLE], Plan("quick", Path(out), seeds=2, changes=CHANGES))
+
+
+def same(one: Artifact, other: Artifact) -> bool:
+    """Equal but for times."""
+
+    def plain(artifact: Artifact) -> dict[str, Any]:
+        document = artifact._document("", "")
+        return {key: value for key, value in document.items() if key not in ("created", "duration_seconds")}
+
+    arrays = all(np.array_equal(value, other.arrays[key], equal_nan=True) for key, value in one.arrays.items())
+    return arrays and json.dumps(plain(one)) == json.dumps(plain(other))
+
+
+def test_a_killed_run_that_is_started_again_gives_the_same_artifacts(tmp_path: Path) -> None:
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_runner as t; t.run_circle"
+    killed = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", f"{script}({str(killed)!r})"])
+    deadline = time.monotonic() + 300
+    while not list(killed.glob("checkpoints/*circle-dlgn_pwc*/checkpoint-*.json")):
+        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was ever written"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)  # in the middle of the second of three trainings
+    process.wait()
+    assert not (killed / "artifacts").exists()
+    for place in ("killed", "whole"):
+        run_circle(str(tmp_path / place))
+    for name in CIRCLE:
+        one, other = (load(tmp_path / place / "artifacts" / f"{name}.quick.json") for place in ("killed", "whole"))
+        assert same(one, other)
+        assert one.config["points"] == 32 and one.reductions["points"] == (32, 1024)
+
+
+def test_two_processes_end_to_end(tmp_path: Path) -> None:
+    """Two cheap experiments end to end; each goes to a process of its own."""
+    words = ["run", "npk.fig1", "dgn.fig9", "--seeds", "2", "--device", "cpu", "--jobs", "2", "--out", str(tmp_path)]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "npk.fig1 reproduced" in result.output and "dgn.fig9 reproduced" in result.output
+    assert (tmp_path / "index.html").exists()
+    alone = run_all([find("npk.fig1"), find("dgn.fig9")], Plan("quick", tmp_path / "alone", seeds=2))
+    for outcome in alone:
+        assert outcome.artifact is not None
+        other = load(tmp_path / "artifacts" / f"{outcome.name}.quick.json")
+        assert all(np.array_equal(value, other.arrays[key]) for key, value in outcome.artifact.arrays.items())
+
+
+def test_a_process_that_dies_takes_only_its_own_experiment_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    class Context:
+        """Processes as the real context makes them; the first one is killed before it says anything."""
+
+        def __init__(self, real: Any) -> None:
+            self.real = real
+            self.Pipe = real.Pipe
+
+        def Process(self, target: Any, args: Any, daemon: bool) -> Any:
+            started.append(args[0])
+            kill = len(started) == 1
+            return self.real.Process(target=_die if kill else target, args=args, daemon=daemon)
+
+    real = runner.multiprocessing.get_context("spawn")
+    monkeypatch.setattr(runner.multiprocessing, "get_context", lambda kind: Context(real))
+    entries = [find(name) for name in ("dgn.fig9", "dgn.conv", "npk.fig1")]
+    assert entries[0].function.__module__ == entries[1].function.__module__
+    plan = Plan("quick", tmp_path, seeds=1)
+    outcomes = run_all(entries, plan, jobs=2)
+    assert [bool(outcome.error) for outcome in outcomes] == [True, False, False]
+    assert "ended with code 7" in outcomes[0].error
+    assert started[-1] == ["dgn.conv"]
+
+
+def _die(*ignored: Any) -> None:
+    os._exit(7)
+
+
+def test_trainings_shared_by_modules_run_in_one_process() -> None:
+    plan = Plan("quick", Path("unused"))
+    groups = runner._groups([find("dgn.fig3"), find("npk.fig1"), find("npk.memorise")], plan)
+    assert [[entry.name for entry in group] for group in groups] == [["dgn.fig3", "npk.memorise"], ["npk.fig1"]]
+
+
+def test_seeds_are_the_experiments_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = find("hs.fig2")
+    monkeypatch.setitem(registry.SIZES["hs.fig2"]["paper"], "seeds", 3)
+    assert Plan("quick", Path("unused")).run(entry).seeds == (0, 1, 2)
+    assert Plan("quick", Path("unused"), seeds=1).run(entry).seeds == (0,)
+
+
+def test_checkpoints_of_other_settings_are_elsewhere(tmp_path: Path) -> None:
+    places = {Run(out=tmp_path, seeds=seeds, changes=changes).checkpoint("a")
+              for seeds in ((0,), (0, 1)) for changes in ({}, {"epochs": 3})}  # fmt: skip
+    assert len(places) == 4
+    (place,) = {Run("paper", out=tmp_path).checkpoint("a", "b") for _ in range(2)}
+    assert place is not None and place.name.startswith("paper-a-b-")
+
+
+def test_starting_over_forgets_checkpoints_once(tmp_path: Path) -> None:
+    place = Run(out=tmp_path).checkpoint("a")
+    assert place is not None
+    place.mkdir(parents=True)
+    again = Run(out=tmp_path, again=True)
+    assert again.checkpoint("a") == place and not place.exists()
+    place.mkdir()
+    assert again.checkpoint("a") == place and place.exists()  # what it has written since is its own
+
+
+def test_times_add_up_over_attempts_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr("pathlens.experiments.timesheet.time.perf_counter", lambda: clock)
+    first = Timesheet(tmp_path)
+    first.begin("a")
+    with first.shared("training"):
+        clock += 100
+        first.tick()  # then it is killed
+    second = Timesheet(tmp_path)
+    second.begin("a")
+    with second.shared("training"):
+        clock += 20
+    clock += 3
+    assert second.end() == pytest.approx(123)
+    other = Timesheet(tmp_path)  # another process
+    other.begin("b")
+    other.use("training")
+    clock += 1
+    assert other.end() == pytest.approx(121)
+    other.begin("b")  # it had ended: a new attempt is a new one
+    assert other.end() == 0
+
+
+def test_two_runs_do_not_compute_the_same_at_once(tmp_path: Path) -> None:
+    import fcntl
+
+    run, other = Run(out=tmp_path), Run(out=tmp_path)
+    (tmp_path / "seen").mkdir()
+
+    def compute() -> bool:
+        (lock,) = other._folder("locks").iterdir()  # type: ignore[union-attr]
+        with open(lock) as stream, pytest.raises(BlockingIOError):
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+
+    assert run.once("training", compute)
+    assert other.once("training", lambda: True)  # free again
