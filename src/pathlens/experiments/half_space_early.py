@@ -61,7 +61,7 @@ def train_on_circle(run: Run, model: str, data: DataSet, epochs: int, keep: list
     from pathlens.training import train
 
     def compute() -> Any:
-        words = (data.name.replace(" ", "_"), str(len(data)), model)
+        words = (data.name.replace(" ", "_"), str(len(data)), model, *map(str, keep))
         return train(circle_network(model), data, seeds=run.seeds, keep_at=keep,
                      **circle_options(run, epochs, f"{data.name}, {NAMES[model]}", *words))  # fmt: skip
 
@@ -161,22 +161,19 @@ def _image_stages(run: Run, sizes: dict[str, Any]) -> dict[str, np.ndarray]:
 
     setting, stages = Setting.of(sizes), sizes["stages"]
     t = train_fashion(run, "dlgn_pwc", setting)
+    members, shape = range(len(run.seeds)), (len(run.seeds), len(stages))
+    gates = [[t.network(i, e) for e in stages] for i in members]
     pattern = network("dlgn_pwc", setting, t.data.d, frozen=True)
-    behind, kernel = np.empty((2, len(run.seeds), len(stages)))
-    curve = np.empty((len(run.seeds), len(stages), setting.epochs + 1))
-    for j, stage in enumerate(stages):
-        gates = [t.network(i, stage) for i in range(len(run.seeds))]
-        nets = [_frozen(pattern, net, seed) for net, seed in zip(gates, run.seeds)]
-        chosen = train_options(run, setting, t.data, f"values, gates of epoch {stage}", "stage", str(stage))
-        del chosen["seeds"]  # a list of networks brings its own
-        runs: Any = train(nets, t.data, **chosen)
-        curve[:, j] = 100 * runs.history("test_accuracy")
-        behind[:, j] = curve[:, j, -1]
-        for i, net in enumerate(gates):
-            accuracy = _regression(net, t.data, sizes["kernel_rows"], run.device, soft=False)[1]
-            kernel[i, j] = 100 * (accuracy or 0.0)
+    nets = [_frozen(pattern, gates[i][j], run.seeds[i]) for i in members for j in range(len(stages))]
+    chosen = train_options(run, setting, t.data, "values, Fashion-MNIST", "stages")
+    del chosen["seeds"]  # a list of networks is trained as it is
+    behind: Any = train(nets, t.data, **chosen)
+    curve = 100 * behind.history("test_accuracy").reshape(*shape, -1)
+    kernel = [[_regression(net, t.data, sizes["kernel_rows"], run.device, soft=False)[1] for net in row]
+              for row in gates]  # fmt: skip
     return {"images_loss": t.runs.history()[:, stages], "images_accuracy": 100 * t.runs.history("test_accuracy"),
-            "images_retrained": behind, "images_hard": kernel, "images_curve": curve}  # fmt: skip
+            "images_retrained": curve[..., -1], "images_hard": 100 * np.array(kernel, dtype=float),
+            "images_curve": curve}  # fmt: skip
 
 
 @experiment(
