@@ -84,6 +84,7 @@ def train(
     clip: float | None = None,
     weights: Any = None,
     penalty: Penalty | None = None,
+    augment: str | None = None,
     trained: str | None = None,
     validation: Any = None,
     patience: int | None = None,
@@ -138,6 +139,8 @@ def train(
     penalty : function of the network, optional
         Its value, a tensor of shape (), is added to the loss that is minimised, with the weights of each member in
         turn: ``lambda net: 1e-3 * net.values.get_parameter("fc1.weight").abs().sum()``. The history stays without it.
+    augment : {"crop_flip"}, optional
+        Every image of a batch is shifted by up to 4 pixels and flipped or not, drawn anew for each member and epoch.
     trained : {"values", "gates", "both"}, optional
         Train this part of a gated network, whatever it was built to train. Default: as it was built.
     validation : (X, y) or (X, y, weights), optional
@@ -202,6 +205,7 @@ def train(
     if sampler is not None and weights is not None:
         raise OptionError("train: weights belong to the rows of a data set, and a sampler draws new rows every step.")
     prepared = prepare(data, members[0], loss, place, weights)
+    _check_augment(augment, sampler, prepared)
     held_out = _held_out(validation, patience, members[0], loss, place)
     config = {
         "kind": getattr(members[0], "kind", type(members[0]).__name__),
@@ -221,6 +225,7 @@ def train(
         "keep_when": list(keep_when),
         "stop_below": stop_below,
         "penalty": None if penalty is None else _name(penalty),
+        "augment": augment,
         "trained": trained,
         "validation": held_out.fingerprint() if held_out is not None and checkpoint is not None else None,
         "patience": patience,
@@ -252,6 +257,7 @@ def train(
         penalty=penalty,
         validation=held_out,
         patience=patience,
+        augmented=augment is not None,
     )
     folder = None if checkpoint is None else Path(checkpoint)
     with _threads(threads if threads is not None else run.good_threads()):
@@ -271,6 +277,16 @@ def _name(function: Any) -> str:
     if isinstance(function, functools.partial):
         return f"{_name(function.func)}, {function.args}, {function.keywords}"
     return repr(function) if not inspect.isfunction(function) else function.__qualname__
+
+
+def _check_augment(augment: str | None, sampler: Any, data: Data) -> None:
+    if augment is None:
+        return
+    if augment != "crop_flip":
+        raise unknown_name("augmentation", augment, ["crop_flip"])
+    if sampler is not None or data.x.ndim != 4:
+        got = "a sampler" if sampler is not None else f"inputs of shape {tuple(data.x.shape)}"
+        raise OptionError(f"train: augment={augment!r} needs images of shape (n, channels, height, width), got {got}.")
 
 
 def _held_out(

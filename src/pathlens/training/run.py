@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pathlens.errors import DivergedError, OptionError, PathlensWarning, SignalWarning
 from pathlens.recording import Moment, Trajectory
 from pathlens.records import Record, Snapshot
+from pathlens.training.augment import MOVES, crop_flip
 from pathlens.training.checkpoints import load_checkpoint, save_checkpoint
 from pathlens.training.inputs import Data
 from pathlens.training.schedules import Schedule
@@ -91,6 +92,7 @@ class Run:
         penalty: Penalty | None = None,
         validation: Data | None = None,
         patience: int | None = None,
+        augmented: bool = False,
     ) -> None:
         self.members, self.settings, self.data, self.sampler = members, settings, data, sampler
         self.stack = Stack(members, device, trained)
@@ -104,6 +106,7 @@ class Run:
         self.trajectories = [Trajectory(config=config | {"member": s}) for s in settings]
         self.shuffles = [_generator(s["seed"], "shuffle") for s in settings]
         self.dropouts = [_generator(s["seed"], "dropout") for s in settings]
+        self.moves = [_generator(s["seed"], "augment") for s in settings] if augmented else []
         self.uneven = any(s[k] != settings[0][k] for s in settings for k in ("lr", "weight_decay", "momentum"))
         # members with settings of their own are rows of the stack, each in a group of its own
         self.leaves = [self.stack.flat[i] for i in range(self.stack.k)] if self.uneven else [self.stack.flat]
@@ -183,17 +186,23 @@ class Run:
         return losses
 
     def _fetch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """A batch of each member; `index` is one tensor of row numbers, or those and the moves of the images."""
+        index, moves = index if self.moves else (index, None)
         weights = self.data.weights
         rows = index if self.stack.needs_rows else None
-        return self.data.x[index], self.data.y[index], None if weights is None else weights[index], rows
+        x = self.data.x[index] if moves is None else crop_flip(self.data.x, index, moves)
+        return x, self.data.y[index], None if weights is None else weights[index], rows
 
     def _order(self) -> Iterator[Tensor]:
-        """The row numbers of each batch of one epoch, for all members: shapes (k, B)."""
+        """What `_fetch` needs for each batch of one epoch, for all members: shapes (k, B), or (2, k, B) with moves."""
         if self.batch == self.n:
             order = torch.arange(self.n).repeat(self.stack.k, 1)
         else:
             order = torch.stack([torch.randperm(self.n, generator=g) for g in self.shuffles])
-        yield from order.to(self.data.x.device).split(self.batch, dim=1)
+        if self.moves:
+            moves = torch.stack([torch.randint(MOVES, (self.n,), generator=g) for g in self.moves])
+            order = torch.stack([order, moves])
+        yield from order.to(self.data.x.device).split(self.batch, dim=-1)
 
     def _fresh(self) -> tuple[Tensor, Tensor, None, None]:
         """A batch from the sampler for each member, from the member's own generator."""
@@ -212,9 +221,10 @@ class Run:
             return running.cpu()
         for index in self._order():
             self._set_rate(self.step_count / total)
-            whole = index.shape[1] == self.batch
+            whole = index.shape[-1] == self.batch
             losses = graph(index) if graph is not None and whole else self._step(*self._fetch(index))
-            counts = index.shape[1] if self.data.weights is None else self.data.weights[index].double().sum(1)
+            rows = index[0] if self.moves else index
+            counts = rows.shape[1] if self.data.weights is None else self.data.weights[rows].double().sum(1)
             running += losses.double() * counts
             self.step_count += 1
         return (running / (self.n if self.data.weights is None else self.data.weights.double().sum())).cpu()
@@ -332,7 +342,8 @@ class Run:
         """The whole step (fetching the batch, gradient, optimiser) as one CUDA graph; weights are as before it."""
         if self.sampler is not None:
             return None
-        index = torch.zeros(self.stack.k, self.batch, dtype=torch.long, device=self.stack.device)
+        shape = (self.stack.k, self.batch)
+        index = torch.zeros((2, *shape) if self.moves else shape, dtype=torch.long, device=self.stack.device)
         fused = torch.compile(capture(self._gradient, (self.stack.flat, *self._fetch(index), [], *self.stack.rest())))
 
         def body() -> Tensor:
@@ -385,6 +396,7 @@ class Run:
                     tensors[f"optimiser/{i}/{k}"] = torch.as_tensor(v)
         for i, (a, b) in enumerate(zip(self.shuffles, self.dropouts)):
             tensors[f"shuffle/{i}"], tensors[f"dropout/{i}"] = a.get_state(), b.get_state()
+        tensors |= {f"moves/{i}": g.get_state() for i, g in enumerate(self.moves)}
         if self.stopping is not None:
             tensors |= self.stopping.tensors()
         moments = []
@@ -428,6 +440,8 @@ class Run:
         for i, (a, b) in enumerate(zip(self.shuffles, self.dropouts)):
             a.set_state(tensors[f"shuffle/{i}"])
             b.set_state(tensors[f"dropout/{i}"])
+        for i, g in enumerate(self.moves):
+            g.set_state(tensors[f"moves/{i}"])
         self.epoch, self.step_count = int(meta["epoch"]), int(meta["step"])
         self.watch.reached = [set(r) for r in meta["reached"]]
         for i, (t, history, entries) in enumerate(zip(self.trajectories, meta["histories"], meta["moments"])):
