@@ -7,11 +7,9 @@ the experiments stays quick.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -20,7 +18,15 @@ import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.experiments import deep_gated_image_panels as panels
-from pathlens.experiments.image_runs import accuracy, hard_accuracies, images, options, train_each
+from pathlens.experiments.image_runs import (
+    accuracy,
+    hard_accuracies,
+    images,
+    judged_in_parts,
+    options,
+    own_folder,
+    shrunk,
+)
 from pathlens.experiments.registry import Run, experiment
 from pathlens.experiments.sizes import SIZES
 
@@ -74,87 +80,63 @@ DLN = Row("deep linear network", "dln", {"init": "default"})
 def fit(run: Run, size: Mapping[str, Any], row: Row) -> dict[str, np.ndarray]:
     """Train one network from every seed; accuracies in %.
 
-    Of a finished row only these numbers stay on disk: its checkpoints hold hundreds of megabytes per seed and go.
-
     Returns
     -------
     dict
         ``test`` (seeds, epochs + 1); ``train`` and ``hard`` (seeds,), both after the last epoch, the second on the test
-        images with hard gates.
+        images with hard gates in place of soft ones (NaN where there are none).
     """
-    setting = {name: size[name] for name in _SHAPE} | {"seeds": run.seeds, "row": dataclasses.asdict(row)}
-    key = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:12]
-    words = ("cifar10", row.kind, key)
-    folder = run.checkpoint(*words)
+    setting = {name: size[name] for name in _SHAPE} | dataclasses.asdict(row)
 
     def compute() -> dict[str, np.ndarray]:
-        file = None if folder is None else folder / "accuracies.npz"
-        if file is not None and file.exists():
-            with np.load(file) as found:
-                return dict(found)
-        arrays = _train(run, size, row, words)
-        if file is not None:
-            from pathlens.training.checkpoints import forget_checkpoints
+        found = [_fit_seed(run, size, row, setting, seed) for seed in run.seeds]
+        return {name: np.stack([one[name] for one in found]) for name in ("test", "train", "hard")}
 
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_suffix(".part")
-            with part.open("wb") as stream:
-                np.savez(stream, **arrays)  # type: ignore[arg-type]
-            os.replace(part, file)
-            for seed in run.seeds:
-                place = run.checkpoint(*words, f"seed{seed}")
-                assert place is not None
-                forget_checkpoints(place)
-        return arrays
-
-    return run.once(words, compute)
+    return run.once(("cifar10", json.dumps(setting)), compute)
 
 
-def _train(run: Run, size: Mapping[str, Any], row: Row, words: Sequence[str]) -> dict[str, np.ndarray]:
+def _fit_seed(
+    run: Run, size: Mapping[str, Any], row: Row, setting: Mapping[str, Any], seed: int
+) -> dict[str, np.ndarray]:
+    """One training. When it is done only its accuracies stay on disk: its checkpoints hold hundreds of megabytes."""
     from pathlens.models import gated_twin, vconv
+    from pathlens.training import train
+    from pathlens.training.checkpoints import forget_checkpoints
 
+    folder = own_folder(run, "cifar10", row.kind, f"seed{seed}", **setting)
+    file = None if folder is None else folder / "accuracies.npz"
+    if file is not None and file.exists():
+        with np.load(file) as kept:
+            return dict(kept)
     data = _pictures(run, size)
     template = vconv(10, (3, *size["channels"]), size["dense"], size["side"])
     net = gated_twin(template, row.kind, example=data.x[:2], **row.options)
-    with _judged_in_parts():
-        runs = train_each(run, net, data, row.name, *words, epochs=size["epochs"], lr=size["lr"],
-                          batch_size=size["batch_size"], checkpoint_every=10)  # fmt: skip
-    own = net.gate.label
-    return {
-        "test": 100 * runs.history("test_accuracy"),
-        "train": accuracy(runs.networks, data.x[:_JUDGED], data.y[:_JUDGED], run.device),
-        "hard": hard_accuracies(runs, data, run.device) if own.startswith("soft") else np.full(len(run.seeds), np.nan),
+    given = options(run, f"{row.name}, seed {seed}") | {
+        "seeds": [seed], "checkpoint": folder, "checkpoint_every": 10,
+        # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
+        "compile": run.device.startswith("cuda"),
+    }  # fmt: skip
+    with judged_in_parts():
+        runs: Any = train(net, data, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"], **given)
+    soft = net.gate.label.startswith("soft")
+    arrays = {
+        "test": 100 * runs.history("test_accuracy")[0],
+        "train": accuracy(runs.networks, data.x[:_JUDGED], data.y[:_JUDGED], run.device)[0],
+        "hard": hard_accuracies(runs, data, run.device)[0] if soft else np.array(np.nan),
     }
-
-
-@contextmanager
-def _judged_in_parts(rows: int = 2000) -> Iterator[None]:
-    """Let `train` take accuracies on this many images at a time: its 65,536 rows of small inputs would need more than
-    a GPU has, once every gate of a convolutional network is held for each."""
-    from pathlens.training import run as engine
-
-    before = engine._EVALUATED_AT_ONCE
-    engine._EVALUATED_AT_ONCE = rows
-    try:
-        yield
-    finally:
-        engine._EVALUATED_AT_ONCE = before
+    if file is not None and folder is not None:
+        part = file.with_suffix(".part")
+        with part.open("wb") as stream:
+            np.savez(stream, **arrays)
+        os.replace(part, file)
+        forget_checkpoints(folder)
+    return arrays
 
 
 def _pictures(run: Run, size: Mapping[str, Any]) -> Any:
-    """CIFAR-10, or part of it with sides shrunk by averaging."""
-
-    def compute() -> Any:
-        import torch.nn.functional as F
-
-        data = images("cifar10", size["rows"], size["rows_test"])
-        factor = data.x.shape[-1] // size["side"]
-        if factor == 1:
-            return data
-        assert data.x_test is not None
-        return dataclasses.replace(data, x=F.avg_pool2d(data.x, factor), x_test=F.avg_pool2d(data.x_test, factor))
-
-    return run.once(("cifar10", size["rows"], size["rows_test"], size["side"]), compute)
+    """CIFAR-10, or part of it with smaller sides."""
+    rows, rows_test, side = size["rows"], size["rows_test"], size["side"]
+    return run.once(("cifar10", rows, rows_test, side), lambda: shrunk(images("cifar10", rows, rows_test), side))
 
 
 def _passes(size: Mapping[str, Any], passes: float) -> float:

@@ -49,8 +49,8 @@ _PATH_FEATURES: dict[str, dict[str, Any]] = {
               "image_rows_test": 360, "batch_size": 32,
               "rates": {"fc-sgd": 0.05, "fc-adam": 1e-3, "vconv-sgd": 0.05, "vconv-adam": 2e-3, "gconv-sgd": 0.1,
                         "gconv-adam": 5e-3},
-              "epochs": {"fc-sgd": 12, "fc-adam": 12, "vconv-sgd": 8, "vconv-adam": 8, "gconv-sgd": 24,
-                         "gconv-adam": 24}},
+              "epochs": {"fc-sgd": 10, "fc-adam": 10, "vconv-sgd": 6, "vconv-adam": 6, "gconv-sgd": 20,
+                         "gconv-adam": 20}},
     "paper": {"hidden": [128] * 5, "channels": [64, 64, 128, 128], "dense": [256, 256], "flat_data": "mnist",
               "flat_rows": None, "flat_rows_test": None, "image_data": "cifar10", "image_rows": None,
               "image_rows_test": None, "batch_size": 32,
@@ -183,7 +183,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     # neither epochs nor batch size are printed; 80 epochs are the authors' code for this network
     "dgn.exp6": {
         "quick": {"gates": ["soft", "straight_through"], "channels": [16, 16, 16, 16], "dense": [32, 32], "side": 8,
-                  "rows": 1000, "rows_test": 1000, "epochs": 16, "lr": 3e-3, "batch_size": 50},
+                  "rows": 5000, "rows_test": 1000, "epochs": 3, "lr": 3e-3, "batch_size": 50},
         "paper": {"gates": ["soft", "straight_through"], "channels": [64, 64, 128, 128], "dense": [256, 256],
                   "side": 32, "rows": None, "rows_test": None, "epochs": 80, "lr": 3e-4, "batch_size": 128,
                   "seeds": 5},
@@ -193,8 +193,8 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
                   "dense": [32, 32], "side": 8, "rows": 1000, "rows_test": 1000, "epochs": 16, "lr": 3e-3,
                   "batch_size": 50},
         "paper": {"betas": [1, 2, 4, 8, 12, 16, 20, 24], "epsilons": [0.1, 0.4], "init": "default",
-                  "channels": [64, 64, 128, 128], "dense": [256, 256], "side": 32, "rows": None, "rows_test": None, "epochs": 80, "lr": 3e-4,
-                  "batch_size": 128, "seeds": 5},
+                  "channels": [64, 64, 128, 128], "dense": [256, 256], "side": 32, "rows": None, "rows_test": None,
+                  "epochs": 80, "lr": 3e-4, "batch_size": 128, "seeds": 5},
     },
     # optimiser, epochs and batch size are not printed: the authors' later code for fully connected networks on MNIST
     "dgn.fig5": {
@@ -218,8 +218,8 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
                   "models": ["frnpf_ii", "frnpf_di", "dnpfl", "flnpf", "relu"]},
     },
     "npk.fig3": {
-        "quick": {**_PATH_FEATURES["quick"], "stages": [2, 4, 8, 16, 24], "value_epochs": 12,
-                  "kernel_epochs": [1, 3, 6, 12], "per_class": [10, 20], "binary_hidden": [100] * 4,
+        "quick": {**_PATH_FEATURES["quick"], "stages": [2, 5, 10, 20], "value_epochs": 8,
+                  "kernel_epochs": [1, 3, 10], "per_class": [10, 20], "binary_hidden": [100] * 4,
                   "binary_rows": 2000, "binary_epochs": 20, "binary_rate": 1e-3, "binary_batch_size": 64,
                   "watched": 200, "nu_epochs": [0, 1, 2, 5, 10, 20]},
         "paper": {**_PATH_FEATURES["paper"], "stages": [10, 20, 30, 40, 50, 60], "value_epochs": 60,
