@@ -6,6 +6,7 @@ table can be filled in pieces. Torch is imported inside functions, so that listi
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -246,7 +247,7 @@ def _binary(run: Run) -> tuple[list[int], np.ndarray]:
     runs: Any = train(pattern, data, epochs=size["binary_epochs"], optimizer="rmsprop", lr=size["binary_rate"],
                       batch_size=size["binary_batch_size"], keep_at=epochs, **options | {"loss": "mse"})  # fmt: skip
     found = np.empty((len(run.seeds), len(epochs)))
-    net = runs.networks[0].cpu().double()
+    net = copy.deepcopy(runs.networks[0]).cpu().double()
     for i in range(len(run.seeds)):
         for j, epoch in enumerate(epochs):
             net.load_state_dict(state_at(runs, i, epoch))
@@ -261,7 +262,7 @@ def _norms(run: Run) -> tuple[list[int], np.ndarray]:
     row = "fc-adam"
     runs, epochs, sizes = trained(run, row, "dnpfl"), kept(run, row, "dnpfl"), run.sizes("npk.fig3")["per_class"]
     found = np.empty((len(sizes), 2, 2, len(run.seeds), len(epochs)))
-    net: Any = runs.networks[0].cpu()
+    net: Any = copy.deepcopy(runs.networks[0]).cpu()
     for a, per_class in enumerate(sizes):
         X = images(run, "fc").subsample(per_class=per_class).x
         for i in range(len(run.seeds)):

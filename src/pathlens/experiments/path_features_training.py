@@ -6,10 +6,10 @@ path_features_images. Torch is imported inside functions.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,17 +66,9 @@ def flops(size: dict[str, Any], row: str, model: str, epochs: int) -> float:
 # --- what is on disk ---------------------------------------------------------------------------------------------
 
 
-def _path(run: Run, folder: str, words: Sequence[str], settings: dict[str, Any]) -> Path | None:
-    """A place that depends on these settings alone, so that a call with other rows or models finds it again."""
-    if run.out is None:
-        return None
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    return run.out / folder / "-".join([run.scale, *words, digest])
-
-
 def _finished(run: Run, words: Sequence[str], settings: dict[str, Any]) -> dict[int, Path]:
     """Files with the numbers of trainings that are finished, by their number of epochs."""
-    stem = _path(run, "rows", words, settings)
+    stem = image_runs.own_folder(run, *words, **settings)
     files = [] if stem is None else stem.parent.glob(f"{stem.name}-*.json")
     return {int(path.stem.rpartition("-")[2]): path for path in files}
 
@@ -88,7 +80,7 @@ def _remembered(
     if (path := _finished(run, words, settings).get(epochs)) is not None:
         return _read(path)
     made = compute()
-    if (stem := _path(run, "rows", words, settings)) is not None:
+    if (stem := image_runs.own_folder(run, *words, **settings)) is not None:
         stem.parent.mkdir(parents=True, exist_ok=True)
         part = stem.with_name(f"{stem.name}-{epochs}.part")
         part.write_text(json.dumps(made), encoding="utf-8")
@@ -151,10 +143,13 @@ def _train(
         chosen = run.seeds[start : start + count]
         options = image_runs.options(run, f"{label}, seed {chosen[0]}" if count == 1 else label)
         del options["seeds"]  # the networks are there already
-        options["checkpoint"] = _path(run, "checkpoints", words, settings | {"seeds": list(chosen)})
-        parts.append(train(networks[start : start + count], images(run, architecture), epochs=epochs, seed=chosen[0],
-                           optimizer=optimiser, lr=of_row(size["rates"], row), batch_size=size["batch_size"],
-                           keep_at=keep_at, **options))  # fmt: skip
+        # on the CPU convolutions outweigh the dispatch that capturing a step saves
+        options["compile"] = count > 1 or run.device.startswith("cuda")
+        options["checkpoint"] = image_runs.own_folder(run, *words, **settings | {"seeds": list(chosen)})
+        with nullcontext() if architecture == "fc" else image_runs.judged_in_parts():
+            parts.append(train(networks[start : start + count], images(run, architecture), epochs=epochs,
+                               seed=chosen[0], optimizer=optimiser, lr=of_row(size["rates"], row),
+                               batch_size=size["batch_size"], keep_at=keep_at, **options))  # fmt: skip
     return Runs([t for part in parts for t in part], [n for part in parts for n in part.networks],
                 [s for part in parts for s in part.settings])  # fmt: skip
 
