@@ -112,6 +112,7 @@ class Run:
         self.leaves = [self.stack.flat[i] for i in range(self.stack.k)] if self.uneven else [self.stack.flat]
         self.optimiser = self._optimiser(optimizer)
         self._gradient = self.stack.gradient_step(loss, autocast, penalty)
+        self._lone = self.stack.lone_step(loss, autocast, penalty)
         self._captured: dict[tuple[int, ...], Callable[..., tuple[Tensor, Tensor]]] = {}
         self._dropout_shapes: dict[int, list[tuple[int, ...]]] = {}
         self._has_dropout = any(
@@ -344,10 +345,10 @@ class Run:
             return None
         shape = (self.stack.k, self.batch)
         index = torch.zeros((2, *shape) if self.moves else shape, dtype=torch.long, device=self.stack.device)
-        fused = torch.compile(capture(self._gradient, (self.stack.flat, *self._fetch(index), [], *self.stack.rest())))
+        gradients = self._lanes(index) if self.data.x.ndim == 4 else self._together(index)
 
         def body() -> Tensor:
-            losses, gradient = fused(self.stack.flat, *self._fetch(index), [], *self.stack.rest())
+            losses, gradient = gradients()
             self._apply(gradient)
             return losses
 
@@ -378,6 +379,43 @@ class Run:
             return losses
 
         return replay
+
+    def _together(self, index: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Loss and gradient of all members in one compiled step."""
+        fused = torch.compile(capture(self._gradient, (self.stack.flat, *self._fetch(index), [], *self.stack.rest())))
+        return lambda: fused(self.stack.flat, *self._fetch(index), [], *self.stack.rest())
+
+    def _lanes(self, index: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+        """The same for networks on images: a compiled step for one member, all members side by side on streams.
+
+        Batched over members, convolutions become grouped ones, which are slower than those of one network with the
+        channels last (`benchmarks/training.py`).
+        """
+        k = self.stack.k
+        losses = torch.zeros(k, dtype=self.stack.flat.dtype, device=self.stack.device)
+        gradient = torch.zeros_like(self.stack.flat)
+        streams = [torch.cuda.Stream() for _ in range(k)]
+
+        def arguments(i: int) -> tuple[Any, ...]:
+            x, y, w, rows = self._fetch(index[..., i, :])
+            x = x.contiguous(memory_format=torch.channels_last)
+            return (self.stack.flat[i], x, y, w, rows, [], *(t[i] for t in self.stack.rest()))
+
+        fused = torch.compile(capture(self._lone, arguments(0)))
+
+        def gradients() -> tuple[Tensor, Tensor]:
+            main = torch.cuda.current_stream()
+            for i, stream in enumerate(streams):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    loss, one = fused(*arguments(i))
+                    losses[i].copy_(loss)
+                    gradient[i].copy_(one)
+            for stream in streams:
+                main.wait_stream(stream)
+            return losses, gradient
+
+        return gradients
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
