@@ -146,11 +146,15 @@ def test_what_is_left_of_figure_16_is_symmetric_and_of_the_printed_trace():
 # --- early, controls -------------------------------------------------------------------------------------------
 
 
-def test_share_of_the_gain_at_the_last_stage_with_half_of_the_loss():
-    worth = np.array([[1.0, 3.0, 5.0], [1.0, 3.0, 5.0], [1.0, 3.0, 5.0], [5.0, 3.0, 1.0]])
-    loss = np.array([[2.0, 1.5, 0.1], [2.0, 0.5, 0.1], [2.0, 1.9, 1.8], [2.0, 1.5, 0.1]])
-    share = half_space_early.share_gained(worth, loss)
-    assert share[:2].tolist() == [0.5, 0.0] and np.isnan(share[2:]).all()
+def test_early_is_before_the_loss_halves():
+    loss = np.array([[2.0, 1.5, 0.1], [2.0, 0.5, 1.1], [2.0, 1.9, 1.8]])
+    assert half_space_early.early_stage(loss).tolist() == [1, 0, 2]
+
+
+def test_shares_of_a_gain_are_told_between_the_first_and_the_last_stage_alone():
+    worth = np.array([[1.0, 2.0, 5.0], [1.0, 2.0, 5.0], [1.0, 2.0, 5.0], [5.0, 3.0, 1.0]])
+    share = half_space_early.share_gained(worth, np.array([1, 0, 2, 1]))
+    assert share[0] == 0.25 and np.isnan(share[1:]).all()
 
 
 def test_frozen_gates_are_those_of_the_stage_and_values_are_new():

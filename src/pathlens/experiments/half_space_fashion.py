@@ -239,7 +239,8 @@ def fig7(run: Run) -> Artifact:
     setting = Setting.of(sizes)
     epochs = sorted({e for e in (*CURVE, setting.epochs) if e <= setting.epochs and e in setting.kept})
     arrays: dict[str, Any] = {"epochs": epochs}
-    claims, metrics = [], {}
+    claims: list[Claim] = []
+    metrics: dict[str, Any] = {}
     for model, name in NAMES.items():
         t = train_fashion(run, model, setting)
         paths, diagonal = _allocation(run, t, sizes["measured"], epochs)
@@ -375,7 +376,8 @@ def fig13(run: Run) -> Artifact:
     sizes = run.sizes("hs.fig13")
     setting = Setting.of(sizes)
     arrays: dict[str, Any] = {"printed_16a": FIGURE_16A, "printed_16b": FIGURE_16B}
-    claims, metrics = [], {}
+    claims: list[Claim] = []
+    metrics: dict[str, Any] = {}
     for model, name in NAMES.items():
         t = train_fashion(run, model, setting)
         for kernel, found in _blocks(run, t, sizes["per_class"]).items():

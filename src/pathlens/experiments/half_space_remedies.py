@@ -85,12 +85,12 @@ def train_with(
     labels, members = data.task == "classification", [copy.deepcopy(net) for net in nets]
     loss = Reweighted(data.c, labels)
     inputs = data.x[:: max(len(data) // probe, 1)][:probe].to(chosen["device"])
-    more: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
         PLAIN: {}, "gates": {"loss": loss}, "everything": {"loss": loss},
         "paths": {"penalty": BalancedPaths(inputs, strength)},
-    }[remedy]  # fmt: skip
+    }  # fmt: skip
     wrapped: list[Any] = [GatesApart(net) for net in members] if remedy == "gates" else list(members)
-    found: Any = train(wrapped, data, **{**chosen, **more})
+    found: Any = train(wrapped, data, **{**chosen, **ways[remedy]})
     return found
 
 
