@@ -185,7 +185,7 @@ def _image_stages(run: Run, sizes: dict[str, Any]) -> dict[str, np.ndarray]:
 @experiment(
     "hs.early", paper=PAPER, title="Features are learned early",
     what="gates frozen at several epochs, values drawn anew: circle and modified Fashion-MNIST; and kernel regression",
-    claims=[_EARLY, _LATER_CIRCLE, _LATER_IMAGES], data=("fashion_mnist",), quick_minutes=2, paper_minutes=20,
+    claims=[_EARLY, _LATER_CIRCLE, _LATER_IMAGES], data=("fashion_mnist",), quick_minutes=2, paper_minutes=10,
     # behind frozen gates, gates cost a forward pass alone
     flops=lambda sizes: training_flops(sizes, 2 + 4 / 3 * len(sizes["stages"])),
 )  # fmt: skip

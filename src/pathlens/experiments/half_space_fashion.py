@@ -315,9 +315,9 @@ KERNELS = Deviation(
     why="Figure 14 to 16 read so; the complex classes of 16b are alike, as mixtures of clusters are",
 )  # fmt: skip
 _BLOCKS = Claim(
-    "classes share more with classes of their own part than with those of the other", threshold=0.1, comparison=">",
-    null=0.0, null_text="no block structure, as at initialisation", paper="Figures 13 to 16",
-    unit="mean within a part − mean across, in units of the mean diagonal",
+    "training makes classes share more with classes of their own part than with those of the other", threshold=0.1,
+    comparison=">", null=0.0, null_text="no more than at initialisation", paper="Figures 13 to 16",
+    unit="gain of (mean within a part − mean across) / mean diagonal",
 )  # fmt: skip
 _AS_16A = Claim(
     "the ReLU network's NTK starts flat, as printed in Figure 16a", threshold=0.15, comparison="<=", null=1.0,
@@ -375,7 +375,7 @@ def fig13(run: Run) -> Artifact:
     """Figures 13 to 16, from the trainings of Figure 7."""
     sizes = run.sizes("hs.fig13")
     setting = Setting.of(sizes)
-    arrays: dict[str, Any] = {"printed_16a": FIGURE_16A, "printed_16b": FIGURE_16B}
+    arrays: dict[str, Any] = {}
     claims: list[Claim] = []
     metrics: dict[str, Any] = {}
     for model, name in NAMES.items():
@@ -384,7 +384,8 @@ def fig13(run: Run) -> Artifact:
             arrays[f"{kernel}_{model}"] = found
             label = f"{name}, {'overlap kernel' if kernel == 'overlap' else 'NTK'}"
             contrast = np.array([[block_contrast(b) for b in member] for member in found])
-            claims += [_BLOCKS.measure(contrast[:, j], row=f"{label}, {MOMENTS[j]}") for j in (1, 2)]
+            # images of one part are alike to begin with, so that only the gain is the network's doing
+            claims += [_BLOCKS.measure(contrast[:, j] - contrast[:, 0], row=f"{label}, {MOMENTS[j]}") for j in (1, 2)]
             metrics[f"block contrast, {label}"] = dict(zip(MOMENTS, contrast.T.tolist()))
         metrics[f"epoch of the middle, {name}"] = t.middle()
     start, middle = arrays["ntk_relu"][:, 0, 1:, 1:], arrays["ntk_relu"][:, 1, 1:, 1:]
@@ -395,9 +396,12 @@ def fig13(run: Run) -> Artifact:
         _AS_16B.measure(likeness),
         _SHARE_16B.measure(diagonal[:, :5].sum(1) / diagonal[:, 5:].sum(1)),
     ]
-    metrics |= {f"{figure}, classes 2 to 10, mean over seeds": np.round(ours.mean(0), 2).tolist()
-                for figure, ours in (("Figure 16a", start), ("Figure 16b", middle))}  # fmt: skip
-    arrays["ours_16a"], arrays["ours_16b"] = start.mean(0), middle.mean(0)
+    reached = middle[~np.isnan(middle).any((1, 2))]
+    ours = {"16a": start.mean(0), "16b": reached.mean(0) if len(reached) else np.full((9, 9), np.nan)}
+    metrics |= {f"Figure {figure}, classes 2 to 10, mean over seeds": np.round(values, 2).tolist()
+                for figure, values in ours.items()}  # fmt: skip
+    arrays |= {"printed_16a": FIGURE_16A - 10, "ours_16a": ours["16a"] - 10, "printed_16b": FIGURE_16B,
+               "ours_16b": ours["16b"]}  # fmt: skip
     return Artifact(
         "hs.fig13", "Kernels between the classes", PAPER, run.scale, sizes, run.seeds, tuple(claims), metrics,
         SIZES["hs.fig13"]["paper"],
