@@ -206,10 +206,14 @@ def _print_estimates(chosen: list[Experiment], plan: Plan, console: Console) -> 
     for entry in left:
         flops, minutes = entry.estimate(plan.run(entry))
         total += minutes
-        counted = f"about {flops:.1g} floating-point operations, " if flops is not None else ""
+        counted = f"about {_scientific(flops)} floating-point operations, " if flops is not None else ""
         console.print(f"{entry.name}: {counted}about {_duration(minutes)}", soft_wrap=True, highlight=False)
     if len(left) > 1:
         console.print(f"All {len(left)}: about {_duration(total)}", soft_wrap=True, highlight=False)
+
+
+def _scientific(value: float) -> str:
+    return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
 def _duration(minutes: float) -> str:
@@ -224,10 +228,38 @@ def report(
 ) -> None:
     """Rebuild the page of a folder from its artifacts; nothing is run."""
     from pathlens.artifacts import load_folder
-    from pathlens.report import write_page
+    from pathlens.report import not_run, write_page
 
-    page = write_page(load_folder(_artifact_folder(folder)), folder)
+    page = write_page(load_folder(_artifact_folder(folder)), folder, not_run=not_run(folder))
     _console().print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def results(
+    folder: Annotated[Path, typer.Option("--in", help="Artifacts, and a file not-run.toml.")] = Path("results"),
+    out: Annotated[Path, typer.Option("--out", help="The Markdown file to write.")] = Path("docs/results.md"),
+) -> None:
+    """Write the table of results: every experiment, how it came out, or why it was not run."""
+    try:
+        out.write_text(results_text(folder), encoding="utf-8")
+    except OSError as error:
+        raise ArtifactError(f"{out} cannot be written: {error.strerror or error}. Choose another.") from error
+    _console().print(f"The table: {out.resolve()}", soft_wrap=True, highlight=False)
+
+
+def results_text(folder: Path) -> str:
+    """The table of results, from a folder of artifacts and the list of experiments."""
+    from pathlens.artifacts import load_folder
+    from pathlens.experiments.registry import Run, find, names
+    from pathlens.report import Entry, not_run, results_page
+
+    entries = []
+    for name in names():
+        entry = find(name)
+        flops, minutes = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
+        cost = _duration(minutes) + (f", {_scientific(flops)} operations" if flops is not None else "")
+        entries.append(Entry(name, entry.paper, entry.what, cost))
+    return results_page(entries, load_folder(folder), not_run(folder))
 
 
 @app.command()
@@ -374,7 +406,7 @@ def list_experiments(
             table.add_row("", Text(paper, style="bright_black"), "", "", "", "", "")
         flops, _ = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
         table.add_row(name, Text(entry.what), ", ".join(entry.data) or "–", _duration(entry.minutes["quick"]),
-                      _duration(entry.minutes["paper"]), "–" if flops is None else f"{flops:.0e}".replace("e+", "e"),
+                      _duration(entry.minutes["paper"]), "–" if flops is None else _scientific(flops),
                       status.get(name, "[bright_black]not run[/]"))
     console.print(table)
     console.print("quick, paper: expected time at each scale, on two cores or one GPU; operations: floating-point, at "

@@ -132,7 +132,7 @@ def test_a_size_that_nothing_has_is_refused() -> None:
 
 def test_paper_scale_says_first_what_it_will_cost() -> None:
     output = invoke("run", "fake.one", "fake.two", "--scale", "paper", "--device", "cpu")
-    assert output.index("fake.one: about 3e+15 floating-point operations, about 1 min") < output.index("1/2 fake.one")
+    assert output.index("fake.one: about 3e15 floating-point operations, about 1 min") < output.index("1/2 fake.one")
     assert "All 2: about 2 min" in output
     assert "floating-point" not in invoke("run", "fake.one", "--scale", "paper", "--device", "cpu")  # it is there
 

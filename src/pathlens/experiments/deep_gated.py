@@ -83,6 +83,8 @@ _DEGRADES = Claim(
     "dgn.fig1", paper=PAPER, title="Depth whitens, until it does not",
     what="e.c.d.f. of K₀/d of fixed random gates over depths 2 to 20, widths 25 and 500, against the ideal",
     claims=[_NEARER, _WHITER, _DEGRADES], quick_minutes=0.3, paper_minutes=0.3,
+    flops=lambda size: sum(6.0 * d * w * size["n"] * (w + size["n"]) * size["seeds"]
+                           for d in size["depths"] for w in size["widths"]),
 )  # fmt: skip
 def fig1(run: Run) -> Artifact:
     """Figure 1: cumulative eigenvalues, ascending, of the Gram matrix of Experiment 1 at initialisation."""
@@ -138,6 +140,7 @@ _SPREAD = Claim(
     "dgn.fig2", paper=PAPER, title="The entries of the Gram matrix",
     what="one diagonal and one off-diagonal entry of K₀ over depth, 20 runs, w = 500, against their exact moments",
     claims=[_FOLLOW, _RATE, _SPREAD], quick_minutes=0.7, paper_minutes=0.7,
+    flops=lambda size: sum(12.0 * d * size["width"] ** 2 * size["runs"] * size["seeds"] for d in size["depths"]),
 )  # fmt: skip
 def fig2(run: Run) -> Artifact:
     """Figure 2, and Theorem 2.3's variance: K₀/d of two of the inputs of Experiment 1."""
@@ -236,6 +239,12 @@ def memorise(run: Run, width: int) -> Descent:
     return run.once(("memorise", width), compute)
 
 
+def memorise_operations(size: dict[str, Any]) -> float:
+    """Floating-point operations of all descents: forward, and twice that backward."""
+    weights = sum((d - 2) * w**2 + 2 * w for d in size["trained_depths"] for w in size["trained_widths"])
+    return 6.0 * weights * size["n"] * size["epochs"] * size["seeds"]
+
+
 _HELPS = Claim(
     "depth helps: the best depth leaves much less error than d = 2", threshold=0.8, comparison="<", null=1.0,
     null_text="depth does not matter", paper="'the convergence rate gets better with depth'",
@@ -255,7 +264,8 @@ _EARLIER = Claim(
 @experiment(
     "dgn.fig3", paper=PAPER, title="Convergence over depth",
     what="Experiment 1: error of fixed random gates under gradient descent over depths 2 to 20, several widths",
-    claims=[_HELPS, _HURTS, _EARLIER], quick_minutes=1, paper_minutes=30, shares="memorise",
+    claims=[_HELPS, _HURTS, _EARLIER], quick_minutes=1, paper_minutes=30, flops=memorise_operations,
+    shares="memorise",
 )  # fmt: skip
 def fig3(run: Run) -> Artifact:
     """Figure 3: ‖e_t‖/‖e_0‖, and the e.c.d.f. of K₀/ρ_max."""
@@ -301,6 +311,9 @@ _GALU_DEPTH = Claim(
     "dgn.fig4", paper=PAPER, title="GaLU against ReLU on random targets",
     what="Experiment 2: e.c.d.f. and convergence of GaLU with frozen gates and of ReLU, w = 100, several depths",
     claims=[_GALU, _GALU_SPECTRUM, _GALU_DEPTH], quick_minutes=0.6, paper_minutes=6,
+    flops=lambda size: 14.0 * sum((d - 2) * size["galu_width"] ** 2 + 3 * size["galu_width"]
+                                  for d in size["galu_depths"])
+    * size["galu_n"] * size["galu_epochs"] * size["seeds"],
 )  # fmt: skip
 def fig4(run: Run) -> Artifact:
     """Figure 4: 100 random points of the square with random targets."""

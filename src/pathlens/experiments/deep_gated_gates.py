@@ -59,7 +59,7 @@ def _signals(n: int, length: int, seed: int) -> Any:
 @experiment(
     "dgn.fig9", paper=PAPER, title="Eight path strengths",
     what="circular convolution, kernel 2, three inputs, global average pooling: all paths of a real network",
-    claims=[_EIGHT, _REBUILT], quick_minutes=0.1, paper_minutes=0.1,
+    claims=[_EIGHT, _REBUILT], quick_minutes=0.1, paper_minutes=0.1, flops=1e5,
 )  # fmt: skip
 def fig9(run: Run) -> Artifact:
     """Figure 9: three convolutions of kernel 2 on three inputs."""
@@ -141,7 +141,7 @@ def _lemma_error(net: Any, x: Any, sigma: float = 0.7) -> tuple[float, float]:
 @experiment(
     "dgn.conv", paper=PAPER, title="Convolution and pooling as bundles of paths",
     what="Lemma 4.1 over all signs of the weights; invariance of the path kernel with and without pooling",
-    claims=[_LEMMA, _INVARIANT, _NOT_INVARIANT], quick_minutes=0.1, paper_minutes=0.1,
+    claims=[_LEMMA, _INVARIANT, _NOT_INVARIANT], quick_minutes=0.1, paper_minutes=0.1, flops=1e7,
 )  # fmt: skip
 def conv(run: Run) -> Artifact:
     """Section 4: eight positions, two circular convolutions of kernel 3."""
@@ -238,6 +238,9 @@ def _weakest(slopes: Any, active: float, sensitive: float) -> float:
     "dgn.subnetworks", paper=PAPER, title="Active and sensitive gates while training",
     what="soft-GaLU on 4 against 7: sizes of the active and the sensitive sub-networks over training",
     claims=[_DISJOINT, _PRINTED, _FLOOR], quick_minutes=0.6, paper_minutes=20,
+    # 12,107 images of a 4 or a 7; gates and values are a network each
+    flops=lambda size: 12.0 * (784 * size["width"] + (size["hidden_layers"] - 1) * size["width"] ** 2) * 12_107
+    * size["epochs"] * size["seeds"],
 )  # fmt: skip
 def subnetworks(run: Run) -> Artifact:
     """Section 3.1, measured on the network of Experiment 3."""
@@ -310,6 +313,8 @@ _FITS = Claim(
     "dgn.unfittable", paper=PAPER, title="Two points that no ReLU network fits",
     what="(x, 1) and (2x, −1) without biases: ReLU, GaLU, fixed random gates, soft gates, ReLU with biases",
     claims=[_STUCK, _FITS], quick_minutes=0.5, paper_minutes=2,
+    flops=lambda size: 6 * 12.0 * (size["fit_hidden_layers"] - 1) * size["fit_width"] ** 2 * size["fit_steps"]
+    * size["seeds"],
 )  # fmt: skip
 def unfittable(run: Run) -> Artifact:
     """The hard data set of the introduction."""

@@ -49,6 +49,7 @@ _WEIGHTS = Claim(
     "dgn.fig10", paper=PAPER, title="One example, a deep linear network",
     what="Experiment 8: K₀ over depth, convergence, growth of K_t and of the weights; d_in = n = 1",
     claims=[_IDEAL, _FASTER, _GROWS, _WEIGHTS], quick_minutes=0.3, paper_minutes=0.3,
+    flops=lambda size: sum(12.0 * d * size["width"] ** 2 * size["steps"] * size["seeds"] for d in size["depths"]),
 )  # fmt: skip
 def fig10(run: Run) -> Artifact:
     """Figure 10: (x, y) = (1, 1), w = 100, σ² = 1/w, α = 0.1/d."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,6 +129,14 @@ def _config(run: Run) -> dict[str, Any]:
     return {**_sizes(run), "beta": BETA, "frozen_beta": FROZEN_BETA}
 
 
+def circle_operations(size: dict[str, Any]) -> float:
+    """Floating-point operations of the three trainings: gates that learn are a second network, frozen ones one pass."""
+    forward = 2 * sum(a * b for a, b in pairwise((2, *size["hidden"], 1)))
+    epochs = size["epochs"]
+    passes = 3 * epochs["relu"] + 6 * epochs["dlgn_pwc"] + 4 * epochs["frozen"]
+    return float(forward * passes * size["points"] * size["seeds"])
+
+
 def _gates(*models: str) -> dict[str, str]:
     return {NAMES[m]: SOFT[m] for m in models}
 
@@ -156,8 +165,7 @@ def _never_or_unknown(epochs: list[int | None], trained: int, limit: float) -> l
 @experiment(
     "hs.fig2", paper=PAPER, title="Loss on the circle: learned against frozen gates",
     what="circle data; training loss of ReLU, DLGN-PWC and DLGN-PWC with frozen gates",
-    claims=[_REACHES, _SLOW, _BEHIND],
-    quick_minutes=1, paper_minutes=12,
+    claims=[_REACHES, _SLOW, _BEHIND], quick_minutes=1, paper_minutes=12, flops=circle_operations, shares="circle",
 )  # fmt: skip
 def fig2(run: Run) -> Artifact:
     """Figure 2: target, data, and loss curves."""
@@ -224,7 +232,8 @@ def _ratios(record: Any, top: np.ndarray) -> tuple[float, float]:
 @experiment(
     "hs.fig3", paper=PAPER, title="The overlap kernel moves early",
     what="overlap kernel of ReLU and DLGN-PWC at init, epoch 3 and epoch 200",
-    claims=[_EARLY, _LATE, _STAYS, _RELU_DIAGONAL, _RELU_BLOCK], quick_minutes=1, paper_minutes=12,
+    claims=[_EARLY, _LATE, _STAYS, _RELU_DIAGONAL, _RELU_BLOCK],
+    quick_minutes=1, paper_minutes=12, flops=circle_operations, shares="circle",
 )  # fmt: skip
 def fig3(run: Run) -> Artifact:
     """Figure 3: how many paths two inputs share, from hard gates, trace-normalised."""
@@ -277,7 +286,7 @@ _ARTEFACTS = Claim(
 @experiment(
     "hs.fig5", paper=PAPER, title="What the networks compute over time",
     what="model outputs over epochs: ReLU, DLGN-PWC, DLGN-PWC with frozen gates", claims=[_FIRST, _ARTEFACTS],
-    quick_minutes=1, paper_minutes=12,
+    quick_minutes=1, paper_minutes=12, flops=circle_operations, shares="circle",
 )  # fmt: skip
 def fig5(run: Run) -> Artifact:
     """Figure 5: outputs over the angle at several epochs."""
@@ -337,7 +346,7 @@ def gate_normals(state: dict[str, Any]) -> np.ndarray:
 @experiment(
     "hs.fig6", paper=PAPER, title="The half-spaces of every neuron",
     what="half-spaces of a DLGN-PWC at initialisation and at the end, per layer", claims=[_PREFER, _DEPTH],
-    quick_minutes=1, paper_minutes=12,
+    quick_minutes=1, paper_minutes=12, flops=circle_operations, shares="circle",
 )  # fmt: skip
 def fig6(run: Run) -> Artifact:
     """Figure 6 (with 9 and 10): where each gate's half-space points."""

@@ -22,6 +22,7 @@ from pathlens.experiments.half_space import (
     SETTINGS,
     SOFT,
     Circle,
+    circle_operations,
     train_circle,
 )
 from pathlens.experiments.half_space_regions import MODELS, network_at
@@ -102,7 +103,8 @@ def _others(matrix: np.ndarray) -> np.ndarray:
 @experiment(
     "hs.fig4", paper=PAPER, title="The tangent kernel moves, and alike for ReLU and DLGN",
     what="empirical NTK of ReLU and DLGN-PWC at init, epoch 3 and 200; alignment of their kernels while training",
-    claims=[_MOVES, _SOON, _NEARER, _ALIKE], quick_minutes=1.5, paper_minutes=13,
+    claims=[_MOVES, _SOON, _NEARER, _ALIKE], quick_minutes=1.5, paper_minutes=13, flops=circle_operations,
+    shares="circle",
 )  # fmt: skip
 def fig4(run: Run) -> Artifact:
     """Figure 4, and the surrogate claim made from it, for the tangent and the overlap kernel."""
@@ -279,7 +281,8 @@ def _halves(flow: Flow, top: np.ndarray) -> float | None:
 @experiment(
     "hs.spectral", paper=PAPER, title="Not the spectral bias of a fixed kernel",
     what="infinite-width NTK on the circle; descent with it, and with each network's first kernel, against training",
-    claims=[_SINES, _ORDER, _LAZY, _LONGER, _DRIFTS], quick_minutes=1.5, paper_minutes=14,
+    claims=[_SINES, _ORDER, _LAZY, _LONGER, _DRIFTS], quick_minutes=1.5, paper_minutes=14, flops=circle_operations,
+    shares="circle",
 )  # fmt: skip
 def spectral(run: Run) -> Artifact:
     """Section 4: 'Note that this is distinct from the phenomenon of spectral bias'."""

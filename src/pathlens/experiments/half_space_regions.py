@@ -23,6 +23,7 @@ from pathlens.experiments.half_space import (
     PAPER,
     SETTINGS,
     SOFT,
+    circle_operations,
     train_circle,
 )
 from pathlens.experiments.half_space_shapes import Shapes, shapes
@@ -123,7 +124,7 @@ def _with_gates(kind: str, inputs: int, hidden: tuple[int, ...], weights: Any, b
 @experiment(
     "hs.fig1", paper=PAPER, title="Path regions of ReLU networks come in pieces and jump",
     what="two ReLU networks of a few units: a path region of two intervals, and one that jumps with a parameter",
-    claims=[_PIECES, _ENDS, _JUMP, _SMOOTH], quick_minutes=0.1, paper_minutes=0.1,
+    claims=[_PIECES, _ENDS, _JUMP, _SMOOTH], quick_minutes=0.1, paper_minutes=0.1, flops=1e6,
 )  # fmt: skip
 def fig1(run: Run) -> Artifact:
     """Figure 1: exact regions on a segment and in a plane, and those of a DLGN with the same gate weights."""
@@ -200,7 +201,7 @@ def path_functions(net: Any) -> np.ndarray:
 @experiment(
     "hs.fig8", paper=PAPER, title="A toy DLGN: four paths, their regions and values",
     what="DLGN and DLGN-PWC with two hidden layers of two units: regions and values of all paths",
-    claims=[_SUM, _FOUR, _SIDES, _AREAS], quick_minutes=0.1, paper_minutes=0.1,
+    claims=[_SUM, _FOUR, _SIDES, _AREAS], quick_minutes=0.1, paper_minutes=0.1, flops=1e7,
 )  # fmt: skip
 def fig8(run: Run) -> Artifact:
     """Figure 8: every path of a small network, from its weights."""
@@ -324,6 +325,7 @@ def _biased(run: Run, sizes: dict[str, Any]) -> dict[str, Any]:
     "hs.regions", paper=PAPER, title="Activation-pattern regions and path regions",
     what="counts, faces, connectedness and convexity of regions in the plane: ReLU and DLGN-PWC, init and end",
     claims=[_CONVEX, _BENT, _FEW_FACES, _SIMPLER, _FEWER, _STEADY], quick_minutes=2, paper_minutes=15,
+    flops=circle_operations, shares="circle",
 )  # fmt: skip
 def regions(run: Run) -> Artifact:
     """Section 3.1, counted on the networks of the circle, and on networks with biases."""

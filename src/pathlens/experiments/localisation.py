@@ -65,6 +65,7 @@ _LOCALISING = ("ReLU, ξ₁ > ξ₂", "ReLU, ξ₁ > ξ₂, gain 100", "ReLU, se
     "loc.activations", paper=PAPER, title="When receptive fields localise",
     what="eq. 1 with ReLU, sigmoid, erf; with and without biases and a trained second layer; NLGP and single pulse",
     claims=[_BUMPS, _OSCILLATE, _LOCALISED, _DIFFUSE, _NEEDS_BIAS], quick_minutes=1.5, paper_minutes=25,
+    flops=lambda size: 15 * 6.0 * 40 * 10 * size["steps"] * size["batch"] * size["seeds"],  # 15 settings
 )  # fmt: skip
 def activations(run: Run) -> Artifact:
     """Section 1: receptive fields of one-layer networks at the end of training."""
@@ -153,6 +154,11 @@ def _bump_gates(units: int) -> Any:
     return theory.half_spaces(ring_covariance(40, 3.0).numpy()[rows])
 
 
+def _descent_operations(size: dict[str, Any]) -> float:
+    """Floating-point operations of the descent that several experiments share: 10 units on 40 inputs."""
+    return 6.0 * 40 * 10 * size["rows"] * size["descent"] * size["seeds"]
+
+
 def _descent(run: Run) -> Descent:
     from pathlens.experiments.localisation_runs import descend
 
@@ -163,7 +169,7 @@ def _descent(run: Run) -> Descent:
 @experiment(
     "loc.gdln", paper=PAPER, title="How far a GDLN explains a ReLU network",
     what="GDLN with gates of the start, of the end, and chosen upfront, against one ReLU run, step by step",
-    claims=[_FOLLOWS, _AS_LOCAL, _AS_GOOD], quick_minutes=1, paper_minutes=8,
+    claims=[_FOLLOWS, _AS_LOCAL, _AS_GOOD], quick_minutes=1, paper_minutes=8, flops=_descent_operations,
 )  # fmt: skip
 def gdln(run: Run) -> Artifact:
     """Section 2: the same descent with gates that stay, by the exact iterates of gradient descent."""
@@ -252,7 +258,7 @@ _UNIFORM = Claim(
 @experiment(
     "loc.flips", paper=PAPER, title="Gates flip while a ReLU network learns",
     what="share of gates that differ from the start, over time; size and direction of the weights",
-    claims=[_CONSTANT, _UNIFORM], quick_minutes=0.5, paper_minutes=5,
+    claims=[_CONSTANT, _UNIFORM], quick_minutes=0.5, paper_minutes=5, flops=_descent_operations,
 )  # fmt: skip
 def flips(run: Run) -> Artifact:
     """Section 2.1."""
@@ -297,6 +303,7 @@ _SHAPE = Claim(
     "loc.location", paper=PAPER, title="Where a unit localises",
     what="peak and shape of Σ₁w(0), the first pull on a unit, against those of its final field",
     claims=[_PREDICTED, _SHAPE], quick_minutes=0.5, paper_minutes=5,
+    flops=lambda size: 6.0 * 40 * size["units"] * size["steps"] * size["batch"] * size["seeds"],
 )  # fmt: skip
 def location(run: Run) -> Artifact:
     """Section 2.2. For nearly Gaussian inputs ⟨g y x⟩ ∝ Σ₁w: the first pull smooths the initial weights."""
@@ -372,7 +379,7 @@ _CROSS = Claim(
 @experiment(
     "loc.dft", paper=PAPER, title="One basis for all times?",
     what="energy of Σ^xx(p_i, p_j; t) off the diagonal in the Fourier basis, while a ReLU network learns",
-    claims=[_ONE_BASIS, _CROSS], quick_minutes=0.5, paper_minutes=5,
+    claims=[_ONE_BASIS, _CROSS], quick_minutes=0.5, paper_minutes=5, flops=_descent_operations,
 )  # fmt: skip
 def dft(run: Run) -> Artifact:
     """Section 5: gates that depend on x break the translation invariance that made Σ^xx circulant."""

@@ -56,6 +56,8 @@ def _flow_gates(seed: int) -> dict[str, Any]:
     "loc.flow", paper=PAPER, title="Closed-form weights against gradient descent",
     what="w(t), w(∞) and gradient-descent iterates for general, single, exclusive and redundant gates",
     claims=[_EXACT, _ORDER, _LIMIT], quick_minutes=0.3, paper_minutes=0.5,
+    # four gatings of up to four units, 500 steps and 20 coarse ones that are cut into up to 30
+    flops=lambda size: 4 * 4.0 * 4 * size["inputs"] * size["rows"] * 1400 * size["seeds"],
 )  # fmt: skip
 def flow(run: Run) -> Artifact:
     """Sections 3.3 to 3.5 and 4: the corrected equations on NLGP data."""
@@ -161,6 +163,7 @@ STEPS = (0.1, 0.01, 0.001)
     "loc.evolving", paper=PAPER, title="Gates that evolve, event by event",
     what="exact ReLU flow with flips and sliding gates, against gradient descent with three steps and frozen gates",
     claims=[_AGREES, _LINEAR], quick_minutes=0.7, paper_minutes=2,
+    flops=lambda size: 4.0 * size["inputs"] * size["units"] * size["flow_rows"] * size["time"] * 1.11e3 * size["seeds"],
 )  # fmt: skip
 def evolving(run: Run) -> Artifact:
     """Sections 2.3 and 5: 40 inputs, 10 units, 300 rows."""
@@ -245,6 +248,9 @@ _SEARCHED = Claim(
     "loc.gates", paper=PAPER, title="Which gates are best",
     what="least loss of random, tiling, greedy, gradient-found and learned gates; the note's two conjectures",
     claims=[_DIAGONAL, _TILING, _SEARCHED], quick_minutes=1, paper_minutes=5,
+    # five ways to choose gates, each about as many least-squares problems as there are draws
+    flops=lambda size: 5 * 2.0 * size["draws"] * size["gate_rows"] * (size["gates"] * size["inputs"]) ** 2
+    * size["seeds"],
 )  # fmt: skip
 def gates(run: Run) -> Artifact:
     """Section 3.3, equations 13 to 18: 20 inputs, 4 gates, losses on held-out rows."""

@@ -70,7 +70,7 @@ def _toy() -> tuple[Any, Any, Any]:
 @experiment(
     "npk.fig1", paper=PAPER, title="Eighteen paths",
     what="the toy network of Figure 1 as a real one: its 18 paths, features of three inputs, Λ(1, 2) = 1",
-    claims=[_PATHS, _SHARED, _INNER], quick_minutes=0.1, paper_minutes=0.1,
+    claims=[_PATHS, _SHARED, _INNER], quick_minutes=0.1, paper_minutes=0.1, flops=1e5,
 )  # fmt: skip
 def fig1(run: Run) -> Artifact:
     """Figure 1: two inputs, two hidden layers of three units, one output."""
@@ -256,10 +256,24 @@ def _image_arrays(images: dict[str, Any]) -> dict[str, Any]:
             for pool, found in images.items() for name, scores in found.items()}  # fmt: skip
 
 
+def _limits_operations(size: dict[str, Any]) -> float:
+    """Floating-point operations: kernels over widths, networks and regressions per stage, kernels of convolutions."""
+    L, stages, rows = size["hidden_layers"], 1 + len(size["stages"]), size["rows"]
+    sweep = sum(6.0 * L * w**2 * size["inputs"] * size["draws"] for w in size["widths"])
+    weights = 784 * size["width"] + (L - 1) * size["width"] ** 2
+    networks = (6 + 8 * stages) * weights * rows * size["epochs"]
+    regressions = stages * (rows**3 / 3 + 2.0 * rows * (rows + size["rows_test"]) * (784 + L * size["width"]))
+    pairs, positions = size["images"] * (size["images"] + size["images_test"]), 32 * 32
+    exact = 2 * 30.0 * pairs * positions**2 * (len(size["channels"]) - 1)
+    gates = 2 * 2.0 * pairs * positions**2 * sum(size["channels"])
+    return size["seeds"] * (sweep + networks + regressions + gates) + exact
+
+
 @experiment(
     "npk.limits", paper=PAPER, title="Wide networks with fixed gates",
     what="Theorem 5.1 over widths; kernel regression with H against networks behind the same gates, and CNTK",
     claims=[_CONVERGES, _EXACT, _OWN_LIMIT, _DEPENDENT, _AGREE, _LEARNED, _CNTK], quick_minutes=1.5, paper_minutes=120,
+    flops=_limits_operations,
 )  # fmt: skip
 def limits(run: Run) -> Artifact:
     """Section 5 and appendix A, on one subsample."""
@@ -317,7 +331,8 @@ _TO_A_POINT = Claim(
 @experiment(
     "npk.memorise", paper=PAPER, title="Memorising with fixed path features",
     what="identical inputs, random targets, fixed random gates: error on a grid of depths and widths",
-    claims=[_WIDTH, _TO_A_POINT], quick_minutes=1, paper_minutes=30, shares="memorise",
+    claims=[_WIDTH, _TO_A_POINT], quick_minutes=1, paper_minutes=30, flops=deep_gated.memorise_operations,
+    shares="memorise",
 )  # fmt: skip
 def memorise(run: Run) -> Artifact:
     """The appendix on memorisation, with the trainings of the DGN paper's Figure 3."""

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -167,8 +168,8 @@ class Experiment:
     minutes : mapping
         Expected minutes for ``"quick"`` and ``"paper"``.
     flops : float or callable, optional
-        Floating-point operations at paper scale: a number, or a function of the sizes (with the number of seeds under
-        ``"seeds"``) that also tells what changed sizes cost. :mod:`pathlens.experiments.estimates` counts them.
+        Floating-point operations at paper scale, to one digit: a number, or a function of the sizes (with the number of
+        seeds under ``"seeds"``) that also tells what changed sizes cost.
     shares : str
         A word that experiments have in common if they share trainings through :meth:`Run.once`: they then run in one
         process. Those of one module do so anyway.
@@ -253,9 +254,17 @@ def _load(prefixes: Iterable[str]) -> None:
 
 
 def names() -> list[str]:
-    """Every experiment there is, in the order in which the modules register them; imports all of them."""
+    """Every experiment there is, paper by paper, numbers in numeric order; imports all of them."""
     _load(experiments.MODULES)
-    return list(_REGISTERED)
+    papers = {prefix: i for i, prefix in enumerate(dict.fromkeys(name.partition(".")[0] for name in
+                                                                 (*experiments.MODULES, *_REGISTERED)))}  # fmt: skip
+
+    def place(name: str) -> tuple[Any, ...]:
+        prefix, _, rest = name.partition(".")
+        return papers[prefix], [(part.isdigit(), int(part) if part.isdigit() else part)
+                                for part in re.split(r"(\d+)", rest) if part]
+
+    return sorted(_REGISTERED, key=place)
 
 
 def find(name: str) -> Experiment:
@@ -285,6 +294,15 @@ def select(patterns: Iterable[str]) -> list[Experiment]:
         for name in matches:
             chosen[name] = find(name)
     return list(chosen.values())
+
+
+def _gpu(device: str) -> dict[str, str]:
+    """The name of the graphics card, for the record."""
+    if not device.startswith("cuda"):
+        return {}
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name(device)}
 
 
 def perform(entry: Experiment, run: Run) -> Artifact:
@@ -318,7 +336,7 @@ def perform(entry: Experiment, run: Run) -> Artifact:
         paper_config=paper,
         duration_seconds=seconds,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        environment=environment(**{"device": run.device, **artifact.environment}),
+        environment=environment(**{"device": run.device, **_gpu(run.device), **artifact.environment}),
     )
     for key, value in artifact.paper_config.items():
         if done.paper_config.get(key) != value:

@@ -1,4 +1,5 @@
-"""Pages and pictures from what was saved: :func:`write_page`, :func:`write_verification`, :func:`opening_picture`.
+"""Pages and pictures from what was saved: :func:`write_page`, :func:`results_page`, :func:`write_verification`,
+:func:`opening_picture`.
 
 Nothing here runs an experiment or needs torch; matplotlib is loaded when something is drawn. May import artifacts and
 errors only.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from pathlens.report.page import headline, write_page
 from pathlens.report.picture import opening_picture
+from pathlens.report.results import Entry, not_run, results_page
 from pathlens.report.verification import write_verification
 
-__all__ = ["headline", "opening_picture", "write_page", "write_verification"]
+__all__ = ["Entry", "headline", "not_run", "opening_picture", "results_page", "write_page", "write_verification"]

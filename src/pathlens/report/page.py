@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,27 @@ from pathlens.errors import ArtifactError
 from pathlens.report.figures import draw, number, read_spread
 from pathlens.report.palette import LABELS
 from pathlens.report.shell import full_page, save_page
+from pathlens.report.words import SIGNS, duration, flat, mean_sd, reductions, where_it_ran
 
 __all__ = ["headline", "write_page"]
 
-_SIGNS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 _CIRCLE_TITLE = "What a gated network learns first"
 _CIRCLE_LEAD = (
     "Small networks learn a curve on a circle that is slow on the top half and fast on the bottom half. The figures "
     "show which paths of each network are active where, how that changes while it trains, and what happens when its "
     "gates may not learn."
 )
+_REDUCED = '<span class="chip">REDUCED</span>'
 _LEAD = (
     "Each section is one experiment: what was measured, next to what the paper claims. Verdicts are computed from the "
     "numbers, and what would have refuted a claim is printed beside it."
 )
 
 
-def write_page(artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, title: str = "", lead: str = "") -> Path:
+def write_page(
+    artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, title: str = "", lead: str = "",
+    not_run: Mapping[str, str] | None = None,
+) -> Path:
     """Write the page and return its path.
 
     Parameters
@@ -45,6 +49,8 @@ def write_page(artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, ti
         A file that ends in ``.html``, or a folder, which gets ``index.html``.
     title, lead : str
         Heading and opening sentences; there are good ones for the circle experiments and plain ones for the rest.
+    not_run : mapping, optional
+        Name → why there is no artifact; these are listed at the end of the contents.
 
     Examples
     --------
@@ -60,7 +66,7 @@ def write_page(artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, ti
     heading = title or (_CIRCLE_TITLE if circle else "Pathlens results")
     opening = lead or (_CIRCLE_LEAD if circle else _LEAD)
     sections = (_section(artifact) for artifact in shown)
-    return save_page(full_page(heading, opening, _contents(shown), sections, _footer(shown)), out)
+    return save_page(full_page(heading, opening, _contents(shown, not_run or {}), sections, _footer(shown)), out)
 
 
 def headline(artifact: Artifact) -> str:
@@ -80,7 +86,7 @@ def headline(artifact: Artifact) -> str:
     numbers = read_spread([value for value in claim.measured if value is not None])
     unit = f" {claim.unit}" if claim.unit else ""
     row = f"{claim.row}: " if claim.row else ""
-    return f"{start}{row}{claim.text}: {numbers}{unit}, needed {_SIGNS[claim.comparison]} {number(claim.threshold)}"
+    return f"{start}{row}{claim.text}: {numbers}{unit}, needed {SIGNS[claim.comparison]} {number(claim.threshold)}"
 
 
 # --- parts of the page -----------------------------------------------------------------------------------------
@@ -90,15 +96,25 @@ def _anchor(artifact: Artifact) -> str:
     return f"{artifact.name}-{artifact.scale}".replace(".", "-")
 
 
-def _contents(artifacts: Sequence[Artifact]) -> str:
-    papers = {artifact.name.partition(".")[0] for artifact in artifacts}
-    lines = [  # 'Figure 1' alone would not say of which paper
-        f'<a href="#{_anchor(artifact)}"><b>{escape(artifact.name if len(papers) > 1 else _short(artifact.name))}</b>'
-        f'<span class="title">{escape(artifact.title)}</span>'
-        f"{_verdict_chip(artifact.verdict)}</a>"
-        for artifact in artifacts
-    ]
-    return f'<nav aria-label="Contents">{"".join(lines)}</nav>'
+def _contents(artifacts: Sequence[Artifact], not_run: Mapping[str, str]) -> str:
+    """Links to the sections, and what has none; a page of several papers lists them paper by paper."""
+    papers: dict[str, str] = {artifact.name.partition(".")[0]: artifact.paper for artifact in artifacts}
+    papers |= {name.partition(".")[0]: "" for name in not_run if name.partition(".")[0] not in papers}
+    full = len(papers) > 1 or bool(not_run)  # 'Figure 1' alone would not say of which paper
+    lines = []
+    for prefix, paper in papers.items():
+        if full and paper:
+            lines.append(f"<h3>{escape(paper)}</h3>")
+        lines += [
+            f'<a href="#{_anchor(artifact)}"><b>{escape(artifact.name if full else _short(artifact.name))}</b>'
+            f'<span class="title">{escape(artifact.title)}</span>'
+            f"{_REDUCED if artifact.reduced and artifact.scale == 'paper' else ''}{_verdict_chip(artifact.verdict)}</a>"
+            for artifact in artifacts if artifact.name.startswith(f"{prefix}.")
+        ]  # fmt: skip
+        lines += [f'<div><b>{escape(name)}</b><span class="title">{escape(reason)}</span>'
+                  '<span class="chip">not run</span></div>'
+                  for name, reason in not_run.items() if name.startswith(f"{prefix}.")]  # fmt: skip
+    return f'<nav aria-label="Contents"{" class=names" if full else ""}>{"".join(lines)}</nav>'
 
 
 def _short(name: str) -> str:
@@ -118,8 +134,7 @@ def _section(artifact: Artifact) -> str:
     drawn = draw(artifact)
     parts = [
         f'<section id="{_anchor(artifact)}">',
-        f'<p class="source">{escape(_short(artifact.name))} of the {escape(artifact.paper)} paper · '
-        f"<code>{escape(artifact.name)}</code></p>",
+        f'<p class="source">{_source(artifact)}</p>',
         f"<h2>{escape(artifact.title)}</h2>",
         _chips(artifact),
     ]
@@ -137,6 +152,16 @@ def _section(artifact: Artifact) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def _source(artifact: Artifact) -> str:
+    """Which part of which paper, its name, and when, where and how long it ran."""
+    part = _short(artifact.name)
+    facts = [f"{part} of the {artifact.paper} paper" if " " in part else f"{artifact.paper} paper"]
+    facts += [artifact.created[:10], where_it_ran(artifact) if artifact.environment else "",
+              duration(artifact.duration_seconds) if artifact.duration_seconds else ""]  # fmt: skip
+    texts = [escape(fact) for fact in facts if fact]
+    return " · ".join([texts[0], f"<code>{escape(artifact.name)}</code>", *texts[1:]])
+
+
 def _chips(artifact: Artifact) -> str:
     labels = []
     for part, gates in artifact.gates.items():
@@ -146,7 +171,8 @@ def _chips(artifact: Artifact) -> str:
     if artifact.seeds:
         labels.append(f"{len(artifact.seeds)} seed{'s' * (len(artifact.seeds) > 1)}")
     if artifact.reduced:
-        labels.append("REDUCED: not the paper’s sizes")
+        full = f"REDUCED: {reductions(artifact)}"
+        labels.append(full if artifact.scale == "paper" and len(full) <= 90 else "REDUCED: not the paper’s sizes")
     return f'<ul class="chips">{"".join(f"<li class=chip>{escape(label)}</li>" for label in labels)}</ul>'
 
 
@@ -159,12 +185,14 @@ def _claim(artifact: Artifact, claim: Claim) -> str:
         where = f"median <b>{number(spread.median)}</b>{escape(unit) if reached else ''}"
         if spread.low != spread.high:
             where += f", range {number(spread.low)} to {number(spread.high)}"
+            if (mean := mean_sd([value for value in claim.measured if value is not None])) != "–":
+                where += f", mean {mean}"
         met = sum(value is True for value in claim.met)
         measured = f"{where}; {met} of {len(claim.measured)} meet it"
         if spread.missing:
             measured += f", {spread.missing} missing"
     null = f"if it were false: {number(claim.null)}" + (f" ({escape(claim.null_text)})" if claim.null_text else "")
-    facts = [measured, f"needed: {_SIGNS[claim.comparison]} {number(claim.threshold)}", null]
+    facts = [measured, f"needed: {SIGNS[claim.comparison]} {number(claim.threshold)}", null]
     if claim.paper:
         facts.append(f"paper: {escape(claim.paper)}")
     if (claim.needs, claim.agree) != (Claim.needs, Claim.agree):
@@ -215,32 +243,11 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    lines = []
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            lines += _flat(value, f"{name} · ")
-        elif isinstance(value, list):
-            lines.append((name, ", ".join(_cell(item) for item in value)))
-        else:
-            lines.append((name, _cell(value)))
-    return lines
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None or isinstance(value, (int, float)):
-        return number(value, 4)
-    return str(value)
-
-
 def _paper_numbers(artifact: Artifact) -> str:
     if not artifact.paper_numbers:
         return ""
     return ("<details><summary>The paper’s numbers</summary>"
-            + _table(("quantity", "paper"), _flat(artifact.paper_numbers)) + "</details>")
+            + _table(("quantity", "paper"), flat(artifact.paper_numbers)) + "</details>")
 
 
 def _ledger(artifact: Artifact) -> str:
@@ -256,18 +263,18 @@ def _ledger(artifact: Artifact) -> str:
 
 
 def _cell_or_list(value: Any) -> str:
-    return _flat({"": value})[0][1] if value != {} else "–"
+    return flat({"": value})[0][1] if value != {} else "–"
 
 
 def _settings(artifact: Artifact) -> str:
-    rows = _flat(artifact.config)
+    rows = flat(artifact.config)
     if artifact.seeds:
         rows.append(("seeds", ", ".join(map(str, artifact.seeds))))
     if not rows and not artifact.metrics:
         return ""
     text = _table(("setting", "value"), rows) if rows else ""
     if artifact.metrics:
-        text += _table(("measured", "value"), _flat(artifact.metrics))
+        text += _table(("measured", "value"), flat(artifact.metrics))
     return f"<details><summary>Settings and measured numbers</summary>{text}</details>"
 
 

@@ -1,0 +1,201 @@
+"""The table of results as Markdown: every experiment there is, how it came out, or why it was not run.
+
+It is made from artifacts alone, never typed, so that a test can say whether it is up to date. The page with figures is
+made in page. May import artifacts and errors only.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pathlens.artifacts import Artifact, Claim
+from pathlens.errors import ArtifactError
+from pathlens.report.axes import number
+from pathlens.report.figures import read_spread
+from pathlens.report.words import SIGNS, duration, flat, mean_sd, reductions, where_it_ran
+
+__all__ = ["NOT_RUN", "Entry", "not_run", "results_page"]
+
+NOT_RUN = "not-run.toml"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An experiment as the table names it: its name, paper, what it is, and what it is expected to cost."""
+
+    name: str
+    paper: str
+    what: str
+    cost: str = ""
+
+
+def not_run(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Name → why it was not run, from ``not-run.toml`` in a folder of artifacts; empty if there is no such file."""
+    path = Path(folder) / NOT_RUN
+    if not path.exists():
+        return {}
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} is not readable TOML ({error}). Write one line per experiment: "
+                            '"hs.tab2" = "reason".') from error
+    for name, reason in found.items():
+        if not isinstance(reason, str) or not reason:
+            raise ArtifactError(f"{path}: {name!r} needs a reason in quotes, got {reason!r}. Names contain a dot and "
+                                'must be quoted, too: "hs.tab2" = "reason".')
+    return found
+
+
+def results_page(entries: Sequence[Entry], artifacts: Iterable[Artifact], reasons: Mapping[str, str]) -> str:
+    """The Markdown text: an overview, one table per paper, then each experiment with its claims and departures.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+        Every experiment, in the order of the page.
+    artifacts : iterable of Artifact
+    reasons : mapping
+        Name → why it was not run.
+
+    Raises
+    ------
+    ArtifactError
+        If an experiment has neither an artifact nor a reason, or both, or if one of them belongs to no experiment.
+
+    Examples
+    --------
+    >>> claim = Claim("half", threshold=0.4, comparison="<", null=0.5, measured=(0.1, 0.2, 0.3))
+    >>> done = Artifact("hs.fig2", "Circle", "half-space", "paper", seeds=(0, 1, 2), claims=(claim,))
+    >>> entries = [Entry("hs.fig2", "half-space", "a circle"), Entry("hs.tab2", "half-space", "a table", "4 h")]
+    >>> text = results_page(entries, [done], {"hs.tab2": "needs a GPU"})
+    >>> "| half | **reproduced** | 0.2 ± 0.1 | 0.2 (0.1–0.3) | below 0.4 | 0.5 |" in text
+    True
+    >>> "not run: needs a GPU" in text
+    True
+    """
+    found: dict[str, list[Artifact]] = {}
+    for artifact in artifacts:
+        found.setdefault(artifact.name, []).append(artifact)
+    _check({entry.name for entry in entries}, set(found), set(reasons))
+    papers: dict[str, list[Entry]] = {}
+    for entry in entries:
+        papers.setdefault(entry.paper, []).append(entry)
+    parts = ["# Results", _opening(entries, found)]
+    for paper, those in papers.items():
+        head = ("experiment", "what", "result", "claims", "seeds", "date", "device", "time")
+        rows = [row for entry in those for row in _overview(entry, found.get(entry.name, ()), reasons)]
+        parts += [f"## {paper}", _table(head, rows)]
+    for paper, those in papers.items():
+        shown = [artifact for entry in those for artifact in found.get(entry.name, ())]
+        if shown:
+            parts += [f"## {paper}: each experiment", *(_section(artifact) for artifact in shown)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _check(known: set[str], run: set[str], excused: set[str]) -> None:
+    for names, what, remedy in (
+        (known - run - excused, "neither an artifact nor a reason why it was not run", f"Add it to {NOT_RUN}."),
+        (run & excused, f"an artifact and a reason in {NOT_RUN}", "Remove the reason."),
+        ((run | excused) - known, "no experiment of that name", "Remove its artifact or its reason."),
+    ):
+        if names:
+            raise ArtifactError(f"Results of {', '.join(sorted(names))}: there is {what}. {remedy}")
+
+
+def _opening(entries: Sequence[Entry], found: Mapping[str, Sequence[Artifact]]) -> str:
+    done = [artifact for those in found.values() for artifact in those]
+    full = [artifact for artifact in done if artifact.scale == "paper" and not artifact.reduced]
+    tally = {verdict: sum(artifact.verdict == verdict for artifact in full)
+             for verdict in ("reproduced", "not reproduced", "cannot tell")}  # fmt: skip
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
+    return (
+        f"Of {len(entries)} experiments, {len(full)} were run at the paper's sizes ({counts}), "
+        f"{len(done) - len(full)} at smaller ones, and {len(entries) - len(found)} were not run.\n\n"
+        "This page is made from the artifacts in `results/` by `pathlens results`; nothing on it is typed. A verdict "
+        f"follows from the measured values, one per seed: a claim is reproduced if at least {Claim.agree:.0%} of the "
+        f"seeds meet what is needed, not reproduced if at least {Claim.agree:.0%} miss it, and otherwise it cannot be "
+        "told; an experiment is reproduced if all of its claims are. What would be seen if a claim were false stands "
+        "beside it. REDUCED marks runs of other sizes than the paper's, which cannot be called reproduced. "
+        "`pathlens report results` makes a page with the figures."
+    )
+
+
+def _overview(entry: Entry, artifacts: Sequence[Artifact], reasons: Mapping[str, str]) -> list[list[str]]:
+    if not artifacts:
+        cost = f" (expected: {entry.cost})" if entry.cost else ""
+        return [[f"`{entry.name}`", entry.what, f"not run: {reasons[entry.name]}{cost}", *[""] * 5]]
+    rows = []
+    for artifact in artifacts:
+        good = sum(artifact.verdict_of(claim) == "reproduced" for claim in artifact.claims)
+        scale = "" if artifact.scale == "paper" else f" ({artifact.scale})"
+        rows.append([
+            f"[`{entry.name}`](#{_anchor(artifact)})", entry.what,
+            f"{_verdict(artifact.verdict)}{scale}{', REDUCED' if artifact.reduced else ''}",
+            f"{good} of {len(artifact.claims)}", str(len(artifact.seeds) or "–"), artifact.created[:10] or "–",
+            where_it_ran(artifact), duration(artifact.duration_seconds),
+        ])  # fmt: skip
+    return rows
+
+
+def _section(artifact: Artifact) -> str:
+    facts = [f"{artifact.scale} scale"]
+    if artifact.seeds:
+        facts.append(f"{len(artifact.seeds)} seeds")
+    facts += [artifact.created[:10], where_it_ran(artifact), duration(artifact.duration_seconds)]
+    facts += [f"{part}: {gates}" for part, gates in artifact.gates.items()]
+    parts = [f"### {_heading(artifact)}", f"{artifact.title}. {_verdict(artifact.verdict)}. "
+             f"{_text(' · '.join(fact for fact in facts if fact))}"]  # fmt: skip
+    if artifact.reduced:
+        parts.append(f"REDUCED: {_text(reductions(artifact))}.")
+    head = ("claim", "verdict", "mean ± sd", "median (range)", "needed", "if false", "the paper")
+    parts.append(_table(head, [_claim(artifact, claim) for claim in artifact.claims]))
+    if artifact.paper_numbers:
+        numbers = "; ".join(f"{key}: {value}" for key, value in flat(artifact.paper_numbers))
+        parts.append(f"The paper's numbers: {_text(numbers)}.")
+    if artifact.deviations:
+        rows = [(d.paper, d.authors_code or "–", d.ours, d.why) for d in artifact.deviations]
+        parts.append(_table(("the paper says", "the authors' code does", "we do", "why"), rows))
+    return "\n\n".join(parts)
+
+
+def _claim(artifact: Artifact, claim: Claim) -> list[str]:
+    there = [value for value in claim.measured if value is not None]
+    missing = f", {len(claim.measured) - len(there)} missing" if len(there) < len(claim.measured) else ""
+    text = f"{claim.row}: {claim.text}" if claim.row else claim.text
+    unit = f" [{claim.unit}]" if claim.unit else ""
+    return [
+        text + unit, _verdict(artifact.verdict_of(claim)), mean_sd(there), read_spread(there) + missing,
+        f"{SIGNS[claim.comparison]} {number(claim.threshold)}",
+        number(claim.null) + (f" ({claim.null_text})" if claim.null_text else ""), claim.paper or "–",
+    ]  # fmt: skip
+
+
+def _heading(artifact: Artifact) -> str:
+    return artifact.name if artifact.scale == "paper" else f"{artifact.name} {artifact.scale}"
+
+
+def _anchor(artifact: Artifact) -> str:
+    return _heading(artifact).replace(".", "").replace(" ", "-")
+
+
+def _verdict(verdict: str) -> str:
+    return f"**{verdict}**"
+
+
+def _text(text: str) -> str:
+    """Words that Markdown must not take for marks."""
+    for mark in ("\\", "|", "*", "_", "<", "[", "]"):
+        text = text.replace(mark, f"\\{mark}")
+    return text.replace("\n", " ")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
+
+    body = [line(cell if cell.startswith(("**", "`", "[`")) else _text(cell) for cell in row) for row in rows]
+    return "\n".join([line(head), line("---" for _ in head), *body])

@@ -1,0 +1,106 @@
+"""What pages say about an artifact, in words: values over seeds, times, where it ran, what it is smaller in.
+
+Single numbers are written by axes, medians and ranges by figures. May import artifacts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pathlens.artifacts import Artifact
+from pathlens.report.axes import number
+
+__all__ = ["SIGNS", "cell", "duration", "flat", "mean_sd", "reductions", "where_it_ran"]
+
+SIGNS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
+
+
+def mean_sd(values: Sequence[float]) -> str:
+    """'mean ± standard deviation' over seeds; one value alone has no deviation, and infinity has no mean.
+
+    Examples
+    --------
+    >>> mean_sd([1.0, 2.0, 4.5]), mean_sd([8.0]), mean_sd([1.0, float("inf")]), mean_sd([])
+    ('2.5 ± 1.8', '8', '–', '–')
+    """
+    there = np.asarray(values, dtype=float)
+    if not len(there) or not np.isfinite(there).all():
+        return "–"
+    mean = number(float(there.mean()))
+    return mean if len(there) == 1 else f"{mean} ± {number(float(there.std(ddof=1)), 2)}"
+
+
+def duration(seconds: float) -> str:
+    """A time as people write it.
+
+    Examples
+    --------
+    >>> duration(9.46), duration(96.2), duration(5000), duration(20000), duration(0)
+    ('9.5 s', '1.6 min', '83 min', '5.6 h', '–')
+    """
+    if seconds <= 0:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
+
+
+def where_it_ran(artifact: Artifact) -> str:
+    """The graphics card by its name if it is known, else the device.
+
+    Examples
+    --------
+    >>> where_it_ran(Artifact("hs.a", "", "", "quick", environment={"device": "cpu", "cpus": 2}))
+    'cpu, 2 cores'
+    """
+    found = artifact.environment
+    if found.get("gpu"):
+        return str(found["gpu"])
+    device = str(found.get("device", "–"))
+    return f"{device}, {found['cpus']} cores" if device == "cpu" and found.get("cpus") else device
+
+
+def reductions(artifact: Artifact) -> str:
+    """Every size that differs from the paper's, with both values.
+
+    Examples
+    --------
+    >>> reductions(Artifact("hs.a", "", "", "paper", {"epochs": {"relu": 3, "dlgn": 9}}, (0, 1, 2),
+    ...            paper_config={"epochs": {"relu": 5, "dlgn": 9}, "seeds": 5}))
+    'epochs · relu 3 (paper 5), seeds 3 (paper 5)'
+    """
+    ours = flat({key: pair[0] for key, pair in artifact.reductions.items()})
+    paper = dict(flat({key: pair[1] for key, pair in artifact.reductions.items()}))
+    return ", ".join(f"{key} {value} (paper {paper.get(key, '–')})" for key, value in ours if paper.get(key) != value)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings or numbers as pairs of a name and a text.
+
+    Examples
+    --------
+    >>> flat({"a": {"b": 1.5, "c": [1, True]}, "d": None})
+    [('a · b', '1.5'), ('a · c', '1, yes'), ('d', '–')]
+    """
+    lines = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            lines += flat(value, f"{name} · ")
+        elif isinstance(value, list):
+            lines.append((name, ", ".join(cell(item) for item in value)))
+        else:
+            lines.append((name, cell(value)))
+    return lines
+
+
+def cell(value: Any) -> str:
+    """One setting or number as text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or isinstance(value, (int, float)):
+        return number(value, 4)
+    return str(value)

@@ -1,0 +1,79 @@
+"""The table of results: complete, up to date, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pathlens.artifacts import Artifact, Claim, load_folder
+from pathlens.cli import results_text
+from pathlens.errors import ArtifactError
+from pathlens.experiments.registry import names
+from pathlens.report import Entry, not_run, results_page, write_page
+
+ROOT = Path(__file__).parents[2]
+ENTRIES = [Entry("hs.fig2", "Half", "a | b"), Entry("hs.tab2", "Half", "x", "4 h, 5e17 operations")]
+CLAIM = Claim("less", threshold=0.4, comparison="<", null=0.5, null_text="none", measured=(0.1, 0.2, 0.3, 0.4, None),
+              row="A_1", unit="*share*", paper="<about> .2")  # fmt: skip
+
+
+def artifact(**changes: object) -> Artifact:
+    return Artifact(**{"name": "hs.fig2", "title": "Circle", "paper": "Half", "scale": "paper", "claims": (CLAIM,),
+                       "seeds": (0, 1, 2), "config": {"epochs": 3}, "created": "2026-01-31T12:00:00+00:00",
+                       "duration_seconds": 96.2, "environment": {"device": "cuda", "gpu": "Card 9"},
+                       "paper_numbers": {"epochs": {"relu": 200}}} | changes)  # type: ignore[arg-type]
+
+
+def test_every_experiment_has_an_artifact_or_a_reason() -> None:
+    run, excused = {found.name for found in load_folder(ROOT / "results")}, set(not_run(ROOT / "results"))
+    assert not run & excused
+    assert run | excused == set(names())
+
+
+def test_the_table_is_up_to_date() -> None:
+    stored = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert stored == results_text(ROOT / "results"), "run `pathlens results`"
+
+
+def test_a_row_says_when_where_and_how_long() -> None:
+    text = results_page(ENTRIES, [artifact()], {"hs.tab2": "needs a GPU"})
+    assert ("| [`hs.fig2`](#hsfig2) | a \\| b | **cannot tell** | 0 of 1 | 3 | 2026-01-31 | Card 9 | 1.6 min |"
+            in text)
+    assert "| `hs.tab2` | x | not run: needs a GPU (expected: 4 h, 5e17 operations) | | | | | |" in text
+    assert ("| A\\_1: less \\[\\*share\\*\\] | **cannot tell** | 0.25 ± 0.13 | 0.25 (0.1–0.4), 1 missing | below 0.4 | "
+            "0.5 (none) | \\<about> .2 |") in text
+    assert "The paper's numbers: epochs · relu: 200." in text
+    assert "1 were run at the paper's sizes (0 reproduced, 0 not reproduced, 1 cannot tell), 0 at smaller" in text
+
+
+def test_what_is_reduced_says_in_what() -> None:
+    text = results_page(ENTRIES, [artifact(paper_config={"epochs": 9, "seeds": 3})], {"hs.tab2": "needs a GPU"})
+    assert "**cannot tell**, REDUCED |" in text and "REDUCED: epochs 3 (paper 9)." in text
+    assert "0 were run at the paper's sizes" in text and "1 at smaller" in text
+
+
+@pytest.mark.parametrize(("artifacts", "reasons", "words"), [
+    ([], {"hs.tab2": "r"}, "hs.fig2: there is neither"),
+    ([artifact()], {"hs.tab2": "r", "hs.fig2": "r"}, "hs.fig2: there is an artifact and a reason"),
+    ([artifact(), artifact(name="hs.x")], {"hs.tab2": "r"}, "hs.x: there is no experiment"),
+])
+def test_what_does_not_add_up_is_named(artifacts: list[Artifact], reasons: dict[str, str], words: str) -> None:
+    with pytest.raises(ArtifactError, match=words):
+        results_page(ENTRIES, artifacts, reasons)
+
+
+@pytest.mark.parametrize("text", ["no toml at all", 'hs.tab2 = "a name without quotes"', '"hs.tab2" = 3'])
+def test_a_file_of_reasons_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / "not-run.toml").write_text(text)
+    with pytest.raises(ArtifactError, match=r"not-run\.toml"):
+        not_run(tmp_path)
+
+
+def test_the_page_lists_what_was_not_run_and_marks_what_is_reduced(tmp_path: Path) -> None:
+    reduced = artifact(name="hs.fig9", paper_config={"epochs": 9})
+    text = write_page([reduced], tmp_path, not_run={"hs.tab2": "needs <a> GPU"}).read_text()
+    assert "needs &lt;a&gt; GPU</span>" in text and text.count(">not run<") == 1
+    assert '<span class="chip">REDUCED</span>' in text and "REDUCED: epochs 3 (paper 9)" in text
+    assert "Figure 9 of the Half paper · <code>hs.fig9</code> · 2026-01-31 · Card 9 · 1.6 min" in text
+    assert "mean 0.25 ± 0.13" in text
