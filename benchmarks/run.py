@@ -48,7 +48,7 @@ def training_rows(quick: bool) -> list[dict[str, Any]]:
     out = []
     for row in training.main("cpu"):
         ours, alone = row["stacked ms per step and network"] / 1e3, row["plain ms per step and network"] / 1e3
-        how = ", captured step" if row["captured"] else ""
+        how = f", {row['way']}"
         case = f"{row['case']}, {row['members']} networks at once{how}: one step of one network"
         out.append(kernels.Row("training", case, ours, {"plain PyTorch loop, one network": alone}).as_dict())
     return out

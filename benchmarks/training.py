@@ -1,7 +1,8 @@
 """Speed of training many networks at once, against the same networks one after another in a plain PyTorch loop.
 
-Every line is a ratio of timings of one run on one machine. Run with ``python -m benchmarks.training [--device cuda]``;
-it asserts nothing.
+Every line is a ratio of timings of one run on one machine. Run with ``python -m benchmarks.training [--device cuda]
+[--json FILE]``; it asserts nothing. On a GPU, convolutional networks are also timed the other ways that there are, which
+is how the one in use was chosen.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.measure import machine
 from torch import nn
 
 import pathlens as pl
 from pathlens.training.inputs import mse
+from pathlens.training.run import Run
 
 
 @contextmanager
@@ -84,39 +89,58 @@ def cases(device: str) -> list[tuple[str, nn.Module, Any, int, int, dict[str, An
         ("circle, DLGN-PWC 5×16", pl.models.dlgn(2, piecewise_constant=True), circle, 20, 32, {}, mse),
     ]
     if device != "cpu":
-        x, y = torch.randn(2048, 3, 32, 32), torch.randint(0, 10, (2048,))
-        gconv = pl.gated_twin(pl.models.gconv(), "relu", x[:2])
-        found.append(
-            ("CIFAR shape, GCONV", gconv, (x, y), 5, 32, {"loss": "cross_entropy"}, nn.functional.cross_entropy)
-        )
+        x, y = torch.randn(4096, 3, 32, 32), torch.randint(0, 10, (4096,))
+        for kind, title in (("relu", "GCONV"), ("dnpfl", "GCONV, learned gates (DNPFL)")):
+            net = pl.gated_twin(pl.models.gconv(), kind, x[:2])
+            options = {"loss": "cross_entropy", "autocast": torch.bfloat16}
+            found.append((f"CIFAR shape, {title}", net, (x, y), 5, 32, options, nn.functional.cross_entropy))
     return found
 
 
-def main(device: str = "cpu") -> list[dict[str, Any]]:
-    """Print and return one row per case."""
+@contextmanager
+def batched_convolutions() -> Iterator[None]:
+    """The step batched over members by vmap, which makes one grouped convolution of theirs, as for dense networks."""
+    lanes = Run._lanes
+    Run._lanes = Run._together  # type: ignore[method-assign]
+    yield
+    Run._lanes = lanes  # type: ignore[method-assign]
+
+
+def main(device: str = "cpu", file: str | None = None) -> list[dict[str, Any]]:
+    """Print and return one row per case and way."""
     rows = []
     for name, net, data, members, batch, options, loss in cases(device):
         x, y = data if isinstance(data, tuple) else (data.x, data.y)
         x, y = x.to(device), y.to(device)
         alone = plain_seconds_per_step(copy.deepcopy(net).to(device), x, y, batch, 100, loss)
-        for compiled in (True, False):
-            together = stacked_seconds_per_step(net, data, members, batch, device, compile=compiled, **options)
+        convolutional = x.ndim == 4
+        ways: list[tuple[str, dict[str, Any], Any]] = [("captured step", {}, nullcontext)]
+        if convolutional:
+            ways[0] = ("captured step of one, on a stream each, bfloat16", {}, nullcontext)
+            ways.append(("the same in float32", {"autocast": None}, nullcontext))
+            ways.append(("captured step, grouped convolutions, bfloat16", {}, batched_convolutions))
+        ways.append(("vmap, not captured", {"compile": False}, nullcontext))
+        for way, more, setting in ways:
+            with setting():
+                together = stacked_seconds_per_step(net, data, members, batch, device, **{**options, **more})
             rows.append({
-                "case": name, "members": members, "captured": compiled, "device": device,
+                "case": name, "members": members, "batch": batch, "way": way, "device": device,
                 "plain ms per step and network": 1e3 * alone,
                 "stacked ms per step and network": 1e3 * together / members,
                 "times faster per network": alone * members / together,
             })  # fmt: skip
-            print(
-                f"{name}: {members} networks at once{', captured step' if compiled else ''}: "
-                f"{1e3 * together / members:.3f} ms a step and network, plain loop {1e3 * alone:.3f} ms: "
-                f"{rows[-1]['times faster per network']:.1f}× faster per network",
-                flush=True,
-            )
+            print(f"{name}: {members} networks at once, {way}: {1e3 * together / members:.3f} ms a step and network, "
+                  f"plain loop {1e3 * alone:.3f} ms: {rows[-1]['times faster per network']:.1f}× faster per network",
+                  flush=True)  # fmt: skip
+    if file is not None:
+        found = {"machine": machine(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "rows": rows}
+        Path(file).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return rows
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
-    main(parser.parse_args().device)
+    parser.add_argument("--json", default=None)
+    chosen = parser.parse_args()
+    main(chosen.device, chosen.json)
