@@ -105,7 +105,7 @@ def failures(tests: Mapping[str, str], models: Mapping[str, str]) -> list[Panel]
     return [
         Panel("lines", title, [*(Series(f"{test}_{m}", n) for m, n in models.items()),
                                Series(f"{test}_hard", "DLGN-PWC, hard gates", style="dashed")],
-              f"{test}_levels", axis, "skill", "log" if test in ("frequency", "samples") else "linear",
+              f"{test}_levels", axis, "skill", "linear" if test == "parity" else "log",
               marks=[(0.5, "breaks below")])
         for test, (title, axis) in ((t, text.split(" | ")) for t, text in tests.items())
     ]  # fmt: skip

@@ -6,8 +6,10 @@ and a target that keeps turning. Torch is imported inside functions, so that lis
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +27,7 @@ MODELS = {m: NAMES[m] for m in ("relu", "dlgn_pwc")}
 # test -> title and axis of its panel
 TESTS = {
     "parity": "Parity of k bits | k", "frequency": "The fast half | waves around the circle",
-    "samples": "Few examples | training examples", "drift": "A target that keeps turning | turns so far",
+    "samples": "Few examples | training examples", "drift": "A target that turns | steps between turns",
 }  # fmt: skip
 TEST_POINTS = 1024
 BROKEN = 0.5  # a skill below this is a failure
@@ -34,7 +36,7 @@ SUMMARY = Deviation(
     "frequencies, small data sets; and asks for non-stationary distributions",
     authors_code="–",
     ours="parity of k of ten bits; circles with faster and faster bottom halves; circles with few noisy points; a "
-    "circle that is turned by a sixth again and again while training goes on",
+    "circle that turns by a sixth, and again, with fewer and fewer steps to follow",
     why="one axis of difficulty each, on which both models can be followed until they fail",
 )
 SKILL = Deviation(
@@ -111,17 +113,16 @@ def skills(runs: Runs, data: DataSet, test: str, hard: bool = False) -> np.ndarr
 
 
 def _tests(sizes: dict[str, Any]) -> dict[str, tuple[list[float], list[DataSet]]]:
-    """Levels and data of each test, from easy to hard; the turning circle is one task after the other."""
+    """Levels and data of each test, from easy to hard; of the turning circle, the data before it turns."""
     from pathlens.data import circle
 
     few = {"bottom": sizes["easy_frequency"], "test_points": TEST_POINTS}
-    start = circle(sizes["points"], **few)
     return {
         "parity": (sizes["bits"], [parity(sizes["inputs"], k) for k in sizes["bits"]]),
         "frequency": (sizes["frequencies"], [circle(sizes["points"], bottom=f, test_points=TEST_POINTS)
                                              for f in sizes["frequencies"]]),
         "samples": (sizes["samples"], [circle(n, noise=sizes["noise"], **few) for n in sizes["samples"]]),
-        "drift": (list(range(sizes["turns"] + 1)), [turned(start, k * math.pi / 3) for k in range(sizes["turns"] + 1)]),
+        "drift": (sizes["turn_steps"], [circle(sizes["points"], **few)] * len(sizes["turn_steps"])),
     }  # fmt: skip
 
 
@@ -129,39 +130,44 @@ def _tests(sizes: dict[str, Any]) -> dict[str, tuple[list[float], list[DataSet]]
     "hs.failures", paper=PAPER, title="Where a DLGN breaks first",
     what="parity, frequency sweep, sample-size sweep and drifting distribution: DLGN-PWC against ReLU",
     claims=[_BEHIND, _FAILS], quick_minutes=1.5, paper_minutes=12,
+    # a ReLU network and a DLGN, which is two, at every level
+    flops=lambda size: 18.0 * sum(a * b for a, b in pairwise((size["inputs"], *size["hidden"], 1))) * size["steps"]
+    * size["batch_size"] * size["seeds"]
+    * sum(len(size[key]) for key in ("bits", "frequencies", "samples", "turn_steps")),
 )  # fmt: skip
 def failures(run: Run) -> Artifact:
     """Failure signatures and the first check of the summary."""
     from pathlens.training import train
 
     sizes = run.sizes("hs.failures")
-    hidden, batch = tuple(sizes["hidden"]), sizes["batch_size"]
+    batch = sizes["batch_size"]
+
+    def fit(nets: Any, one: DataSet, steps: int, seeds: Any, *words: str) -> Any:
+        return train(
+            nets, one, epochs=max(1, steps // math.ceil(len(one.x) / batch)), lr=sizes["lr"], batch_size=batch,
+            seeds=seeds, evaluate="running", device=run.device, checkpoint=run.checkpoint("failures", *words),
+            checkpoint_every=200, progress=run.progress, label=", ".join(words),
+        )  # fmt: skip
+
     tests = _tests(sizes)
     arrays: dict[str, np.ndarray] = {f"{test}_levels": np.array(levels) for test, (levels, _) in tests.items()}
-    forgotten: dict[str, list[float]] = {}
     for test, (levels, data) in tests.items():
-        for m, name in MODELS.items():
-            rows: list[np.ndarray] = []
-            hard: list[np.ndarray] = []
-            runs: Any = None
+        for m in MODELS:
+            found: dict[str, list[np.ndarray]] = {m: []} if m == "relu" else {m: [], "hard": []}
+            settled: Any = None
             for level, one in zip(levels, data):
-                pattern = _network(m, one.x.shape[1], hidden, bias=test == "parity")
-                goes_on = test == "drift" and runs is not None
-                steps = sizes["turn_steps"] if test == "drift" else sizes["steps"]
-                runs = train(
-                    runs.networks if goes_on else pattern, one, epochs=max(1, steps * batch // max(len(one.x), batch)),
-                    lr=sizes["lr"], batch_size=batch, seeds=None if goes_on else run.seeds, evaluate="running",
-                    device=run.device, checkpoint=run.checkpoint("failures", test, f"{level:g}", m),
-                    checkpoint_every=200, progress=run.progress, label=f"{name}, {test} {level:g}",
-                )  # fmt: skip
-                rows.append(skills(runs, one, test))
-                if m != "relu":
-                    hard.append(skills(runs, one, test, hard=True))
-            arrays[f"{test}_{m}"] = np.stack(rows, axis=1)
-            if hard:
-                arrays[f"{test}_hard"] = np.stack(hard, axis=1)
-            if test == "drift":
-                forgotten[name] = skills(runs, data[0], test).tolist()
+                pattern = _network(m, one.x.shape[1], tuple(sizes["hidden"]), bias=test == "parity")
+                if test == "drift":
+                    settled = settled or fit(pattern, one, sizes["steps"], run.seeds, m, "before the turns")
+                    runs, seen = settled, one
+                    for turn in range(1, sizes["turns"] + 1):
+                        seen = turned(one, turn * math.pi / 3)
+                        runs = fit(copy.deepcopy(runs.networks), seen, level, None, m, f"{test} {level:g}", str(turn))
+                else:
+                    runs, seen = fit(pattern, one, sizes["steps"], run.seeds, m, f"{test} {level:g}"), one
+                for key, rows in found.items():
+                    rows.append(skills(runs, seen, test, hard=key == "hard"))
+            arrays |= {f"{test}_{key}": np.stack(rows, axis=1) for key, rows in found.items()}
     claims, told = [], {}
     for test, (levels, _) in tests.items():
         skill = {m: arrays[f"{test}_{m}"] for m in MODELS}
@@ -178,7 +184,7 @@ def failures(run: Run) -> Artifact:
         }  # fmt: skip
     return Artifact(
         "hs.failures", "Where a DLGN breaks first", PAPER, run.scale, {**sizes, "beta": BETA}, run.seeds, tuple(claims),
-        {**told, "skill on the first task after the last turn": forgotten}, {}, {},
+        told, {}, {},
         (SUMMARY, SKILL, SAME), {"ReLU": "hard", "DLGN-PWC": SOFT["dlgn_pwc"], "DLGN-PWC, hard gates": "hard"},
         {k: v.astype(np.float32) for k, v in arrays.items()}, figures=panels.failures(TESTS, MODELS),
     )  # fmt: skip

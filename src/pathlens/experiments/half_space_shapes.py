@@ -6,6 +6,7 @@ import regions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -92,6 +93,8 @@ def shapes(cells: Slice2D, most: int, seed: int = 0) -> Shapes:
     from pathlens.regions.summaries import components
 
     masks = path_masks(cells.patterns)
+    if not masks:  # a dead layer: no path is active anywhere
+        return Shapes(len(cells), 0, 0, math.nan, math.nan, 0, math.nan, math.nan, math.nan, 0)
     pairs, (lines, numbers) = cells.neighbours, borders(cells)
     keys = sorted(masks)
     if len(keys) > most:
