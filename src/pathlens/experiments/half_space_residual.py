@@ -20,6 +20,7 @@ from pathlens.experiments.image_runs import (
     accuracy,
     hard_accuracies,
     images,
+    judged_in_parts,
     options,
     own_folder,
     shrunk,
@@ -41,7 +42,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
     "tiny": ((1, 1), (8, 16), "projection"),
 }
 BETA = 4.0
-MOMENTUM, DECAY = 0.9, 5e-4
+# what all trainings share; options of `train`
+RATES = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4, "schedule": "one_cycle", "augment": "crop_flip"}
 TOLD = {"train": "train", "last": "test, last epoch", "best": "test, best epoch (chosen on the test set)",
         "hard": "test, hard gates"}  # fmt: skip
 
@@ -72,7 +74,7 @@ def _data(run: Run, experiment_name: str, name: str) -> DataSet:
 def _train(run: Run, net: Any, data: DataSet, size: Mapping[str, Any], label: str, *words: str, **more: Any) -> Runs:
     return train_each(
         run, net, data, label, *words, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"],
-        optimizer="sgd", momentum=MOMENTUM, weight_decay=DECAY, schedule="one_cycle", augment="crop_flip", **more,
+        **RATES, **more,
     )  # fmt: skip
 
 
@@ -188,7 +190,7 @@ def tab2(run: Run) -> Artifact:
     labels = {"_".join(key): f"{NETWORKS[key[1]]}, {NAMES[key[2]]}, {SETS[key[0]]}" for key in rows}
     return Artifact(
         "hs.tab2", "Residual networks", PAPER, run.scale,
-        {**size, "beta": BETA, "momentum": MOMENTUM, "weight_decay": DECAY}, run.seeds, tuple(claims),
+        {**size, "beta": BETA, **RATES}, run.seeds, tuple(claims),
         {"accuracy": {labels[key]: _metrics(row) for key, row in named.items()},
          "data sets that are not on this machine": absent},
         SIZES["hs.tab2"]["paper"], {"Table 2": TABLE_2}, (RECIPE, VALUES, SOFT),
@@ -278,12 +280,11 @@ def _train_variant(run: Run, name: str) -> Runs:
             del given["seeds"]  # the network is given: only its shuffling is drawn from the seed
             decides = {key: value for key, value in size.items() if key not in ("variants", "seeds")}
             given["checkpoint"] = own_folder(run, "best", name, f"seed{seed}", **decides)
-            parts.append(train(
-                [net.with_gate("hard")], data, seed=seed, trained="values", epochs=size["tuned_epochs"],  # type: ignore[operator]
-                lr=size["lr"] / 10, batch_size=size["batch_size"], optimizer="sgd", momentum=MOMENTUM,
-                weight_decay=DECAY, schedule="cosine", augment="crop_flip", compile=run.device.startswith("cuda"),
-                **given,
-            ))  # fmt: skip
+            given |= {"seed": seed, "trained": "values", "epochs": size["tuned_epochs"], "lr": size["lr"] / 10,
+                      "batch_size": size["batch_size"], "compile": run.device.startswith("cuda"),
+                      **RATES, "schedule": "cosine"}  # fmt: skip
+            with judged_in_parts():
+                parts.append(train([net.with_gate("hard")], data, **given))  # type: ignore[operator]
         return Runs([t for part in parts for t in part], [n for part in parts for n in part.networks],
                     [s for part in parts for s in part.settings])  # fmt: skip
 
@@ -316,7 +317,7 @@ def best(run: Run) -> Artifact:
     soft = [name for name in rows if name in ("soft", "annealed")]
     return Artifact(
         "hs.best", "How close to ReLU can half-spaces come?", PAPER, run.scale,
-        {**size, "beta": BETA, "momentum": MOMENTUM, "weight_decay": DECAY}, run.seeds, tuple(claims),
+        {**size, "beta": BETA, **RATES}, run.seeds, tuple(claims),
         {"accuracy": {labels[name]: _metrics(row) for name, row in rows.items()}, "parameters": counts},
         SIZES["hs.best"]["paper"], {"gap on CIFAR-10": 5.0}, (OWN, RECIPE),
         {"all rows at test": "hard", "trained soft: 'soft', 'annealed'": f"soft β={BETA:g}"}, _arrays(rows),
