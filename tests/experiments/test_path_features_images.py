@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import pathlens as pl
 from pathlens.artifacts import load_folder
 from pathlens.data import DataSet, digits
+from pathlens.errors import UnknownNameError
 from pathlens.experiments import path_features_images as table
 from pathlens.experiments import path_features_training as training
 from pathlens.experiments.registry import Run, find, perform
@@ -143,6 +144,12 @@ def test_pieces_add_up_to_one_table(found, tmp_path, monkeypatch):
     assert all(np.array_equal(again.arrays[name], second.arrays[name]) for name in second.arrays)
     fresh = Run("paper", (5, 6), changes=SMALL | {"models": []}, out=tmp_path)
     assert perform(find("npk.tab2"), fresh).config["models"] == []  # other seeds are another table
+
+
+def test_a_word_that_is_no_row_is_refused():
+    assert training.selected({**SIZES["npk.tab2"]["paper"], "architectures": "gconv"}, "gconv-sgd", "relu")
+    with pytest.raises(UnknownNameError, match="GCONV"):
+        perform(find("npk.tab2"), Run("paper", SEEDS, changes={"architectures": ["GCONV"]}))
 
 
 # --- figure 3 --------------------------------------------------------------------------------------------------

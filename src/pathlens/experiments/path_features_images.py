@@ -28,6 +28,7 @@ from pathlens.experiments.path_features_training import (
     images,
     kept,
     of_row,
+    selected,
     stage,
     state_at,
     trained,
@@ -118,7 +119,7 @@ def _measured(last: dict[str, dict[str, np.ndarray]]) -> list[Claim]:
     return claims
 
 
-def _told(values: Sequence[float]) -> str:
+def _told(values: np.ndarray) -> str:
     """Mean ± standard deviation over seeds."""
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
     return f"{np.mean(values):.2f} ± {spread:.2f}"
@@ -143,8 +144,8 @@ def _present(run: Run, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     "npk.tab2", paper=PAPER, title="Random, learned and copied gates on MNIST and CIFAR-10",
     what="Table 2: FRNPF (II, DI), DNPFL, FLNPF and ReLU × FC, VCONV, GCONV × SGD, Adam",
     claims=[_LOWEST, _NEAR, _ALIKE, _DECOUPLED], data=("mnist", "cifar10"), quick_minutes=2, paper_minutes=450,
-    flops=lambda size: sum(flops(size, f"{a}-{o}", m, of_row(size["epochs"], f"{a}-{o}"))
-                           for a in size["architectures"] for o in size["optimisers"] for m in size["models"]),
+    flops=lambda size: sum(flops(size, row, m, of_row(size["epochs"], row))
+                           for row in ROWS for m in MODELS if selected(size, row, m)),
 )  # fmt: skip
 def tab2(run: Run) -> Artifact:
     """Table 2; sizes ``architectures``, ``optimisers`` and ``models`` choose what is trained now."""
@@ -152,16 +153,14 @@ def tab2(run: Run) -> Artifact:
     found: dict[str, dict[str, Any]] = {}
     last: dict[str, dict[str, np.ndarray]] = {}
     for row in ROWS:
-        architecture, optimiser = row.split("-")
-        chosen = architecture in size["architectures"] and optimiser in size["optimisers"]
-        entries = {m: entry(run, row, m, chosen and m in size["models"]) for m in MODELS}
+        entries = {m: entry(run, row, m, selected(size, row, m)) for m in MODELS}
         found[row] = {m: one for m, one in entries.items() if one is not None}
         missing = np.full(len(run.seeds), np.nan)
         last[row] = {m: np.array(found[row][m]["accuracy"])[:, -1] if m in found[row] else missing for m in MODELS}
     metrics: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
-    for row, entries in found.items():
-        for m, one in entries.items():
+    for row, there in found.items():
+        for m, one in there.items():
             accuracy = np.array(one["accuracy"])
             scores = {"last epoch": accuracy[:, -1], "best epoch": accuracy.max(1)}
             if "hard" in one:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pathlens.errors import unknown_name
 from pathlens.experiments import image_runs
 from pathlens.experiments.registry import Run
 
@@ -22,13 +23,28 @@ if TYPE_CHECKING:
     from pathlens.training import Runs
 
 __all__ = ["ARCHITECTURES", "BETA", "EPSILON", "MODELS", "OPTIMISERS", "ROWS", "entry", "flops", "images", "kept",
-           "of_row", "stage", "state_at", "trained"]  # fmt: skip
+           "of_row", "selected", "stage", "state_at", "trained"]  # fmt: skip
 
 ARCHITECTURES = {"fc": "FC", "vconv": "VCONV", "gconv": "GCONV"}
 OPTIMISERS = {"sgd": "SGD", "adam": "Adam"}
 MODELS = {"frnpf_ii": "FRNPF (II)", "frnpf_di": "FRNPF (DI)", "dnpfl": "DNPFL", "flnpf": "FLNPF", "relu": "ReLU"}
 ROWS = {f"{a}-{o}": f"{ARCHITECTURES[a]}, {OPTIMISERS[o]}" for a in ARCHITECTURES for o in OPTIMISERS}
 BETA, EPSILON = 4.0, 0.1  # DNPFL's gate is (1 + ε)·σ(βq)
+
+
+def selected(size: dict[str, Any], row: str, model: str) -> bool:
+    """Whether the sizes ask for an entry; each of the three may be a list or one word."""
+    architecture, optimiser = row.split("-")
+    wanted = (("architectures", architecture, ARCHITECTURES), ("optimisers", optimiser, OPTIMISERS),
+              ("models", model, MODELS))  # fmt: skip
+    chosen = True
+    for name, word, known in wanted:
+        words = [size[name]] if isinstance(size[name], str) else size[name]
+        for other in words:
+            if other not in known:
+                raise unknown_name(f"word among {name}", other, known)
+        chosen = chosen and word in words
+    return chosen
 
 
 def of_row(value: Any, row: str) -> Any:
@@ -145,6 +161,7 @@ def _train(
         del options["seeds"]  # the networks are there already
         # on the CPU convolutions outweigh the dispatch that capturing a step saves
         options["compile"] = count > 1 or run.device.startswith("cuda")
+        options["checkpoint_every"] = 5  # with VCONV's 34 million weights, one takes about as long as an epoch
         options["checkpoint"] = image_runs.own_folder(run, *words, **settings | {"seeds": list(chosen)})
         with nullcontext() if architecture == "fc" else image_runs.judged_in_parts():
             parts.append(train(networks[start : start + count], images(run, architecture), epochs=epochs,
