@@ -132,8 +132,10 @@ def test_starting_over_forgets_checkpoints_once(tmp_path: Path) -> None:
     place = Run(out=tmp_path).checkpoint("a")
     assert place is not None
     place.mkdir(parents=True)
+    numbers = place.with_name(f"{place.name}-30.json")
+    numbers.touch()
     again = Run(out=tmp_path, again=True)
-    assert again.checkpoint("a") == place and not place.exists()
+    assert again.checkpoint("a") == place and not place.exists() and not numbers.exists()
     place.mkdir()
     assert again.checkpoint("a") == place and place.exists()  # what it has written since is its own
 
@@ -165,10 +167,9 @@ def test_two_runs_do_not_compute_the_same_at_once(tmp_path: Path) -> None:
     import fcntl
 
     run, other = Run(out=tmp_path), Run(out=tmp_path)
-    (tmp_path / "seen").mkdir()
 
     def compute() -> bool:
-        (lock,) = other._folder("locks").iterdir()  # type: ignore[union-attr]
+        (lock,) = (tmp_path / "checkpoints" / "locks").iterdir()
         with open(lock) as stream, pytest.raises(BlockingIOError):
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True

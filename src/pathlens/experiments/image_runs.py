@@ -109,7 +109,7 @@ def own_folder(run: Run, *words: str, **settings: Any) -> Path | None:
     if run.out is None:
         return None
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:8]
-    return run.out / "checkpoints" / "-".join([run.scale, *words, digest])
+    return run.begun(run.out / "checkpoints" / "-".join([run.scale, *words, digest]))
 
 
 def accuracy(networks: Iterable[Any], x: Tensor, y: Tensor, device: str = "cpu", batch: int = 1000) -> np.ndarray:

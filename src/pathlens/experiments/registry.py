@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import glob
 import hashlib
 import importlib
 import json
@@ -106,9 +107,15 @@ class Run:
         Runs with other seeds or changes have other folders, since `train` refuses the checkpoint of another training.
         """
         folder = self._folder(*words)
-        if folder is not None and self.again and folder not in self._asked:
-            shutil.rmtree(folder, ignore_errors=True)
+        return None if folder is None else self.begun(folder)
+
+    def begun(self, folder: Path) -> Path:
+        """The same folder, emptied if this run starts over and has not asked for it before; files whose names begin
+        with the folder's go too."""
+        if self.again and folder not in self._asked:
             self._asked.add(folder)
+            for path in folder.parent.glob(f"{glob.escape(folder.name)}*"):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         return folder
 
     def _folder(self, *words: str) -> Path | None:
@@ -133,14 +140,14 @@ class Run:
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
         """Wait while another process computes the same: then its checkpoints are there to be read."""
-        folder = self._folder("locks")
-        if folder is None or os.name != "posix":
+        if self.out is None or os.name != "posix":
             yield
             return
         import fcntl
 
+        folder = self.out / "checkpoints" / "locks"
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / _digest(name), "w") as lock:
+        with open(folder / _digest(self.scale + name), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # given up when the process ends, however it ends
             yield
 

@@ -171,9 +171,11 @@ def _chips(artifact: Artifact) -> str:
     if artifact.seeds:
         labels.append(f"{len(artifact.seeds)} seed{'s' * (len(artifact.seeds) > 1)}")
     if artifact.reduced:
-        full = f"REDUCED: {reductions(artifact)}"
-        labels.append(full if artifact.scale == "paper" and len(full) <= 90 else "REDUCED: not the paper’s sizes")
-    return f'<ul class="chips">{"".join(f"<li class=chip>{escape(label)}</li>" for label in labels)}</ul>'
+        labels.append("REDUCED: not the paper’s sizes")
+    chips = f'<ul class="chips">{"".join(f"<li class=chip>{escape(label)}</li>" for label in labels)}</ul>'
+    if artifact.reduced and artifact.scale == "paper":  # at quick scale everything is smaller
+        chips += f'<p class="note">REDUCED: {escape(reductions(artifact))}.</p>'
+    return chips
 
 
 def _claim(artifact: Artifact, claim: Claim) -> str:

@@ -23,14 +23,18 @@ def mean_sd(values: Sequence[float]) -> str:
 
     Examples
     --------
-    >>> mean_sd([1.0, 2.0, 4.5]), mean_sd([8.0]), mean_sd([1.0, float("inf")]), mean_sd([])
-    ('2.5 ± 1.8', '8', '–', '–')
+    >>> mean_sd([1.0, 2.0, 4.5]), mean_sd([8.0]), mean_sd([1.0, float("inf")]), mean_sd([]), mean_sd([1200.5, 1500])
+    ('2.5 ± 1.8', '8', '–', '–', '1350 ± 212')
     """
     there = np.asarray(values, dtype=float)
     if not len(there) or not np.isfinite(there).all():
         return "–"
-    mean = number(float(there.mean()))
-    return mean if len(there) == 1 else f"{mean} ± {number(float(there.std(ddof=1)), 2)}"
+
+    def rounded(value: float, digits: int) -> str:  # no power of ten where whole numbers will do
+        return number(float(round(value)) if 10**digits <= abs(value) < 1e6 else value, digits)
+
+    mean = rounded(float(there.mean()), 3)
+    return mean if len(there) == 1 else f"{mean} ± {rounded(float(there.std(ddof=1)), 2)}"
 
 
 def duration(seconds: float) -> str:
