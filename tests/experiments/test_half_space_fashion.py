@@ -1,5 +1,6 @@
 """Allocation of paths on modified Fashion-MNIST, small and on made-up images, against definitions written out here."""
 
+import copy
 import functools
 import math
 
@@ -212,6 +213,19 @@ def test_gates_alone_feel_the_weights(labels):
     for (name, _), got, a, b in zip(net.named_parameters(), made, plain, weighted):
         assert torch.allclose(got, a if name.startswith("values.") else b, atol=1e-12), name
     assert torch.allclose(Reweighted(3, labels)(net(x), y), (share * rows()).mean())
+
+
+def test_training_apart_with_equal_weights_is_plain_training():
+    def both(output, target):
+        return (output[:, :1] - target).square().mean() + (output[:, -1:] - target).square().mean()
+
+    data = pl.data.circle(32, dtype=torch.float64)
+    plain = pl.models.dlgn(2, (4, 4), piecewise_constant=True, seed=0).double()
+    apart = GatesApart(copy.deepcopy(plain))
+    pl.train(plain, data, epochs=3, batch_size=8, progress=False)
+    pl.train(apart, data, epochs=3, batch_size=8, loss=both, progress=False)
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(apart.net.state_dict()[name], value, atol=1e-12), name
 
 
 def test_the_penalty_is_the_variance_of_the_log_of_soft_counts():

@@ -115,11 +115,14 @@ def network(model: str, setting: Setting, inputs: int, **more: Any) -> GatedNetw
 
 
 def train_options(run: Run, setting: Setting, data: DataSet, label: str, *words: str) -> dict[str, Any]:
-    """Options of `train`; the held-out rows that it follows are the simple part of the test rows."""
+    """Options of `train`; the held-out rows that it follows are the simple part of the test rows.
+
+    In full precision everywhere: soft gates start near one half, and what tells inputs apart would drown in bfloat16.
+    """
     assert data.x_test is not None and data.y_test is not None
     simple = data.marks_test["simple"]
-    return {**options(run, label, *setting.words, *words), "evaluate": "full", "epochs": setting.epochs,
-            "lr": setting.lr, "batch_size": setting.batch_size,
+    return {**options(run, label, *setting.words, *words), "evaluate": "full", "autocast": None,
+            "epochs": setting.epochs, "lr": setting.lr, "batch_size": setting.batch_size,
             "validation": (data.x_test[simple], data.y_test[simple])}  # fmt: skip
 
 
@@ -145,11 +148,11 @@ class Trained:
         return [next(iter(np.flatnonzero(row >= MIDDLE).tolist()), None) for row in self.part_accuracies()[..., 0]]
 
 
-def restored(runs: Runs, pattern: GatedNetwork, member: int, epoch: int) -> GatedNetwork:
-    """The pattern with the weights that a member had after an epoch."""
+def restored(runs: Runs, pattern: GatedNetwork, member: int, epoch: int, prefix: str = "") -> GatedNetwork:
+    """The pattern with the weights that a member had after an epoch; ``prefix`` is what a wrapper put before names."""
     kept = runs[member].at_epoch(epoch).snapshot
     assert kept is not None  # every moment holds the weights
-    pattern.load_state_dict(kept.state)
+    pattern.load_state_dict({name.removeprefix(prefix): values for name, values in kept.state.items()})
     return pattern.eval()
 
 

@@ -7,7 +7,6 @@ is imported inside functions.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from pathlens.experiments.half_space_fashion import (
     mean_paths,
     network,
     part_accuracies,
+    restored,
     train_options,
     training_flops,
 )
@@ -94,18 +94,6 @@ def train_with(
     return found
 
 
-def inner_state(state: dict[str, Any]) -> dict[str, Any]:
-    """The weights of the gated network, also where a wrapper held it."""
-    return {key.removeprefix("net."): value for key, value in state.items()}
-
-
-def _at(runs: Runs, pattern: GatedNetwork, member: int, epoch: int) -> GatedNetwork:
-    kept = runs[member].at_epoch(epoch).snapshot
-    assert kept is not None
-    pattern.load_state_dict(inner_state(kept.state))
-    return pattern.eval()
-
-
 def _circle(run: Run, sizes: dict[str, Any], epochs: list[int]) -> dict[str, Outcome]:
     """Mean squared error on each half in % of the target's variance there, ½."""
     import torch
@@ -124,12 +112,12 @@ def _circle(run: Run, sizes: dict[str, Any], epochs: list[int]) -> dict[str, Out
         with torch.no_grad():
             for i in range(len(nets)):
                 for j, epoch in enumerate(epochs):
-                    wrong = (_at(runs, pattern, i, epoch)(data.x) - data.y).square()[:, 0].numpy()
+                    wrong = (restored(runs, pattern, i, epoch, "net.")(data.x) - data.y).square()[:, 0].numpy()
                     errors[i, j] = 200 * wrong[simple].mean(), 200 * wrong[~simple].mean()
-        paths = [mean_paths(_at(runs, pattern, i, epochs[-1]), data.x, simple) for i in range(len(nets))]
+        paths = [mean_paths(restored(runs, pattern, i, epochs[-1], "net."), data.x, simple) for i in range(len(nets))]
         return Outcome(errors, np.array(paths))
 
-    return _outcomes(outcome)
+    return {remedy: outcome(remedy) for remedy in REMEDIES}
 
 
 def _images(run: Run, sizes: dict[str, Any]) -> dict[str, Outcome]:
@@ -146,13 +134,9 @@ def _images(run: Run, sizes: dict[str, Any]) -> dict[str, Outcome]:
         chosen |= {"keep_at": [setting.epochs], "seed": run.seeds[0]}
         runs = train_with(remedy, nets, data, sizes["strength"], sizes["probe"], chosen)
         pattern = network("dlgn_pwc", setting, data.d)
-        paths = [mean_paths(_at(runs, pattern, i, setting.epochs), x, simple) for i in range(len(nets))]
+        paths = [mean_paths(restored(runs, pattern, i, setting.epochs, "net."), x, simple) for i in range(len(nets))]
         return Outcome(100 - part_accuracies(runs, data), np.array(paths))
 
-    return _outcomes(outcome)
-
-
-def _outcomes(outcome: Callable[[str], Outcome]) -> dict[str, Outcome]:
     return {remedy: outcome(remedy) for remedy in REMEDIES}
 
 
