@@ -19,11 +19,12 @@ def gates_only(names: Sequence[str]) -> list[Panel]:
     """dgn.exp6; the last name is the deep linear network."""
     curves = [Series(f"test[{i}]", name) for i, name in enumerate(names)]
     ends = [Series(f"test[{i}, :, -1]", name) for i, name in enumerate(names)]
-    switched = Series("hard[0]", f"{names[0]}, switched to hard")
+    switched = [Series(f"hard[{i}]", f"{name}, switched to hard") for i, name in enumerate(names)
+                if name.endswith("soft")]  # fmt: skip
     marks = [(56.0, "paper"), (10.0, "chance")]
     return [
         Panel("lines", "Random values, learned gates", curves, x_label="epoch", y_label=_TEST, marks=marks),
-        Panel("strips", "After the last epoch", [*ends, switched], x_label=_TEST, marks=marks),
+        Panel("strips", "After the last epoch", [*ends, *switched], x_label=_TEST, marks=marks),
     ]
 
 

@@ -193,7 +193,7 @@ def _gates_only(name: str) -> Row:
 @experiment(
     "dgn.exp6", paper=PAPER, title="The lottery is in the gates",
     what="Experiment 6: CIFAR-10 with random values that stay, gates that learn; soft and straight-through gates",
-    claims=[_ALONE, _CHANCE, _LINEAR], data=("cifar10",), quick_minutes=1.5, paper_minutes=45,
+    claims=[_ALONE, _CHANCE, _LINEAR], data=("cifar10",), quick_minutes=2, paper_minutes=45,
     flops=lambda size: _passes(size, 5 * len(size["gates"]) + 3),  # two networks, but no gradients by the values
 )  # fmt: skip
 def exp6(run: Run) -> Artifact:
