@@ -23,8 +23,8 @@ from pathlens.report import write_page
 NAMES = ("hs.fig1", "hs.fig8", "hs.regions", "hs.fig4", "hs.spectral", "hs.failures")
 SMALL = {
     "points": 32, "epochs": {"relu": 200, "dlgn_pwc": 200, "frozen": 1}, "kernel_points": 32, "regions": 25,
-    "biased_hidden": [6, 6], "biased_epochs": 2, "hidden": [8, 8], "steps": 4, "inputs": 5, "bits": [2, 3],
-    "frequencies": [4, 8], "samples": [32, 16], "turns": 1, "turn_steps": [4, 2],
+    "biased_hidden": [6, 6], "biased_epochs": 2, "hidden": [8, 8], "steps": 4, "inputs": 5, "bits": [3],
+    "frequencies": [4, 8], "samples": [16], "turns": 1, "turn_steps": [4],
 }  # fmt: skip
 
 

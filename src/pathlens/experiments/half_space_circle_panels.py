@@ -33,11 +33,15 @@ def fig1() -> list[Panel]:
 
 def fig8(paths: Sequence[tuple[int, ...]]) -> list[Panel]:
     """hs.fig8."""
+
+    def each(stem: str) -> list[Series]:
+        return [Series(f"{stem}[{k}]", "path " + ", ".join(str(i + 1) for i in path)) for k, path in enumerate(paths)]
+
     return [
-        Panel("matrices", f"{name}: each path's value where it is active, and their sum",
-              [*(Series(f"path_{stem}[{k}]", "path " + ", ".join(str(i + 1) for i in path))
-                 for k, path in enumerate(paths)), Series(f"sum_{stem}", "the network")], x_label="x₁", y_label="x₂")
-        for stem, name in (("dlgn", "DLGN"), ("pwc", "DLGN-PWC"))
+        Panel("matrices", "Where each path is active", each("region"), x_label="x₁", y_label="x₂"),
+        *(Panel("matrices", f"{name}: each path's value there, and their sum",
+                [*each(f"path_{stem}"), Series(f"sum_{stem}", "the network")], x_label="x₁", y_label="x₂")
+          for stem, name in (("dlgn", "DLGN"), ("pwc", "DLGN-PWC"))),
     ]  # fmt: skip
 
 

@@ -162,7 +162,7 @@ def failures(run: Run) -> Artifact:
                     runs, seen = settled, one
                     for turn in range(1, sizes["turns"] + 1):
                         seen = turned(one, turn * math.pi / 3)
-                        runs = fit(copy.deepcopy(runs.networks), seen, level, None, m, f"{test} {level:g}", str(turn))
+                        runs = fit(copy.deepcopy(runs.networks), seen, int(level), None, m, f"{test} {level:g}", str(turn))
                 else:
                     runs, seen = fit(pattern, one, sizes["steps"], run.seeds, m, f"{test} {level:g}"), one
                 for key, rows in found.items():

@@ -232,7 +232,8 @@ def fig8(run: Run) -> Artifact:
             errors[name].append(float(np.abs(told_by_paths(points).sum(0) - f).max() / np.abs(f).max()))
             if seed == run.seeds[0]:
                 stem = "pwc" if constant else "dlgn"
-                arrays |= {f"path_{stem}": np.stack([_picture(v) for v in told_by_paths(_pixels(1.0))])}
+                arrays["region"] = np.stack([_picture(r.contains(_pixels(1.0))) for r in regions])
+                arrays[f"path_{stem}"] = np.stack([_picture(v) for v in told_by_paths(_pixels(1.0))])
                 arrays[f"sum_{stem}"] = arrays[f"path_{stem}"].sum(0)
                 told[name] = {
                     f"path {i1 + 1}, {i2 + 1}": {
@@ -324,7 +325,7 @@ def _biased(run: Run, sizes: dict[str, Any]) -> dict[str, Any]:
 @experiment(
     "hs.regions", paper=PAPER, title="Activation-pattern regions and path regions",
     what="counts, faces, connectedness and convexity of regions in the plane: ReLU and DLGN-PWC, init and end",
-    claims=[_CONVEX, _BENT, _FEW_FACES, _SIMPLER, _FEWER, _STEADY], quick_minutes=2, paper_minutes=15,
+    claims=[_CONVEX, _BENT, _FEW_FACES, _SIMPLER, _FEWER, _STEADY], quick_minutes=2, paper_minutes=14,
     flops=circle_operations, shares="circle",
 )  # fmt: skip
 def regions(run: Run) -> Artifact:

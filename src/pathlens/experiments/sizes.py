@@ -91,7 +91,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "quick": {"hidden": [16] * 5, "lr": 2e-3, "batch_size": 32, "steps": 1200, "points": 512, "inputs": 10,
                   "bits": [4, 8, 10], "frequencies": [4, 12, 24], "samples": [64, 16, 8], "noise": 0.2,
                   "easy_frequency": 4, "turns": 2, "turn_steps": [320, 80, 16], "seeds": 3},
-        "paper": {"hidden": [16] * 5, "lr": 1e-3, "batch_size": 32, "steps": 12000, "points": 1024, "inputs": 10,
+        "paper": {"hidden": [16] * 5, "lr": 1e-3, "batch_size": 32, "steps": 8000, "points": 1024, "inputs": 10,
                   "bits": [2, 4, 6, 8, 9, 10], "frequencies": [4, 8, 12, 16, 24, 32, 48],
                   "samples": [512, 128, 64, 32, 16, 8], "noise": 0.2, "easy_frequency": 4, "turns": 3,
                   "turn_steps": [1920, 640, 320, 160, 64, 32], "seeds": 5},
