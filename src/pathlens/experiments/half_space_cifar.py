@@ -67,7 +67,7 @@ TANGENT = Deviation(
 )  # fmt: skip
 DENSE = Deviation(
     paper="PWC 'on most datasets … is indistinguishable'; no other table", authors_code="not public",
-    ours="MNIST and Fashion-MNIST: five fully connected layers, Adam, sizes of the Fashion-MNIST experiments",
+    ours="MNIST and Fashion-MNIST: five fully connected layers of 128 with biases, Adam 2e-4, 32 epochs",
     why="that is the architecture that the paper prints for such data",
 )  # fmt: skip
 
@@ -116,10 +116,9 @@ def _train_flat(run: Run, model: str, name: str) -> dict[str, np.ndarray]:
     rows = size["flat_rows"]
     data = run.once(("flat", name), lambda: images(name, rows, rows, flatten=True))
     net = dlgn(data.d, (size["flat_width"],) * 5, 10, piecewise_constant=model == "dlgn_pwc", bias=True, beta=BETA)
-    runs: Any = train(
-        net, data, epochs=size["flat_epochs"], lr=size["flat_lr"], batch_size=size["batch_size"],
-        **options(run, f"{NAMES[model]}, {SETS[name]}", "flat", name, model),
-    )  # fmt: skip
+    given = {"epochs": size["flat_epochs"], "lr": size["flat_lr"], "batch_size": size["batch_size"]}
+    folder = own_folder(run, "flat", name, model, seeds=run.seeds, data=tuple(data.x.shape), **given)
+    runs: Any = train(net, data, **options(run, f"{NAMES[model]}, {SETS[name]}") | given | {"checkpoint": folder})
     return {**accuracies(runs), "hard": hard_accuracies(runs, data, run.device)}
 
 
@@ -347,8 +346,8 @@ def _kernels(run: Run, model: str, width: int, x: Any) -> np.ndarray:
             snapshot = trajectory.at_epoch(epoch).snapshot
             assert snapshot is not None
             net.load_state_dict(snapshot.state)
-            for k, kernel in enumerate((overlap, ntk)):
-                found[k, i, j] = kernel(net, rows).normalised().dense().cpu().numpy()
+            for k, K in enumerate((overlap(net, rows), ntk(net, rows))):
+                found[k, i, j] = K.normalised().dense().cpu().numpy()
         run.progress(f"kernels, {NAMES[model]}", i + 1, len(run.seeds))
     return found
 

@@ -118,7 +118,8 @@ def _images(run: Run, name: str) -> tuple[dict[str, np.ndarray], dict[str, int]]
 
     size = run.sizes("hs.quadratic")
     data = images(name, size["rows"], size["rows_test"], flatten=True)
-    arrays, widths = {}, {}
+    arrays: dict[str, np.ndarray] = {}
+    widths = {}
     for kind in KINDS:
         widths[kind] = matched_width(kind, data.d, size["width"], data.c, size["rank"])
         runs: Runs = train(  # type: ignore[assignment]  # seeds are given

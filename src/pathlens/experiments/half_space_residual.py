@@ -239,7 +239,7 @@ def variant(name: str, size: Mapping[str, Any], x: Any) -> Any:
     from pathlens.models import ResNet, gated_twin
 
     blocks, widths, example = size["blocks"], size["widths"], x[:2]
-    template = ResNet(blocks, widths)
+    template: Any = ResNet(blocks, widths)
     if name == "relu":
         return gated_twin(template, "relu", example=example, seed=0)
     if name in ("soft", "annealed"):
