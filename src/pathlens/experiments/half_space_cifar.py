@@ -60,11 +60,12 @@ HEAD = Deviation(
 )  # fmt: skip
 TANGENT = Deviation(
     paper="'the linear model with empirical NTK features' is said to be far behind, without a number",
-    authors_code="not public", ours="J·δ, with J the Jacobian of the ReLU network at He's initialisation, squared loss on "
-    "centred one-hot labels, all training images, conjugate gradients stopped early; its residual is reported",
-    why="at the default initialisation the signal shrinks threefold in every layer, so that constant features drown the "
+    authors_code="not public",
+    ours="J·δ, with J the Jacobian of the ReLU network at He's initialisation, squared loss on centred one-hot labels, "
+    "all training images, conjugate gradients stopped early; its residual is reported",
+    why="at the default initialisation the signal shrinks threefold in every layer and constant features drown the "
     "others: He's is the stronger opponent; the least-squares solution itself would need many more iterations",
-)  # fmt: skip
+)
 DENSE = Deviation(
     paper="PWC 'on most datasets … is indistinguishable'; no other table", authors_code="not public",
     ours="MNIST and Fashion-MNIST: five fully connected layers of 128 with biases, Adam 2e-4, 32 epochs",
