@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,12 @@ def run_circle(out: str) -> None:
     run_all([find(name) for name in CIRCLE], Plan("quick", Path(out), seeds=2, changes=CHANGES))
 
 
+def start(call: str, **options: Any) -> subprocess.Popen[str]:
+    """A call of a function of this file in a process of its own."""
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_runner; test_runner.{call}"
+    return subprocess.Popen([sys.executable, "-c", script], text=True, **options)
+
+
 def same(one: Artifact, other: Artifact) -> bool:
     """Equal but for times."""
 
@@ -43,9 +51,8 @@ def same(one: Artifact, other: Artifact) -> bool:
 
 
 def test_a_killed_run_that_is_started_again_gives_the_same_artifacts(tmp_path: Path) -> None:
-    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_runner as t; t.run_circle"
     killed = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "-c", f"{script}({str(killed)!r})"])
+    process = start(f"run_circle({str(killed)!r})")
     deadline = time.monotonic() + 300
     while not list(killed.glob("checkpoints/*circle-dlgn_pwc*/checkpoint-*.json")):
         assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was ever written"
@@ -101,6 +108,36 @@ def test_a_process_that_dies_takes_only_its_own_experiment_along(
     assert [bool(outcome.error) for outcome in outcomes] == [True, False, False]
     assert "ended with code 7" in outcomes[0].error
     assert started[-1] == ["dgn.conv"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
+def test_processes_end_with_the_one_that_started_them() -> None:
+    with start("start_child()", stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while lives(child):
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.05)
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def start_child() -> None:
+    multiprocessing.get_context("spawn").Process(target=wait_for_ever).start()
+    time.sleep(600)
+
+
+def wait_for_ever() -> None:
+    threading.Thread(target=runner._end_with_parent, daemon=True).start()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
 
 
 def _die(*ignored: Any) -> None:

@@ -209,11 +209,15 @@ class Experiment:
         return int(rows.get(scale, {}).get("seeds", rows.get("paper", {}).get("seeds", 5)))
 
     def estimate(self, run: Run) -> tuple[float | None, float]:
-        """Floating-point operations (None where nobody counted) and minutes of a run; the latter assume that time
-        goes with the operations where sizes are changed."""
+        """Floating-point operations (None where nobody counted) and minutes of a run.
+
+        Where sizes are changed, time is taken to go with the operations.
+        """
         minutes = self.minutes[run.scale]
-        if run.scale != "paper" or not callable(self.flops):
-            return (self.flops if run.scale == "paper" and not callable(self.flops) else None), minutes
+        if run.scale == "quick":
+            return None, minutes
+        if not callable(self.flops):
+            return self.flops, minutes
         full, ours = (float(self.flops(sizes)) for sizes in (SIZES[self.name]["paper"], run.sizes(self.name)))
         return ours, minutes * ours / full
 
