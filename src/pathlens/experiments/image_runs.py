@@ -72,22 +72,23 @@ def accuracies(runs: Runs) -> dict[str, np.ndarray]:
 
 
 def train_each(run: Run, net: Any, data: DataSet, label: str, *checkpoint: str, **more: Any) -> Runs:
-    """Train one seed after the other, each from a checkpoint of its own; `more` are further options of `train`.
+    """Train all seeds of a convolutional network; `more` are further options of `train`.
 
-    For convolutional networks: their steps are large enough, so that stacking gains nothing, and it takes k times the
-    memory. A member ends with the same weights as in a stack. The checkpoint depends on what this training depends on
-    and on nothing else, so that runs of other rows or with other seeds find it too.
+    On a GPU all at once, on the CPU one after the other: there its steps are large enough, so that stacking gains
+    nothing, and it takes k times the memory. A member ends with the same weights either way. The checkpoint depends on
+    what this training depends on and on nothing else, so that runs of other rows find it too.
     """
     from pathlens.training import Runs, train
 
+    on_gpu = run.device.startswith("cuda")
     parts: list[Any] = []
-    for seed in run.seeds:
-        given = options(run, f"{label}, seed {seed}")
+    for seeds in [list(run.seeds)] if on_gpu else [[seed] for seed in run.seeds]:
+        words = "-".join(str(seed) for seed in seeds)
+        given = options(run, label if on_gpu else f"{label}, seed {words}")
         # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
-        given |= {"seeds": [seed], "compile": run.device.startswith("cuda"), **more}
-        given["checkpoint"] = own_folder(run, *checkpoint, f"seed{seed}", data=tuple(data.x.shape), **more)
-        with judged_in_parts():
-            parts.append(train(net, data, **given))
+        given |= {"seeds": seeds, "compile": on_gpu, **more}
+        given["checkpoint"] = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
+        parts.append(train(net, data, **given))
     return Runs([t for part in parts for t in part], [n for part in parts for n in part.networks],
                 [s for part in parts for s in part.settings])  # fmt: skip
 

@@ -148,11 +148,12 @@ def _train(
     run: Run, networks: list[Any], row: str, epochs: int, label: str, words: Sequence[str],
     keep_at: Sequence[int] = (),
 ) -> Runs:
-    """Train all seeds: stacked where steps are small, else one after the other, each with its own checkpoint."""
+    """Train all seeds: at once on a GPU or where steps are small, else one after the other, each from its checkpoint."""
     from pathlens.training import Runs, train
 
     size, (architecture, optimiser) = run.sizes("npk.tab2"), row.split("-")
-    count = len(networks) if architecture == "fc" or run.scale == "quick" else 1
+    together = architecture == "fc" or run.scale == "quick" or run.device.startswith("cuda")
+    count = len(networks) if together else 1
     settings = _settings(run, row) | {"epochs": epochs, "keep_at": list(keep_at)}
     parts: list[Any] = []
     for start in range(0, len(networks), count):

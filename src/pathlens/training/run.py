@@ -33,6 +33,7 @@ OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
 }
 _EVALUATED_AT_ONCE = 65536  # rows times members in one evaluation pass
+_IMAGES_AT_ONCE = 8192  # the same for images, whose activations are larger
 _WORTH_SHARING = 1e8  # floating-point operations in one step: about two milliseconds on one core
 _NO_SIGNAL = 1e-7  # outputs that vary less than this, relative to the inputs, do not start to learn in float32
 
@@ -285,7 +286,7 @@ class Run:
     def _finish_epoch(self, running: Tensor | None) -> None:
         """Write the epoch into the histories and keep what was asked for."""
         ids = torch.arange(self.n, device=self.data.x.device) if self.stack.needs_rows else None
-        batch = max(1, _EVALUATED_AT_ONCE // self.stack.k)
+        batch = max(1, (_IMAGES_AT_ONCE if self.data.x.ndim == 4 else _EVALUATED_AT_ONCE) // self.stack.k)
         columns: dict[str, Tensor | None] = {}
         if self.full or running is None:
             losses, accuracy = self.stack.evaluate(self.data.x, self.data.y, self.loss, ids, batch, self.data.weights)
