@@ -148,7 +148,7 @@ def _train(
     run: Run, networks: list[Any], row: str, epochs: int, label: str, words: Sequence[str],
     keep_at: Sequence[int] = (),
 ) -> Runs:
-    """Train all seeds: at once on a GPU or where steps are small, else one after the other, each from its checkpoint."""
+    """Train all seeds: at once on a GPU or where steps are small, else one by one, each from its own checkpoint."""
     from pathlens.training import Runs, train
 
     size, (architecture, optimiser) = run.sizes("npk.tab2"), row.split("-")
