@@ -21,23 +21,21 @@ def table(
     def array(row: str, model: str) -> str:
         return f"{row.replace('-', '_')}_{model}"
 
-    there = [(row, model) for row, entries in found.items() for model in entries]
     panels = []
     for row, entries in found.items():
         if entries:
             series = [Series(f"{array(row, m)}[:, -1]", models[m]) for m in entries]
             panels.append(Panel("strips", f"{rows[row]}: last epoch", series, x_label="test accuracy, %"))
-    if compared and there:
-        series = [Series(f"{array(row, m)}[:, -1]", f"{rows[row]}: {models[m]}", x=f"paper_{array(row, m)}")
-                  for row, m in there if m in ("frnpf_ii", "flnpf", "relu")]  # fmt: skip
-        if series:
-            panels.append(Panel("points", "Ours against the paper's", series, x_label="the paper's (best epoch), %",
-                                y_label="ours (last epoch), %", diagonal=True))  # fmt: skip
+    there = {m for entries in found.values() for m in entries}
+    series = [Series(f"ours_{m}", name, x=f"paper_{m}") for m, name in models.items() if m in there]
+    if compared and series:
+        panels.append(Panel("points", "All rows, ours against the paper's", series, diagonal=True,
+                            x_label="the paper's (best epoch), %", y_label="ours (last epoch), %"))  # fmt: skip
     curves = [row for row in ("gconv-adam", "fc-adam", *found) if found.get(row)]
     if curves:
         row = curves[0]
-        series = [Series(array(row, m), models[m]) for m in found[row]]
-        panels.append(Panel("lines", f"{rows[row]}: every epoch", series, x_label="epoch − 1",
+        series = [Series(array(row, m), models[m], x=f"{array(row, m)}_epochs") for m in found[row]]
+        panels.append(Panel("lines", f"{rows[row]}: every epoch", series, x_label="epoch",
                             y_label="test accuracy, %"))  # fmt: skip
     return panels
 
@@ -49,7 +47,7 @@ def stages(relu: float, cntk: float | None, per_class: Sequence[int]) -> list[Pa
         Panel("lines", f"{norm} of K^V and K^F, {per_class[0]} images per class",
               [Series(f"norms[0, 0, {c}]", "K^V (values)"), Series(f"norms[0, 1, {c}]", "K^F (gates)")],
               "kernel_epochs", "epoch", norm, y_scale="log")
-        for c, norm in enumerate(("trace", "Frobenius norm"))
+        for c, norm in enumerate(("Trace", "Frobenius norm"))
     ]  # fmt: skip
     return [
         Panel("lines", "Values behind the gates of each stage",
