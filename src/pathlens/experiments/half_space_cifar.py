@@ -300,7 +300,8 @@ def tab1(run: Run) -> Artifact:
         {"accuracy": table}, SIZES["hs.tab1"]["paper"], {"Table 1": TABLE_1},
         (FILTERS, SCHEDULE, GATING, HEAD, TANGENT, DENSE), GATES,
         {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
-        figures=panels.table(NAMES, arrays, widths, size["flat"], {name: v["test"] for name, v in TABLE_1.items()}),
+        figures=panels.table(NAMES, arrays, widths, {name: SETS[name] for name in size["flat"]},
+                             {name: v["test"] for name, v in TABLE_1.items()}),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ _ACCURACY = "test accuracy, %"
 
 
 def table(
-    names: Mapping[str, str], arrays: Collection[str], widths: Sequence[int], flat: Sequence[str],
+    names: Mapping[str, str], arrays: Collection[str], widths: Sequence[int], flat: Mapping[str, str],
     printed: Mapping[str, float],
 ) -> list[Panel]:
     """hs.tab1; rows that were not trained have no array."""
@@ -31,7 +31,7 @@ def table(
                                        if name in ("ReLU", "DLN")]))
         if curves:
             panels.append(Panel("lines", f"{w} filters", curves, x_label="epoch", y_label=_ACCURACY))
-    dense = [Series(f"last_{m}_{name}", f"{names[m]}, {name.replace('_', '-')}") for name in flat
+    dense = [Series(f"last_{m}_{name}", f"{names[m]}, {title}") for name, title in flat.items()
              for m in ("dlgn", "dlgn_pwc") if f"last_{m}_{name}" in arrays]
     return [*panels, Panel("strips", "Fully connected: piecewise linear and constant", dense,
                            x_label=_ACCURACY)] if dense else panels  # fmt: skip
@@ -49,7 +49,8 @@ def kernels(models: Mapping[str, str], kinds: Mapping[str, str], shown: Sequence
         for kind, what in kinds.items() for m, name in models.items()
     ]  # fmt: skip
     return [
-        Panel("lines", "How far the kernels moved", moved, "epochs", "epoch", "‖K − K₀‖ / ‖K₀‖, kernels of trace 1"),
+        Panel("lines", "How far the kernels moved", moved, "epochs", "epoch", "‖K − K₀‖ / ‖K₀‖, kernels of trace 1",
+              note="With the default initialisation the NTK begins nearly constant: biases outweigh other weights."),
         Panel("lines", "Class structure", ratio, "epochs", "epoch", "mean within classes / between classes"),
         *blocks,
     ]
