@@ -100,7 +100,8 @@ def spectral(models: Mapping[str, str]) -> list[Panel]:
         Panel("lines", "Time in units of the first (loss .25)", [*real, *flows], "times", "t / t(.25)", "loss", "log",
               "log", marks=[(0.01, ""), (0.25, "")]),
         Panel("lines", "How far the kernel has moved", [Series(f"drift_{m}", n) for m, n in models.items()],
-              "drift_epochs", "epoch", "‖K(t) − K(0)‖ / ‖K(0)‖", "log", "log"),
+              "drift_epochs", "epoch", "‖K(t) − K(0)‖ / ‖K(0)‖", "log", "log",
+              note="Growth counts; hs.fig4 shows the drift of the trace-normalised kernel."),
     ]  # fmt: skip
 
 

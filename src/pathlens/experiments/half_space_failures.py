@@ -162,7 +162,8 @@ def failures(run: Run) -> Artifact:
                     runs, seen = settled, one
                     for turn in range(1, sizes["turns"] + 1):
                         seen = turned(one, turn * math.pi / 3)
-                        runs = fit(copy.deepcopy(runs.networks), seen, int(level), None, m, f"{test} {level:g}", str(turn))
+                        nets = copy.deepcopy(runs.networks)
+                        runs = fit(nets, seen, int(level), None, m, f"{test} {level:g}", str(turn))
                 else:
                     runs, seen = fit(pattern, one, sizes["steps"], run.seeds, m, f"{test} {level:g}"), one
                 for key, rows in found.items():
@@ -184,7 +185,7 @@ def failures(run: Run) -> Artifact:
         }  # fmt: skip
     return Artifact(
         "hs.failures", "Where a DLGN breaks first", PAPER, run.scale, {**sizes, "beta": BETA}, run.seeds, tuple(claims),
-        told, {}, {},
-        (SUMMARY, SKILL, SAME), {"ReLU": "hard", "DLGN-PWC": SOFT["dlgn_pwc"], "DLGN-PWC, hard gates": "hard"},
+        told, {}, {}, (SUMMARY, SKILL, SAME),
+        {"ReLU": "hard", "DLGN-PWC": SOFT["dlgn_pwc"], "DLGN-PWC, hard gates": "hard"},
         {k: v.astype(np.float32) for k, v in arrays.items()}, figures=panels.failures(TESTS, MODELS),
     )  # fmt: skip

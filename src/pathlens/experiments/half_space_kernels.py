@@ -223,7 +223,7 @@ class Flow:
         return decay @ self.start**2 / len(self.start)
 
     def time_to(self, loss: float) -> float:
-        """When the loss falls to a value; infinity if it does not within 10¹² times the slowest useful scale."""
+        """When the loss falls to a value; infinity if it does not within 10¹² times the fastest mode's."""
         low, high = -12.0 - math.log10(self.rates.max()), 12.0 - math.log10(self.rates.max())
         if self.loss([10**high])[0] > loss:
             return math.inf
