@@ -22,7 +22,6 @@ from pathlens.experiments.image_runs import (
     accuracy,
     hard_accuracies,
     images,
-    judged_in_parts,
     options,
     own_folder,
     shrunk,
@@ -116,8 +115,7 @@ def _fit_seed(
         # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
         "compile": run.device.startswith("cuda"),
     }  # fmt: skip
-    with judged_in_parts():
-        runs: Any = train(net, data, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"], **given)
+    runs: Any = train(net, data, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"], **given)
     soft = net.gate.label.startswith("soft")
     arrays = {
         "test": 100 * runs.history("test_accuracy")[0],

@@ -58,8 +58,6 @@ def options(run: Run, label: str, *checkpoint: str) -> dict[str, Any]:
     import torch
 
     on_gpu = run.device.startswith("cuda")
-    if on_gpu:  # after eight trainings in one process the compiler would give up on further ones, and only warn
-        torch._dynamo.reset()
     return {"loss": "cross_entropy", "seeds": run.seeds, "device": run.device, "evaluate": "running",
             "autocast": torch.bfloat16 if on_gpu else None, "checkpoint": run.checkpoint(*checkpoint),
             "checkpoint_every": 1, "progress": run.progress, "label": label}  # fmt: skip

@@ -344,6 +344,7 @@ class Run:
         """The whole step (fetching the batch, gradient, optimiser) as one CUDA graph; weights are as before it."""
         if self.sampler is not None:
             return None
+        torch._dynamo.reset()  # else the compiler gives up on the ninth training of a process, and only warns
         shape = (self.stack.k, self.batch)
         index = torch.zeros((2, *shape) if self.moves else shape, dtype=torch.long, device=self.stack.device)
         gradients = self._lanes(index) if self.data.x.ndim == 4 else self._together(index)
