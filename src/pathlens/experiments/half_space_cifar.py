@@ -165,7 +165,7 @@ def fit_tangent(run: Run, width: int) -> dict[str, np.ndarray]:
             return {"train": 100 * right[0], "last": 100 * right[1], "residual": residual,
                     "iterations": float(fit.iterations)}  # fmt: skip
 
-        kept = {key: size[key] for key in ("side", "rows", "rows_test", "ntk_steps")}
+        kept = {"init": "he"} | {key: size[key] for key in ("side", "rows", "rows_test", "ntk_steps")}
         told = remembered(own_folder(run, "conv5", "ntk", str(width), f"seed{seed}", **kept), compute)
         for key, value in told.items():
             found[key].append(value)

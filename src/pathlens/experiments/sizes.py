@@ -137,7 +137,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     # --- half-space: CIFAR-10 and residual networks ----------------------------------------------------------------
     "hs.tab1": {
         "quick": {**_CONV5["quick"], "models": ["relu", "dlgn", "dlgn_pwc", "dln", "ntk"], "widths": [12],
-                  "ntk_widths": [12], "ntk_steps": 12, "flat": ["mnist", "fashion_mnist"], "flat_width": 64,
+                  "ntk_widths": [12], "ntk_steps": 30, "flat": ["mnist", "fashion_mnist"], "flat_width": 64,
                   "flat_rows": 2000, "flat_epochs": 12, "flat_lr": 1e-3},
         "paper": {**_CONV5["paper"], "models": ["relu", "dlgn", "dlgn_pwc", "dln", "ntk"], "widths": [26, 128],
                   "ntk_widths": [26], "ntk_steps": 100, "flat": ["mnist", "fashion_mnist"], "flat_width": 128,
