@@ -3,6 +3,7 @@
 ``python -m benchmarks.estimators [--quick] [--data-root FOLDER]`` cross-validates every model on scikit-learn's bundled
 sets and on the tables of the data folder, all behind the same preprocessing, and writes
 ``benchmarks/results/estimators.json``; ``docs/comparison.md`` is made from that file (``--page`` makes it alone).
+With ``--models`` the other models keep the numbers that the file has.
 No model is tuned on the scored folds: each runs with its defaults. The DLGN's defaults were chosen on `TUNED_ON`.
 """
 
@@ -20,14 +21,13 @@ from typing import Any
 
 import numpy as np
 import sklearn
-import torch
 from sklearn import datasets
 from sklearn.compose import TransformedTargetRegressor, make_column_selector, make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, RidgeCV
-from sklearn.model_selection import RepeatedKFold, RepeatedStratifiedKFold, train_test_split
+from sklearn.model_selection import RepeatedKFold, RepeatedStratifiedKFold
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -35,8 +35,6 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import pathlens as pl
 from pathlens.artifacts import environment
-from pathlens.estimators.recipes import resolve
-from pathlens.training import train
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "estimators.json"
@@ -53,8 +51,6 @@ EBM = {
     "max_rounds": 1000,
     "interactions": 5,
 }  # fewer than its defaults: seconds a fit
-SPLITS = 3
-SOFT_SETS = ("digits", "german_credit", "magic", "concrete_strength", "airfoil")
 
 
 # --- data ------------------------------------------------------------------------------------------------------
@@ -140,45 +136,6 @@ def cross_validate(name: str, rows: int, folds: int, repeats: int, wanted: list[
     return out
 
 
-def soft_against_hard(name: str, rows: int, seeds: int) -> dict[str, Any]:
-    """Scores of the papers' soft network (β = 4 throughout, soft gates at test) and of ours with hard gates.
-
-    The same rows, sizes, steps, rates and seeds, on `SPLITS` random splits: one alone is off by a point or more.
-    """
-    X, y, task, _ = load(name, rows)
-    pairs = [_soft_and_hard(X, y, task == "classification", split, seeds) for split in range(SPLITS)]
-    soft, hard = ([scores[i] for scores in pairs] for i in (0, 1))
-    gaps = np.median(hard, axis=1) - np.median(soft, axis=1)
-    print(f"  {name:20} hard − soft {100 * gaps.mean():+.2f}, by split {np.round(100 * gaps, 2)}", flush=True)
-    return {"set": name, "task": task, "seeds": seeds, "soft": soft, "hard": hard, "gaps": gaps.tolist()}
-
-
-def _soft_and_hard(X: Any, y: np.ndarray, labels: bool, split: int, seeds: int) -> tuple[list[float], list[float]]:
-    a, b = train_test_split(np.arange(len(y)), test_size=0.25, random_state=split, stratify=y if labels else None)
-    pre = prepared("passthrough").fit(X.iloc[a])
-    A, B = pre.transform(X.iloc[a]), pre.transform(X.iloc[b])
-    centre, spread = (0.0, 1.0) if labels else (y[a].mean(), y[a].std())
-    codes = np.unique(y[a], return_inverse=True)[1] if labels else (y[a] - centre) / spread
-    truth = np.searchsorted(np.unique(y[a]), y[b]) if labels else (y[b] - centre) / spread
-    pattern = pl.DLGNClassifier()
-    own = {k: v for k, v in pattern.get_params().items() if k not in ("random_state", "validation_fraction")}
-    recipe = resolve("soft", len(A), len(A), 0, **own)
-    net = pl.models.dlgn(A.shape[1], recipe.hidden, int(codes.max()) + 1 if labels else 1, bias=True, seed=0).double()
-    runs = train(net, (torch.from_numpy(A), torch.from_numpy(codes)), epochs=recipe.epochs, progress=False,
-                 loss="cross_entropy" if labels else "mse", optimizer="adamw", lr=recipe.learning_rate,
-                 weight_decay=recipe.weight_decay, batch_size=recipe.batch_size, seeds=range(seeds),
-                 schedule="cosine", evaluate="running")  # fmt: skip
-    soft = []
-    for member in runs.networks:  # type: ignore[union-attr]
-        with torch.no_grad():
-            f = member(torch.from_numpy(B)).numpy()
-        error = np.mean(np.square(f[:, 0] - truth)) / truth.var()
-        soft.append(float((f.argmax(1) == truth).mean() if labels else 1 - error))
-    kind = pl.DLGNClassifier if labels else pl.DLGNRegressor
-    hard = [float(kind(random_state=s).fit(A, y[a]).score(B, y[b])) for s in range(seeds)]
-    return soft, hard
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Everything, saved after every set."""
     tables = () if options.quick else pl.data.table_names()
@@ -188,14 +145,19 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"), "environment": environment(sklearn=sklearn.__version__),
         "quick": options.quick, "folds": options.folds, "repeats": options.repeats, "row limit": options.rows,
-        "tuned on": list(TUNED_ON), "EBM": EBM, "sets": [], "soft against hard": [], "complete": False,
+        "tuned on": list(TUNED_ON), "EBM": EBM, "sets": [], "complete": False,
     }  # fmt: skip
+    before = {}
+    if options.models and options.out.exists():
+        old = json.loads(options.out.read_text(encoding="utf-8"))
+        if any(old[k] != found[k] for k in ("folds", "repeats", "row limit")):
+            raise SystemExit(f"{options.out} was made with other folds, repeats or rows: the models do not compare.")
+        before = {s["set"]: s["models"] for s in old["sets"]}
     for name in sets:
-        found["sets"].append(cross_validate(name, options.rows, options.folds, options.repeats, options.models))
-        save(found, options.out)
-    available = {*BUNDLED, *pl.data.table_names()}
-    for name in [] if options.quick else [s for s in SOFT_SETS if s in available]:
-        found["soft against hard"].append(soft_against_hard(name, options.rows, options.seeds))
+        one = cross_validate(name, options.rows, options.folds, options.repeats, options.models)
+        both = before.get(name, {}) | one["models"]
+        one["models"] = {label: both[label] for label in (*models(one["task"], 0), "EBM") if label in both}
+        found["sets"].append(one)
         save(found, options.out)
     found["complete"] = True
     save(found, options.out)
@@ -212,7 +174,9 @@ def save(found: dict[str, Any], path: Path) -> None:
 
 
 def page(found: dict[str, Any]) -> str:
-    """docs/comparison.md from the results."""
+    """docs/comparison.md from the results, and those of `benchmarks.hardening_tables`."""
+    from benchmarks import hardening_tables  # it reads its sets with what is above
+
     names = list(dict.fromkeys(label for s in found["sets"] for label in s["models"]))
     unfinished = "" if found["complete"] else " The run did not finish: some sets are missing."
     lines = [
@@ -223,7 +187,8 @@ def page(found: dict[str, Any]) -> str:
         f"(but EBM {', '.join(f'{k}={v}' for k, v in found['EBM'].items())}, to be done in seconds) and the same "
         "preprocessing: median imputation, one-hot encoding of strings, standardisation. "
         f"The DLGN's defaults were chosen on {', '.join(found['tuned on'])} (marked *), on other random "
-        "splits of the same rows, so that only the unmarked sets are untouched.", "",
+        "splits of the same rows, so that only the unmarked sets are untouched; when labels count as noisy was decided "
+        "after a look at soft and hard gates on other splits of most label sets.", "",
         f"Mean ± standard deviation over folds: accuracy in percent, or R² × 100.{unfinished}", "",
     ]  # fmt: skip
     for task, title in (("classification", "Accuracy"), ("regression", "R² × 100")):
@@ -260,16 +225,9 @@ def page(found: dict[str, Any]) -> str:
         lines.append(f"| {label} | {np.median([m['fit seconds'] for m in of]):.2f} | "
                      f"{np.median([m['predict seconds'] for m in of]):.3f} | "
                      f"{f'{np.mean(used):.0f} of 128' if used else '–'} |")  # fmt: skip
-    if found["soft against hard"]:
-        lines += ["", "## Soft against hard", "",
-                  "The papers' network keeps soft gates (β = 4) at test; ours ends with hard ones. Same sizes, steps "
-                  f"and seeds; medians over seeds, their means over {SPLITS} random splits, and in brackets the "
-                  "difference on each.", "", "| set | soft | hard | hard − soft, points |",
-                  "|---|---|---|---|"]  # fmt: skip
-        for s in found["soft against hard"]:
-            soft, hard = (100 * np.median(s[kind], axis=1).mean() for kind in ("soft", "hard"))
-            each = ", ".join(f"{100 * gap:+.1f}" for gap in s["gaps"])
-            lines.append(f"| {s['set']} | {soft:.1f} | {hard:.1f} | {100 * np.mean(s['gaps']):+.2f} ({each}) |")
+    if hardening_tables.RESULT.exists():
+        measured = json.loads(hardening_tables.RESULT.read_text(encoding="utf-8"))
+        lines += ["", *hardening_tables.table(measured)]
     return "\n".join(lines) + "\n"
 
 
@@ -287,7 +245,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4000, help="at most so many rows of a set")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of the comparison of soft and hard gates")
     parser.add_argument("--out", type=Path, default=RESULT, help="JSON file")
     parser.add_argument("--page", action="store_true", help="only make docs/comparison.md from the JSON file")
     options = parser.parse_args()

@@ -14,6 +14,7 @@ from sklearn.datasets import load_iris
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
+import pathlens as pl
 from pathlens import DLGNClassifier, DLGNRegressor, paths
 from pathlens.errors import FileFormatError, LabelError, OptionError
 from pathlens.estimators import predict_from_export
@@ -171,6 +172,44 @@ def test_several_targets(diabetes, quick):
     np.testing.assert_allclose(predict_from_export(model.export(), X), model.predict(X), atol=1e-6)
 
 
+def test_gates_that_follow_do_not_learn_noise_by_heart(quick):
+    random = np.random.default_rng(0)
+    X = random.standard_normal((1200, 4))
+    truth = X[:, 0] + X[:, 1] > 0
+    noisy = truth ^ (random.random(1200) < 0.25)
+    options = quick | {"hidden": (16, 16), "epochs": 100, "weight_decay": 3.0}
+    by_kind = {k: DLGNClassifier(**options, hardening=k).fit(X[:200], noisy[:200]) for k in ("follow", "anneal")}
+    learned = {k: m.score(X[:200], noisy[:200]) for k, m in by_kind.items()}
+    right = {k: m.score(X[200:], truth[200:]) for k, m in by_kind.items()}
+    assert learned["follow"] < learned["anneal"] - 0.1 and right["follow"] > right["anneal"] + 0.05
+
+
+def test_noisy_labels_are_followed_and_all_else_is_annealed(iris, diabetes, quick):
+    X, y = iris
+    noisy = np.where(np.random.default_rng(0).random(150) < 0.4, np.roll(y, 50), y)
+    for kind, rows, targets, wanted in ((DLGNClassifier, X, y, "anneal"), (DLGNClassifier, X, noisy, "follow"),
+                                        (DLGNRegressor, *diabetes, "anneal")):  # fmt: skip
+        auto, same = (kind(**quick, hardening=h).fit(rows, targets) for h in ("auto", wanted))
+        assert auto.hardening_ == same.hardening_ == wanted
+        np.testing.assert_array_equal(auto.predict(rows), same.predict(rows))
+
+
+def test_hard_gates_agree_with_the_soft_network_they_follow(iris, quick):
+    X, y = iris[0].to_numpy(), iris[1]
+    hard = DLGNClassifier(**quick, hardening="follow").fit(X, y)
+    seed = int(np.random.RandomState(quick["random_state"]).randint(2**31 - 1))
+    x, labels = torch.tensor((X - X.mean(0)) / X.std(0)), torch.tensor(np.unique(y, return_inverse=True)[1])
+    runs = pl.train(pl.models.dlgn(4, quick["hidden"], 3, bias=True).double(), (x, labels), seeds=[seed],
+                    loss="cross_entropy", optimizer="adamw", lr=quick["learning_rate"], schedule="cosine",
+                    weight_decay=quick["weight_decay"], epochs=quick["epochs"], batch_size=None,
+                    progress=False)  # fmt: skip
+    p = runs.networks[0](x).softmax(1).detach().numpy()
+    assert np.abs(hard.predict_proba(X) - p).mean() < 0.05
+    assert hard.soft_loss_ == pytest.approx(-np.log(p[np.arange(150), labels]).mean(), rel=1e-9)
+    found = hard.predict_proba(X)[np.arange(150), labels]
+    assert hard.loss_ == pytest.approx(-np.log(found).mean(), rel=1e-9)
+
+
 def test_hard_gates_lose_little_on_the_training_rows(flowers, patients):
     assert flowers.loss_ <= flowers.soft_loss_ + 0.1 and patients.loss_ <= patients.soft_loss_ + 0.1
 
@@ -290,6 +329,7 @@ def test_what_a_file_cannot_hold_is_said(iris, tmp_path, quick):
         ({"learning_rate": -1}, "learning_rate must be"),
         ({"weight_decay": float("nan")}, "weight_decay must be"),
         ({"beta": (1000, 4)}, "beta must be"),
+        ({"hardening": "slowly"}, "hardening must be"),
         ({"n_restarts": 1.5}, "n_restarts must be"),
         ({"patience": 0}, "patience must be"),
         ({"early_stopping": True, "validation_fraction": 1}, "validation_fraction must be"),

@@ -42,6 +42,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         learning_rate: float = 5e-3,
         weight_decay: float | str = "auto",
         beta: tuple[float, float] = (4.0, 1000.0),
+        hardening: str = "auto",
         n_restarts: int = 1,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
@@ -56,6 +57,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.beta = beta
+        self.hardening = hardening
         self.n_restarts = n_restarts
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
@@ -76,6 +78,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         fitted = fit(X, Y, weights, classes, resolve(type(self).__name__, len(X), weights.sum(), seed, **own), held_out)
         self.model_ = fitted.model
         self.n_iter_ = fitted.epochs
+        self.hardening_ = fitted.hardening
         self.loss_ = fitted.hard_loss
         self.soft_loss_ = fitted.soft_loss
         return self
@@ -204,9 +207,9 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
 class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     """Classifier whose features are exactly intersections of half-spaces: a deep linearly gated network.
 
-    Soft gates σ(β·q) train with β rising to `beta[1]`, then the values train alone on the hard gates q > 0, and the
-    hard network is what predicts: h_l = 1(N_l x + o_l > 0) ⊙ (U_l h_{l−1} + b_l). Inputs are standardised inside;
-    every half-space is reported in the units of the data.
+    Training starts with soft gates σ(β·q) and raises β to `beta[1]` (`hardening` says when); then the values train
+    alone on the hard gates q > 0. The hard network is what predicts: h_l = 1(N_l x + o_l > 0) ⊙ (U_l h_{l−1} + b_l).
+    Inputs are standardised inside; every half-space is reported in the units of the data.
 
     Parameters
     ----------
@@ -215,8 +218,8 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     piecewise_constant : bool
         One value per cell of the half-spaces instead of an affine function of x (DLGN-PWC).
     epochs : int or "auto"
-        Of gates and values together; a tenth as many follow for the values alone. "auto" is 60, fewer or more where
-        that is not between 300 and 1,200 steps, and at least 20.
+        Of a phase that learns the data; hardening that follows it takes half as many, the values alone a tenth. "auto"
+        is 60, fewer or more where that is not between 300 and 1,200 steps, and at least 20.
     batch_size : int, "auto" or None
         "auto" is 64 rows, None all rows. Where all rows are in one batch, a row of weight k equals k copies of it.
     learning_rate : float
@@ -225,9 +228,15 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         "auto" is 2500 / (sum of the sample weights), between 1.5 and 10, times (widest layer) / 64.
     beta : (float, float)
         Sharpness of the gates at the start and at the end.
+    hardening : {"auto", "follow", "anneal"}
+        * "follow": soft gates learn the data; then β grows while the network learns to predict what the soft one
+          predicted. Sharp gates could learn noisy labels by heart: this way they never see them.
+        * "anneal": β grows while the data are learned. Sharp gates fit what soft ones cannot.
+        * "auto": "anneal" for real targets. For labels a soft network is trained: where it is wrong on more than a
+          tenth of the training rows, "follow", else "anneal", from the start.
     n_restarts : int
-        Networks trained at once from different seeds; the one with the lowest training loss (validation loss with
-        `early_stopping`) is kept.
+        Networks trained at once from different seeds; with "follow" all harden towards what the soft ones predict on
+        average. The one with the lowest training loss (validation loss with `early_stopping`) is kept.
     early_stopping : bool
         Hold out `validation_fraction` of the rows and stop when their loss has not improved for `patience` epochs.
     random_state : int, RandomState or None
@@ -241,7 +250,9 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     model_ : HalfSpaceModel
         The fitted half-spaces and values.
     loss_, soft_loss_ : float
-        Training loss of the hard network, and of the soft one before it was hardened.
+        Training loss of the hard network, and of the one that the first phase ended with.
+    hardening_ : {"follow", "anneal"}
+        What was done.
     n_iter_, n_features_in_, feature_names_in_
         As everywhere in scikit-learn.
 
@@ -303,8 +314,8 @@ class DLGNRegressor(RegressorMixin, _BaseDLGN):
 
     Parameters
     ----------
-    hidden, piecewise_constant, epochs, batch_size, learning_rate, weight_decay, beta, n_restarts, early_stopping, \
-validation_fraction, patience, random_state, verbose
+    hidden, piecewise_constant, epochs, batch_size, learning_rate, weight_decay, beta, hardening, n_restarts, \
+early_stopping, validation_fraction, patience, random_state, verbose
         As in `DLGNClassifier`.
 
     Examples

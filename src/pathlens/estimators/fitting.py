@@ -1,15 +1,17 @@
-"""From checked arrays to a `HalfSpaceModel`: standardise, train soft gates that harden, then the values alone.
+"""From checked arrays to a `HalfSpaceModel`: standardise, train soft gates, harden them, then the values alone.
 
 The training loop is `pathlens.training.train`; labels, feature names and everything else of scikit-learn stay outside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from pathlens.estimators.halfspaces import ONE_AT_A_TIME, HalfSpaceModel
@@ -19,6 +21,8 @@ from pathlens.regions import halfspaces
 from pathlens.training import Geometric, Runs, train
 
 _WORTH_CAPTURING = 200  # steps: capturing one costs about as much as running a hundred
+_NOISY = 0.1 + 1e-9  # share of training rows that a soft network gets wrong where labels are taken to be noisy
+_ROWS = 4096  # rows in one forward pass
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted model, and how training went: the soft network's and the hard one's loss on the training rows."""
+    """A fitted model, and how training went: the first phase's and the final loss on the training rows."""
 
     model: HalfSpaceModel
     soft_loss: float
     hard_loss: float
     epochs: int
-    seed: int
+    hardening: str
 
 
 def fit(
@@ -87,39 +91,73 @@ def fit(
 
     data = tensors(X, Y)
     options: dict[str, Any] = {
-        "loss": "mse" if classes is None else "cross_entropy", "optimizer": "adamw", "batch_size": recipe.batch_size,
-        "weight_decay": recipe.weight_decay, "schedule": "cosine", "evaluate": "running", "progress": recipe.verbose,
+        "optimizer": "adamw", "batch_size": recipe.batch_size, "weight_decay": recipe.weight_decay,
+        "schedule": "cosine", "evaluate": "running", "progress": recipe.verbose,
         "weights": None if np.ptp(weights) == 0 else torch.tensor(weights),
     }  # fmt: skip
+    loss = F.mse_loss if classes is None else F.cross_entropy  # of labels, and of probabilities
     steps = -(-len(X) // (recipe.batch_size or len(X)))
+    watch: dict[str, Any] = {}
     if validation is not None:
         x, y, w = validation
-        options |= {"validation": (*tensors(x, y), torch.from_numpy(w)), "patience": recipe.patience}
-    column = "loss" if validation is None else "validation"
+        watch = {"validation": (*tensors(x, y), torch.from_numpy(w)), "patience": recipe.patience}
     seeds = [recipe.seed + i for i in range(recipe.restarts)]
     with ONE_AT_A_TIME:
         net = dlgn(X.shape[1], recipe.hidden, outputs, beta=recipe.beta[0], bias=True,
                    piecewise_constant=recipe.piecewise_constant, seed=recipe.seed).double()  # fmt: skip
 
-        def phase(networks: Any, epochs: int, **how: Any) -> Runs:
-            runs = train(networks, data, epochs=epochs, compile=epochs * steps >= _WORTH_CAPTURING, **options, **how)
+        def phase(networks: Any, epochs: int, targets: torch.Tensor, **how: Any) -> Runs:
+            captured = epochs * steps >= _WORTH_CAPTURING
+            runs = train(networks, (data[0], targets), epochs=epochs, loss=loss, compile=captured, **options, **how)
             assert isinstance(runs, Runs)
             return runs
 
-        soft = phase(net, recipe.epochs, lr=recipe.learning_rate, seeds=seeds, label="gates and values",
-                     beta=Geometric(*recipe.beta, until=0.9))  # fmt: skip
-        hardened = [n.with_gate("hard") for n in soft.networks if isinstance(n, GatedNetwork)]
-        hard = phase(hardened, max(1, recipe.epochs // 10), lr=recipe.learning_rate / 2, seed=recipe.seed,
-                     trained="values", label="values on hard gates")  # fmt: skip
-        final = [min(t.history[column]) if validation is not None else t.history[column][-1] for t in hard]
-        best = int(np.argmin(final))
-        chosen = hard.networks[best]
+        start: dict[str, Any] = {"lr": recipe.learning_rate, "seeds": seeds, **watch}
+        sharpen = Geometric(*recipe.beta, until=0.9)
+        kind = "anneal" if recipe.hardening == "auto" and classes is None else recipe.hardening
+        phases: list[Runs] = []
+        targets = data[1]
+        if kind != "anneal":
+            phases.append(phase(net, recipe.epochs, data[1], label="soft gates and values", **start))
+            predicted = _mean_prediction(phases[0].networks, data[0], classes)
+            if kind == "auto":
+                wrong = share @ (predicted.argmax(1) != data[1]).numpy()
+                kind = "follow" if wrong > _NOISY else "anneal"
+        if kind == "anneal":
+            phases.append(phase(net, recipe.epochs, data[1], beta=sharpen, label="gates and values", **start))
+        soft_losses = [_weighted_loss(n, data, share, loss) for n in phases[0].networks]
+        if kind == "follow":  # nothing is watched: on the way from soft to hard gates it is the last epoch that counts
+            targets = predicted
+            phases.append(phase(phases[0].networks, max(1, recipe.epochs // 2), targets, lr=recipe.learning_rate / 2,
+                                seed=recipe.seed, beta=sharpen, label="hardening"))  # fmt: skip
+        hardened = [n.with_gate("hard") for n in phases[-1].networks if isinstance(n, GatedNetwork)]
+        phases.append(phase(hardened, max(1, recipe.epochs // 10), targets, lr=recipe.learning_rate / 2,
+                            seed=recipe.seed, trained="values", label="values on hard gates", **watch))  # fmt: skip
+        final = phases[-1]
+        losses = [_weighted_loss(n, data, share, loss) for n in final.networks]
+        best = int(np.argmin(losses if validation is None else [min(t.history["validation"]) for t in final]))
+        chosen = final.networks[best]
         assert isinstance(chosen, GatedNetwork)
         model = written_down(chosen, scale_x, scale_y, classes)
-    epochs = sum(len(t.history["loss"]) - 1 for t in (soft[best], hard[best]))
-    return Fitted(
-        model.measured(X, share), soft[best].history["loss"][-1], hard[best].history["loss"][-1], epochs, seeds[best]
-    )
+    epochs = sum(len(runs[best].history["loss"]) - 1 for runs in phases)
+    return Fitted(model.measured(X, share), soft_losses[best], losses[best], epochs, kind)
+
+
+def _outputs(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.cat([net.eval()(part) for part in x.split(_ROWS)])
+
+
+def _mean_prediction(networks: Sequence[nn.Module], x: torch.Tensor, classes: int | None) -> torch.Tensor:
+    """What the networks predict for the rows on average: probabilities, or targets."""
+    outputs = torch.stack([_outputs(net, x) for net in networks])
+    return (outputs if classes is None else outputs.softmax(-1)).mean(0)
+
+
+def _weighted_loss(net: nn.Module, data: tuple[torch.Tensor, torch.Tensor], share: np.ndarray, loss: Any) -> float:
+    """Loss of a network on rows of these weights, which sum to one."""
+    rows = loss(_outputs(net, data[0]), data[1], reduction="none")
+    return float(torch.from_numpy(share) @ rows.reshape(len(share), -1).mean(1))
 
 
 def written_down(net: GatedNetwork, scale_x: Scale, scale_y: Scale | None, classes: int | None) -> HalfSpaceModel:

@@ -14,6 +14,7 @@ _EPOCHS = (20, 60)  # epochs="auto": at least 20 epochs, else as many as make 60
 _STEPS = (300, 1200)
 _DECAY = (1.5, 2500.0, 10.0)  # weight_decay="auto": 2500 / n between 1.5 and 10, for layers of 64 units;
 _WIDTH = 64  # AdamW lets weights grow to 1/decay, so that narrow layers, which add up fewer of them, need less
+_HARDENING = ("auto", "follow", "anneal")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Recipe:
     learning_rate: float
     weight_decay: float
     beta: tuple[float, float]
+    hardening: str
     restarts: int
     patience: int | None
     seed: int
@@ -46,6 +48,7 @@ def resolve(
     verbose: Any,
     batch_size: Any = "auto",
     beta: Any = (4.0, 1000.0),
+    hardening: Any = "auto",
     piecewise_constant: Any = False,
     n_restarts: Any = 1,
     early_stopping: Any = False,
@@ -76,6 +79,8 @@ def resolve(
         raise refuse("weight_decay", weight_decay, "'auto' or a number that is not negative")
     if not (isinstance(beta, (tuple, list)) and len(beta) == 2 and all(map(_number, beta)) and 0 < beta[0] <= beta[1]):
         raise refuse("beta", beta, "(start, end) with 0 < start ≤ end, such as (4, 1000)")
+    if not (isinstance(hardening, str) and hardening in _HARDENING):
+        raise refuse("hardening", hardening, "'auto', 'follow' or 'anneal'")
     for name, value in (("n_restarts", n_restarts), ("patience", patience)):
         if not _count(value):
             raise refuse(name, value, "a positive integer")
@@ -90,7 +95,7 @@ def resolve(
     return Recipe(
         hidden=tuple(int(w) for w in hidden), piecewise_constant=bool(piecewise_constant), batch_size=batch,
         epochs=int(epochs), learning_rate=float(learning_rate), weight_decay=float(weight_decay),
-        beta=(float(beta[0]), float(beta[1])),
+        beta=(float(beta[0]), float(beta[1])), hardening=hardening,
         restarts=int(n_restarts), patience=int(patience) if early_stopping else None, seed=seed, verbose=bool(verbose),
     )  # fmt: skip
 
