@@ -3,7 +3,7 @@
 ``python -m benchmarks.estimators [--quick] [--data-root FOLDER]`` cross-validates every model on scikit-learn's bundled
 sets and on the tables of the data folder, all behind the same preprocessing, and writes
 ``benchmarks/results/estimators.json``; ``docs/comparison.md`` is made from that file (``--page`` makes it alone).
-With ``--models`` the other models keep the numbers that the file has.
+With ``--models`` the other models, and sets that are not run, keep the numbers that the file has.
 No model is tuned on the scored folds: each runs with its defaults. The DLGN's defaults were chosen on `TUNED_ON`.
 """
 
@@ -147,17 +147,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "quick": options.quick, "folds": options.folds, "repeats": options.repeats, "row limit": options.rows,
         "tuned on": list(TUNED_ON), "EBM": EBM, "sets": [], "complete": False,
     }  # fmt: skip
-    before = {}
+    before: dict[str, dict[str, Any]] = {}
     if options.models and options.out.exists():
         old = json.loads(options.out.read_text(encoding="utf-8"))
         if any(old[k] != found[k] for k in ("folds", "repeats", "row limit")):
             raise SystemExit(f"{options.out} was made with other folds, repeats or rows: the models do not compare.")
-        before = {s["set"]: s["models"] for s in old["sets"]}
+        before = {s["set"]: s for s in old["sets"]}
     for name in sets:
         one = cross_validate(name, options.rows, options.folds, options.repeats, options.models)
-        both = before.get(name, {}) | one["models"]
+        both = before.get(name, {"models": {}})["models"] | one["models"]
         one["models"] = {label: both[label] for label in (*models(one["task"], 0), "EBM") if label in both}
-        found["sets"].append(one)
+        before[name] = one
+        found["sets"] = list(before.values())
         save(found, options.out)
     found["complete"] = True
     save(found, options.out)
@@ -188,7 +189,7 @@ def page(found: dict[str, Any]) -> str:
         "preprocessing: median imputation, one-hot encoding of strings, standardisation. "
         f"The DLGN's defaults were chosen on {', '.join(found['tuned on'])} (marked *), on other random "
         "splits of the same rows, so that only the unmarked sets are untouched; when labels count as noisy was decided "
-        "after a look at soft and hard gates on other splits of most label sets.", "",
+        "after a look at soft and hard gates on most label sets.", "",
         f"Mean ± standard deviation over folds: accuracy in percent, or R² × 100.{unfinished}", "",
     ]  # fmt: skip
     for task, title in (("classification", "Accuracy"), ("regression", "R² × 100")):

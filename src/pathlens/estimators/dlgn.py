@@ -233,7 +233,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
           predicted. Sharp gates could learn noisy labels by heart: this way they never see them.
         * "anneal": β grows while the data are learned. Sharp gates fit what soft ones cannot.
         * "auto": "anneal" for real targets. For labels a soft network is trained: where it is wrong on more than a
-          tenth of the training rows, "follow", else "anneal", from the start.
+          twentieth of the training rows, "follow", else "anneal", from the start.
     n_restarts : int
         Networks trained at once from different seeds; with "follow" all harden towards what the soft ones predict on
         average. The one with the lowest training loss (validation loss with `early_stopping`) is kept.

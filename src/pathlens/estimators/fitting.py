@@ -21,7 +21,7 @@ from pathlens.regions import halfspaces
 from pathlens.training import Geometric, Runs, train
 
 _WORTH_CAPTURING = 200  # steps: capturing one costs about as much as running a hundred
-_NOISY = 0.1 + 1e-9  # share of training rows that a soft network gets wrong where labels are taken to be noisy
+_NOISY = 0.05 + 1e-9  # share of training rows that a soft network gets wrong where labels are taken to be noisy
 _ROWS = 4096  # rows in one forward pass
 
 
