@@ -97,3 +97,12 @@ def test_moved_images_on_cuda():
     cpu, gpu = (pl.train(net, (x, y), device=d, **options) for d in ("cpu", "cuda"))
     for a, b in zip(cpu.networks, gpu.networks):
         assert worst(a, b) <= 1e-10
+
+
+def test_batch_norm_in_bfloat16_with_a_smaller_last_batch():
+    g = torch.Generator().manual_seed(3)
+    x, y = torch.randn(22, 3, 8, 8, generator=g), torch.randint(0, 3, (22,), generator=g)
+    net = pl.gated_twin(pl.models.ResNet([1], [4], 3), "dlgn", x[:2])
+    runs = pl.train(net, (x, y), epochs=3, batch_size=5, seeds=[0, 1], loss="cross_entropy", device="cuda",
+                    autocast=torch.bfloat16, evaluate="running", progress=False)  # fmt: skip
+    assert bool(torch.tensor(runs.history()).isfinite().all())

@@ -20,7 +20,6 @@ from pathlens.experiments.image_runs import (
     accuracy,
     hard_accuracies,
     images,
-    judged_in_parts,
     options,
     own_folder,
     shrunk,
@@ -283,8 +282,7 @@ def _train_variant(run: Run, name: str) -> Runs:
             given |= {"seed": seed, "trained": "values", "epochs": size["tuned_epochs"], "lr": size["lr"] / 10,
                       "batch_size": size["batch_size"], "compile": run.device.startswith("cuda"),
                       **RATES, "schedule": "cosine"}  # fmt: skip
-            with judged_in_parts():
-                parts.append(train([net.with_gate("hard")], data, **given))  # type: ignore[operator]
+            parts.append(train([net.with_gate("hard")], data, **given))  # type: ignore[operator]
         return Runs([t for part in parts for t in part], [n for part in parts for n in part.networks],
                     [s for part in parts for s in part.settings])  # fmt: skip
 

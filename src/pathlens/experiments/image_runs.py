@@ -9,8 +9,7 @@ import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pathlens.data import DataSet
     from pathlens.training import Runs
 
-__all__ = ["accuracies", "accuracy", "hard_accuracies", "images", "judged_in_parts", "options", "own_folder", "shrunk",
+__all__ = ["accuracies", "accuracy", "hard_accuracies", "images", "options", "own_folder", "shrunk",
            "train_each"]  # fmt: skip
 
 
@@ -89,20 +88,6 @@ def train_each(run: Run, net: Any, data: DataSet, label: str, *checkpoint: str, 
         parts.append(train(net, data, **given))
     return Runs([t for part in parts for t in part], [n for part in parts for n in part.networks],
                 [s for part in parts for s in part.settings])  # fmt: skip
-
-
-@contextmanager
-def judged_in_parts(rows: int = 2000) -> Iterator[None]:
-    """Let `train` take accuracies on this many images at a time: its 65,536 rows of small inputs would need more than
-    a GPU has, once every gate of a convolutional network is held for each."""
-    from pathlens.training import run as engine
-
-    before = engine._EVALUATED_AT_ONCE
-    engine._EVALUATED_AT_ONCE = rows
-    try:
-        yield
-    finally:
-        engine._EVALUATED_AT_ONCE = before
 
 
 def own_folder(run: Run, *words: str, **settings: Any) -> Path | None:

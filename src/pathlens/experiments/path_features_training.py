@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,10 +163,9 @@ def _train(
         options["compile"] = count > 1 or run.device.startswith("cuda")
         options["checkpoint_every"] = 5  # with VCONV's 34 million weights, one takes about as long as an epoch
         options["checkpoint"] = image_runs.own_folder(run, *words, **settings | {"seeds": list(chosen)})
-        with nullcontext() if architecture == "fc" else image_runs.judged_in_parts():
-            parts.append(train(networks[start : start + count], images(run, architecture), epochs=epochs,
-                               seed=chosen[0], optimizer=optimiser, lr=of_row(size["rates"], row),
-                               batch_size=size["batch_size"], keep_at=keep_at, **options))  # fmt: skip
+        parts.append(train(networks[start : start + count], images(run, architecture), epochs=epochs, seed=chosen[0],
+                           optimizer=optimiser, lr=of_row(size["rates"], row), batch_size=size["batch_size"],
+                           keep_at=keep_at, **options))  # fmt: skip
     return Runs([t for part in parts for t in part], [n for part in parts for n in part.networks],
                 [s for part in parts for s in part.settings])  # fmt: skip
 

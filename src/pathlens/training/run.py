@@ -119,6 +119,8 @@ class Run:
         self._has_dropout = any(
             isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.stack.pattern.modules()
         )
+        # convolutions of one network are faster than grouped ones, and vmap leaves batch-norm no lower precision
+        self._in_lanes = device.type == "cuda" and data.x.ndim == 4 and sampler is None and not self._has_dropout
         self._restored_optimiser: dict[str, Tensor] | None = None
         self._on_disk: set[tuple[int, int]] = set()  # (member, moment) pairs that this run's checkpoint already has
 
@@ -174,18 +176,40 @@ class Run:
             for shape in self._dropout_shapes[size]
         ]
 
-    def _step(self, x: Tensor, y: Tensor, w: Tensor | None, rows: Tensor | None) -> Tensor:
-        arguments = (self.stack.flat, x, y, w, rows, self._draws(x, rows), *self.stack.rest())
-        function: Callable[..., tuple[Tensor, Tensor]] = self._gradient
-        if self.compiled:
-            key = tuple(x.shape)
-            if key not in self._captured:
-                self._captured[key] = capture(self._gradient, arguments)
-            function = self._captured[key]
+    def _step(self, index: Tensor) -> Tensor:
+        """One gradient step of all members on the batches that `index` names; their losses."""
         with torch.no_grad():
-            losses, gradient = function(*arguments)
+            losses, gradient = self._side_by_side(index) if self._in_lanes else self._stacked(*self._fetch(index))
             self._apply(gradient)
         return losses
+
+    def _stacked(self, x: Tensor, y: Tensor, w: Tensor | None, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        arguments = (self.stack.flat, x, y, w, rows, self._draws(x, rows), *self.stack.rest())
+        return self._replayed(self._gradient, tuple(x.shape), arguments)(*arguments)
+
+    def _side_by_side(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """One member after the other, as in `_lanes`, for a batch that is not of the graph's size."""
+        found = []
+        for i in range(self.stack.k):
+            arguments = self._lone_arguments(index, i)
+            found.append(self._replayed(self._lone, tuple(arguments[1].shape), arguments)(*arguments))
+        return torch.stack([loss for loss, _ in found]), torch.stack([gradient for _, gradient in found])
+
+    def _replayed(
+        self, function: Callable[..., tuple[Tensor, Tensor]], key: tuple[int, ...], arguments: tuple[Any, ...]
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        """The function, or what it was captured as for these shapes."""
+        if not self.compiled:
+            return function
+        if key not in self._captured:
+            self._captured[key] = capture(function, arguments)
+        return self._captured[key]
+
+    def _lone_arguments(self, index: Tensor, i: int) -> tuple[Any, ...]:
+        """What `lone_step` takes for member i, with the channels of its images last."""
+        x, y, w, rows = self._fetch(index[..., i, :])
+        x = x.contiguous(memory_format=torch.channels_last)
+        return (self.stack.flat[i], x, y, w, rows, [], *(t[i] for t in self.stack.rest()))
 
     def _fetch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """A batch of each member; `index` is one tensor of row numbers, or those and the moves of the images."""
@@ -218,13 +242,16 @@ class Run:
         running = torch.zeros(self.stack.k, dtype=torch.float64, device=self.stack.device)
         if self.sampler is not None:
             self._set_rate(self.step_count / total)
-            running += self._step(*self._fresh()).double()
+            with torch.no_grad():
+                losses, gradient = self._stacked(*self._fresh())
+                self._apply(gradient)
+            running += losses.double()
             self.step_count += 1
             return running.cpu()
         for index in self._order():
             self._set_rate(self.step_count / total)
             whole = index.shape[-1] == self.batch
-            losses = graph(index) if graph is not None and whole else self._step(*self._fetch(index))
+            losses = graph(index) if graph is not None and whole else self._step(index)
             rows = index[0] if self.moves else index
             counts = rows.shape[1] if self.data.weights is None else self.data.weights[rows].double().sum(1)
             running += losses.double() * counts
@@ -251,7 +278,8 @@ class Run:
             self._check_signal()
         losses = self._last_losses()
         on_cuda = self.stack.device.type == "cuda"
-        graph = self._cuda_graph() if self.compiled and on_cuda and not self._has_dropout else None
+        useful = self.compiled and on_cuda and not self._has_dropout and self.epoch < epochs
+        graph = self._cuda_graph() if useful else None
 
         def done() -> bool:
             below = stop_below is not None and bool((losses < stop_below).all())
@@ -347,7 +375,7 @@ class Run:
         torch._dynamo.reset()  # else the compiler gives up on the ninth training of a process, and only warns
         shape = (self.stack.k, self.batch)
         index = torch.zeros((2, *shape) if self.moves else shape, dtype=torch.long, device=self.stack.device)
-        gradients = self._lanes(index) if self.data.x.ndim == 4 else self._together(index)
+        gradients = self._lanes(index) if self._in_lanes else self._together(index)
 
         def body() -> Tensor:
             losses, gradient = gradients()
@@ -398,19 +426,14 @@ class Run:
         gradient = torch.zeros_like(self.stack.flat)
         streams = [torch.cuda.Stream() for _ in range(k)]
 
-        def arguments(i: int) -> tuple[Any, ...]:
-            x, y, w, rows = self._fetch(index[..., i, :])
-            x = x.contiguous(memory_format=torch.channels_last)
-            return (self.stack.flat[i], x, y, w, rows, [], *(t[i] for t in self.stack.rest()))
-
-        fused = torch.compile(capture(self._lone, arguments(0)))
+        fused = torch.compile(capture(self._lone, self._lone_arguments(index, 0)))
 
         def gradients() -> tuple[Tensor, Tensor]:
             main = torch.cuda.current_stream()
             for i, stream in enumerate(streams):
                 stream.wait_stream(main)
                 with torch.cuda.stream(stream):
-                    loss, one = fused(*arguments(i))
+                    loss, one = fused(*self._lone_arguments(index, i))
                     losses[i].copy_(loss)
                     gradient[i].copy_(one)
             for stream in streams:
