@@ -1,8 +1,8 @@
 """What hard gates cost on tables: the estimators against the same networks with soft gates, on every set.
 
 ``python -m benchmarks.hardening_tables --jobs N`` takes random splits of the sets that `benchmarks.estimators`
-compares, fits the estimator with each kind of hardening, trains soft networks (β = 4, soft gates at test too) for as
-many epochs as the estimator's first phase and for as many as all its phases, and writes
+compares, fits the estimator, trains soft networks (β = 4, soft gates at test too) for as many epochs as the estimator's
+first phase and for as many as all its phases, and writes
 ``benchmarks/results/hardening-tables.json`` after every split; a run that was cut off goes on from there.
 ``docs/comparison.md`` is made from that file, too (``python -m benchmarks.estimators --page``).
 """
@@ -29,13 +29,12 @@ from pathlens.estimators.recipes import resolve
 from pathlens.training import train
 
 RESULT = Path(__file__).parent / "results" / "hardening-tables.json"
-HARDENING = ("auto", "anneal", "follow")
 FEW = 1000  # rows: under it a test row is half a point or more, so that it takes more splits to tell a point
 SPLITS = {True: 10, False: 3}
 
 
 def measure(name: str, split: int, rows: int, seeds: int) -> dict[str, Any]:
-    """Test scores of each seed on one split: soft networks, and the estimator by kind of hardening."""
+    """Test scores of each seed on one split: soft networks, and the estimator, whose gates are hard."""
     torch.set_num_threads(1)
     X, y, task, _ = load(name, rows)
     labels = task == "classification"
@@ -43,14 +42,13 @@ def measure(name: str, split: int, rows: int, seeds: int) -> dict[str, Any]:
     pre = prepared("passthrough").fit(X.iloc[a])
     A, B = pre.transform(X.iloc[a]), pre.transform(X.iloc[b])
     kind = pl.DLGNClassifier if labels else pl.DLGNRegressor
-    out: dict[str, Any] = {"set": name, "task": task, "split": split, "rows": len(y), "scores": {}, "training": {}}
-    spent = 0
-    for hardening in HARDENING:
-        fitted = [kind(random_state=s, hardening=hardening).fit(A, y[a]) for s in range(seeds)]
-        if hardening == "auto":
-            spent, out["chosen"] = fitted[0].n_iter_, [m.hardening_ for m in fitted]
-        out["scores"][hardening] = [float(m.score(B, y[b])) for m in fitted]
-        out["training"][hardening] = [float(m.score(A, y[a])) for m in fitted]
+    fitted = [kind(random_state=s).fit(A, y[a]) for s in range(seeds)]
+    spent = fitted[0].n_iter_
+    out: dict[str, Any] = {
+        "set": name, "task": task, "split": split, "rows": len(y), "chosen": [m.hardening_ for m in fitted],
+        "scores": {"hard": [float(m.score(B, y[b])) for m in fitted]},
+        "training": {"hard": [float(m.score(A, y[a])) for m in fitted]},
+    }  # fmt: skip
     for label, epochs in (("soft", None), ("soft, all epochs", spent)):
         out["scores"][label], out["training"][label] = _soft((A, y[a]), (B, y[b]), labels, epochs, seeds)
     out["epochs"] = spent
@@ -88,12 +86,12 @@ def _soft(rows: Any, test: Any, labels: bool, epochs: int | None, seeds: int) ->
 
 
 def summary(splits: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per set: medians over seeds, their means over splits, and "auto" less "soft" on every split."""
+    """Per set: medians over seeds, their means over splits, and "hard" less "soft" on every split."""
     out = []
     for name in dict.fromkeys(s["set"] for s in splits):
         of = sorted((s for s in splits if s["set"] == name), key=lambda s: s["split"])
         medians = {k: [float(np.median(s["scores"][k])) for s in of] for k in of[0]["scores"]}
-        gaps = [hard - soft for hard, soft in zip(medians["auto"], medians["soft"])]
+        gaps = [hard - soft for hard, soft in zip(medians["hard"], medians["soft"])]
         follows = float(np.mean([kind == "follow" for s in of for kind in s["chosen"]]))
         out.append({"set": name, "task": of[0]["task"], "rows": of[0]["rows"], "gaps": gaps, "follows": follows}
                    | {k: float(np.mean(v)) for k, v in medians.items()})  # fmt: skip
@@ -106,18 +104,18 @@ def table(found: dict[str, Any]) -> list[str]:
     lines = [
         "## Soft against hard", "",
         "The papers' network keeps soft gates (β = 4) at test; the estimators predict with hard ones. Same sizes, "
-        f"rates and rows (at most {found['row limit']}); medians over {found['seeds']} seeds, their means over "
-        f"{SPLITS[False]} random splits ({SPLITS[True]} for sets under {FEW} rows), and mean and median over splits "
-        "of the difference in points. *Soft* has the epochs of the estimator's first phase, *all epochs* those of all "
+        f"rates and rows (at most {found['row limit']}); medians over {found['seeds']} seeds, their means over random "
+        "splits, and mean and median over splits of the difference in points. *Soft* has the epochs of the estimator's "
+        "first phase, *all epochs* those of all "
         'its phases; *hard* is the default, which chooses between `hardening="anneal"` and `"follow"`. Made by '
         "`python -m benchmarks.hardening_tables`.",
-        "", "| set | soft | soft, all epochs | anneal | follow | hard | follows | hard − soft | median of splits |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "", "| set | splits | soft | soft, all epochs | hard | follows | hard − soft | median of splits |",
+        "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for s in rows:
-        cells = " | ".join(f"{100 * s[k]:.1f}" for k in ("soft", "soft, all epochs", "anneal", "follow", "auto"))
-        lines.append(f"| {s['set']} | {cells} | {100 * s['follows']:.0f} % | {100 * np.mean(s['gaps']):+.2f} | "
-                     f"{100 * np.median(s['gaps']):+.2f} |")  # fmt: skip
+        cells = " | ".join(f"{100 * s[k]:.1f}" for k in ("soft", "soft, all epochs", "hard"))
+        lines.append(f"| {s['set']} | {len(s['gaps'])} | {cells} | {100 * s['follows']:.0f} % | "
+                     f"{100 * np.mean(s['gaps']):+.2f} | {100 * np.median(s['gaps']):+.2f} |")  # fmt: skip
     within = sum(np.median(s["gaps"]) >= -0.01 for s in rows)
     return [*lines, "", f"Within one point of soft, or better, by the median: {within} of {len(rows)} sets."]
 
