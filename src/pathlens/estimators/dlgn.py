@@ -230,10 +230,10 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         Sharpness of the gates at the start and at the end.
     hardening : {"auto", "follow", "anneal"}
         * "follow": soft gates learn the data; then β grows while the network learns to predict what the soft one
-          predicted. Sharp gates could learn noisy labels by heart: this way they never see them.
+          predicted. Sharp gates could learn noise by heart: this way they never see it.
         * "anneal": β grows while the data are learned. Sharp gates fit what soft ones cannot.
-        * "auto": "anneal" for real targets. For labels a soft network is trained: where it is wrong on more than a
-          twentieth of the training rows, "follow", else "anneal", from the start.
+        * "auto": "follow" where targets are noisy, that is, where a soft network is wrong on more than a twentieth of
+          the training rows, or an annealed one leaves more than a quarter of a real target's variance; else "anneal".
     n_restarts : int
         Networks trained at once from different seeds; with "follow" all harden towards what the soft ones predict on
         average. The one with the lowest training loss (validation loss with `early_stopping`) is kept.

@@ -22,6 +22,7 @@ from pathlens.training import Geometric, Runs, train
 
 _WORTH_CAPTURING = 200  # steps: capturing one costs about as much as running a hundred
 _NOISY = 0.05 + 1e-9  # share of training rows that a soft network gets wrong where labels are taken to be noisy
+_UNEXPLAINED = 0.25  # share of the variance that even sharp gates leave where targets are taken to be noisy
 _ROWS = 4096  # rows in one forward pass
 
 
@@ -114,21 +115,34 @@ def fit(
 
         start: dict[str, Any] = {"lr": recipe.learning_rate, "seeds": seeds, **watch}
         sharpen = Geometric(*recipe.beta, until=0.9)
-        kind = "anneal" if recipe.hardening == "auto" and classes is None else recipe.hardening
-        phases: list[Runs] = []
-        targets = data[1]
-        if kind != "anneal":
+        kind, phases = recipe.hardening, list[Runs]()
+
+        def soft() -> Runs:
             phases.append(phase(net, recipe.epochs, data[1], label="soft gates and values", **start))
-            predicted = _mean_prediction(phases[0].networks, data[0], classes)
-            if kind == "auto":
-                wrong = share @ (predicted.argmax(1) != data[1]).numpy()
-                kind = "follow" if wrong > _NOISY else "anneal"
-        if kind == "anneal":
+            return phases[-1]
+
+        def annealed() -> Runs:
             phases.append(phase(net, recipe.epochs, data[1], beta=sharpen, label="gates and values", **start))
-        soft_losses = [_weighted_loss(n, data, share, loss) for n in phases[0].networks]
+            return phases[-1]
+
+        # where targets are noisy, sharp gates learn the noise; how well either fits its own rows tells that they are
+        if kind == "auto" and classes is None:
+            first = annealed()
+            left = np.mean([_weighted_loss(n, data, share, loss) for n in first.networks])  # of variance one
+            kind = "follow" if left > _UNEXPLAINED else "anneal"
+            if kind == "follow":
+                first = soft()
+        else:
+            first = annealed() if kind == "anneal" else soft()
+            if kind == "auto":
+                predicted = _mean_prediction(first.networks, data[0], classes)
+                kind = "follow" if share @ (predicted.argmax(1) != data[1]).numpy() > _NOISY else "anneal"
+                if kind == "anneal":
+                    annealed()
+        soft_losses = [_weighted_loss(n, data, share, loss) for n in first.networks]
+        targets = data[1] if kind == "anneal" else _mean_prediction(first.networks, data[0], classes)
         if kind == "follow":  # nothing is watched: on the way from soft to hard gates it is the last epoch that counts
-            targets = predicted
-            phases.append(phase(phases[0].networks, max(1, recipe.epochs // 2), targets, lr=recipe.learning_rate / 2,
+            phases.append(phase(first.networks, max(1, recipe.epochs // 2), targets, lr=recipe.learning_rate / 2,
                                 seed=recipe.seed, beta=sharpen, label="hardening"))  # fmt: skip
         hardened = [n.with_gate("hard") for n in phases[-1].networks if isinstance(n, GatedNetwork)]
         phases.append(phase(hardened, max(1, recipe.epochs // 10), targets, lr=recipe.learning_rate / 2,
