@@ -166,7 +166,7 @@ def test_a_run_that_was_cut_off_ends_the_same_and_keeps_numbers_only(found, tmp_
     assert np.array_equal(again.arrays["test"], whole[[0, -1]])
     third = perform(find("dgn.exp6"), Run("paper", seeds=SEEDS, changes=changes, out=tmp_path))
     assert np.array_equal(third.arrays["test"], again.arrays["test"])
-    assert len(list(tmp_path.rglob("accuracies.npz"))) == 2 * len(SEEDS) and not list(tmp_path.rglob("*.safetensors"))
+    assert len(list(tmp_path.rglob("accuracies.json"))) == 2 * len(SEEDS) and not list(tmp_path.rglob("*.safetensors"))
 
 
 # --- figure 5 --------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,14 @@ from pathlens.experiments.image_runs import (
     images,
     options,
     own_folder,
+    remembered,
     shrunk,
+    spread,
 )
 from pathlens.experiments.registry import Run, experiment
 from pathlens.experiments.sizes import SIZES
 
-__all__ = ["Row", "exp6", "fig5", "fit", "tab4", "table"]
+__all__ = ["Row", "exp6", "fig5", "fit", "tab4"]
 
 PAPER = "Deep Gated Networks"
 # what the training of one row depends on, beside the row itself
@@ -53,12 +56,6 @@ SELECTION = Deviation(
     paper="'mean of the best performance obtained in each run'", authors_code="largest test accuracy over epochs",
     ours="best epoch, as the paper, and last epoch, both told", why="the best epoch is chosen on the test data",
 )  # fmt: skip
-
-
-def table(values: np.ndarray) -> dict[str, Any]:
-    """Numbers of several seeds with their mean and standard deviation."""
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"mean": float(np.mean(values)), "sd": spread, "seeds": values.tolist()}
 
 
 # --- one row of a table: a convolutional network on CIFAR-10 ---------------------------------------------------
@@ -98,15 +95,20 @@ def _fit_seed(
     run: Run, size: Mapping[str, Any], row: Row, setting: Mapping[str, Any], seed: int
 ) -> dict[str, np.ndarray]:
     """One training. When it is done only its accuracies stay on disk: its checkpoints hold hundreds of megabytes."""
-    from pathlens.models import gated_twin, vconv
-    from pathlens.training import train
     from pathlens.training.checkpoints import forget_checkpoints
 
     folder = own_folder(run, "cifar10", row.kind, f"seed{seed}", **setting)
-    file = None if folder is None else folder / "accuracies.npz"
-    if file is not None and file.exists():
-        with np.load(file) as kept:
-            return dict(kept)
+    file = None if folder is None else folder / "accuracies.json"
+    found = remembered(file, lambda: _train_seed(run, size, row, seed, folder))
+    if folder is not None:
+        forget_checkpoints(folder)
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def _train_seed(run: Run, size: Mapping[str, Any], row: Row, seed: int, folder: Path | None) -> dict[str, Any]:
+    from pathlens.models import gated_twin, vconv
+    from pathlens.training import train
+
     data = _pictures(run, size)
     template = vconv(10, (3, *size["channels"]), size["dense"], size["side"])
     net = gated_twin(template, row.kind, example=data.x[:2], **row.options)
@@ -117,18 +119,11 @@ def _fit_seed(
     }  # fmt: skip
     runs: Any = train(net, data, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"], **given)
     soft = net.gate.label.startswith("soft")
-    arrays = {
-        "test": 100 * runs.history("test_accuracy")[0],
-        "train": accuracy(runs.networks, data.x[:_JUDGED], data.y[:_JUDGED], run.device)[0],
-        "hard": hard_accuracies(runs, data, run.device)[0] if soft else np.array(np.nan),
+    return {
+        "test": (100 * runs.history("test_accuracy")[0]).tolist(),
+        "train": float(accuracy(runs.networks, data.x[:_JUDGED], data.y[:_JUDGED], run.device)[0]),
+        "hard": float(hard_accuracies(runs, data, run.device)[0]) if soft else math.nan,
     }
-    if file is not None and folder is not None:
-        part = file.with_suffix(".part")
-        with part.open("wb") as stream:
-            np.savez(stream, **arrays)
-        os.replace(part, file)
-        forget_checkpoints(folder)
-    return arrays
 
 
 def _pictures(run: Run, size: Mapping[str, Any]) -> Any:
@@ -153,7 +148,7 @@ def _metrics(found: Mapping[str, np.ndarray]) -> dict[str, Any]:
     told = {"test, best epoch": _best(found), "test, last epoch": found["test"][:, -1], "train": found["train"]}
     if not np.isnan(found["hard"]).any():
         told["test, last epoch, hard gates"] = found["hard"]
-    return {name: table(values) for name, values in told.items()}
+    return {name: spread(values) for name, values in told.items()}
 
 
 # --- experiment 6: only the gates are trained ------------------------------------------------------------------
@@ -351,8 +346,8 @@ def fig5(run: Run) -> Artifact:
     pairs = [(task, name) for task in tasks for name in ("GaLU", "ReLU")]
     shape = (len(tasks), 2, len(run.seeds), -1)
     metrics = {f"{name}, {TASKS[task]}": {
-        "train, last epoch": table(fitted[task, name][:, -1]), "test, last epoch": table(test[task, name][:, -1]),
-        "test, best epoch": table(test[task, name][:, 1:].max(1))} for task, name in pairs}  # fmt: skip
+        "train, last epoch": spread(fitted[task, name][:, -1]), "test, last epoch": spread(test[task, name][:, -1]),
+        "test, best epoch": spread(test[task, name][:, 1:].max(1))} for task, name in pairs}  # fmt: skip
     return Artifact(
         "dgn.fig5", "GaLU trains faster, ReLU generalises better", PAPER, run.scale, size, run.seeds, tuple(claims),
         metrics, SIZES["dgn.fig5"]["paper"], {"test accuracy": {"GaLU": "about 96.5 %", "ReLU": "about 98.5 %"}},

@@ -15,8 +15,7 @@ import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.experiments import deep_gated_image_panels as panels
-from pathlens.experiments.deep_gated_images import table
-from pathlens.experiments.image_runs import options
+from pathlens.experiments.image_runs import options, spread
 from pathlens.experiments.registry import Run, experiment
 from pathlens.experiments.sizes import SIZES
 
@@ -245,7 +244,7 @@ def fig7(run: Run) -> Artifact:
              for name, runs in trained.runs.items()}  # fmt: skip
     claims = [_LOWER.measure(test[a][:, -1] / test[b][:, -1], row=f"{a} / {b}") for a, b in PAIRS]
     claims += [_FEWER.measure(right[a] - right[b], row=f"{a} / {b}") for a, b in PAIRS]
-    metrics = {name: {key: table(values) for key, values in (
+    metrics = {name: {key: spread(values) for key, values in (
         ("test accuracy, last epoch, %", right[name]), ("test loss, last epoch", test[name][:, -1]),
         ("test loss, best epoch", test[name][:, 1:].min(1)), ("training loss, last epoch", loss[name][:, -1]),
     )} for name in NETWORKS}  # fmt: skip

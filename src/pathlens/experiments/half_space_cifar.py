@@ -6,9 +6,7 @@ without forming a kernel. Residual networks live beside it. Torch is imported in
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +20,9 @@ from pathlens.experiments.image_runs import (
     images,
     options,
     own_folder,
+    remembered,
     shrunk,
+    spread,
     train_each,
 )
 from pathlens.experiments.registry import Run, experiment
@@ -123,20 +123,6 @@ def _train_flat(run: Run, model: str, name: str) -> dict[str, np.ndarray]:
     return {**accuracies(runs), "hard": hard_accuracies(runs, data, run.device)}
 
 
-def remembered(folder: Path | None, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """``compute()``, or what an earlier call wrote into the folder."""
-    if folder is None:
-        return compute()
-    file = folder / "result.json"
-    if not file.exists():
-        result = compute()
-        folder.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(result))
-        part.replace(file)  # a run that is cut off leaves no half of it
-    return json.loads(file.read_text())
-
-
 def fit_tangent(run: Run, width: int) -> dict[str, np.ndarray]:
     """The linear model on tangent features of a ReLU network at initialisation: accuracies, and ‖Jδ − y‖/‖y‖."""
     import torch
@@ -166,18 +152,12 @@ def fit_tangent(run: Run, width: int) -> dict[str, np.ndarray]:
                     "iterations": float(fit.iterations)}  # fmt: skip
 
         kept = {"init": "he"} | {key: size[key] for key in ("side", "rows", "rows_test", "ntk_steps")}
-        told = remembered(own_folder(run, "conv5", "ntk", str(width), f"seed{seed}", **kept), compute)
+        folder = own_folder(run, "conv5", "ntk", str(width), f"seed{seed}", **kept)
+        told = remembered(None if folder is None else folder / "result.json", compute)
         for key, value in told.items():
             found[key].append(value)
         run.progress(f"{NAMES['ntk']}, {width} filters", k + 1, len(run.seeds))
     return {key: np.array(values) for key, values in found.items()}
-
-
-def spread(values: np.ndarray) -> dict[str, Any]:
-    """Mean, standard deviation over the seeds, and the values themselves."""
-    values = np.asarray(values, dtype=float)
-    return {"mean": float(values.mean()), "sd": float(values.std(ddof=1)) if len(values) > 1 else 0.0,
-            "seeds": values.tolist()}  # fmt: skip
 
 
 # --- Table 1 ---------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.experiments import half_space_quadratic_panels as panels
-from pathlens.experiments.half_space_cifar import PAPER, spread
-from pathlens.experiments.image_runs import accuracies, hard_accuracies, images, options
+from pathlens.experiments.half_space_cifar import PAPER
+from pathlens.experiments.image_runs import accuracies, hard_accuracies, images, options, spread
 from pathlens.experiments.registry import Run, experiment
 from pathlens.experiments.sizes import SIZES
 

@@ -14,7 +14,7 @@ import numpy as np
 from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.errors import DataMissingError
 from pathlens.experiments import half_space_residual_panels as panels
-from pathlens.experiments.half_space_cifar import GATED, NAMES, PAPER, spread
+from pathlens.experiments.half_space_cifar import GATED, NAMES, PAPER
 from pathlens.experiments.image_runs import (
     accuracies,
     accuracy,
@@ -23,6 +23,7 @@ from pathlens.experiments.image_runs import (
     options,
     own_folder,
     shrunk,
+    spread,
     train_each,
 )
 from pathlens.experiments.registry import Run, experiment

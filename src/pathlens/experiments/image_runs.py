@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlens.data import DataSet
     from pathlens.training import Runs
 
-__all__ = ["accuracies", "accuracy", "hard_accuracies", "images", "options", "own_folder", "shrunk",
-           "train_each"]  # fmt: skip
+__all__ = ["accuracies", "accuracy", "hard_accuracies", "images", "options", "own_folder", "remembered", "shrunk",
+           "spread", "train_each"]  # fmt: skip
 
 
 def images(name: str, rows: int | None = None, rows_test: int | None = None, *, flatten: bool = False) -> DataSet:
@@ -96,6 +96,27 @@ def own_folder(run: Run, *words: str, **settings: Any) -> Path | None:
         return None
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:8]
     return run.begun(run.out / "checkpoints" / "-".join([run.scale, *words, digest]))
+
+
+def remembered(file: Path | None, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """``compute()``, plain numbers and lists, or what an earlier call wrote to the file."""
+    if file is None:
+        return compute()
+    if not file.exists():
+        result = compute()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(result), encoding="utf-8")
+        part.replace(file)  # a run that is cut off leaves no half of it
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def spread(values: np.ndarray) -> dict[str, Any]:
+    """Mean, standard deviation over the seeds (none for one), and the values themselves."""
+    values = np.asarray(values, dtype=float)
+    sd = float(values.std(ddof=1)) if len(values) > 1 else None
+    return {"mean": float(values.mean()), "sd": sd, "seeds": values.tolist()}
 
 
 def accuracy(networks: Iterable[Any], x: Tensor, y: Tensor, device: str = "cpu", batch: int = 1000) -> np.ndarray:

@@ -7,7 +7,6 @@ path_features_images. Torch is imported inside functions.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -92,15 +91,8 @@ def _remembered(
     run: Run, words: Sequence[str], settings: dict[str, Any], epochs: int, compute: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """The numbers of a training: from the run's folder if it is finished, else computed and put there."""
-    if (path := _finished(run, words, settings).get(epochs)) is not None:
-        return _read(path)
-    made = compute()
-    if (stem := image_runs.own_folder(run, *words, **settings)) is not None:
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        part = stem.with_name(f"{stem.name}-{epochs}.part")
-        part.write_text(json.dumps(made), encoding="utf-8")
-        os.replace(part, part.with_suffix(".json"))
-    return made
+    stem = image_runs.own_folder(run, *words, **settings)
+    return image_runs.remembered(None if stem is None else stem.with_name(f"{stem.name}-{epochs}.json"), compute)
 
 
 def _read(path: Path) -> dict[str, Any]:
