@@ -11,7 +11,7 @@ import pytest
 from pathlens import experiments
 from pathlens.artifacts import Artifact, Claim
 from pathlens.errors import OptionError, UnknownNameError
-from pathlens.experiments import registry
+from pathlens.experiments import registry, timesheet
 from pathlens.experiments.registry import Experiment, Run
 
 CLAIM = Claim("more on top", threshold=2, comparison=">", null=1)
@@ -66,19 +66,19 @@ def test_only_the_module_asked_for_is_imported(tmp_path: Path, monkeypatch: pyte
             "claim = Claim('c', threshold=2, comparison='>', null=1)\n"
             f"@experiment('{prefix}.x', paper='p', title='t', what='w', claims=[claim])\n"
             f"def x(run): return Artifact('{prefix}.x', 't', 'p', run.scale, claims=[claim.measure([3, 3, 3])])\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(experiments, "MODULES", {"one": "lazy_one", "two": "lazy_two"})
+    monkeypatch.setattr(experiments, "__path__", [*experiments.__path__, str(tmp_path)])
+    monkeypatch.setattr(experiments, "MODULES", {"one": ("lazy_one",), "two": ("lazy_two",)})
     assert registry.find("one.x").name == "one.x"
-    assert "lazy_two" not in sys.modules
+    assert "pathlens.experiments.lazy_two" not in sys.modules
     assert registry.names() == ["one.x", "two.x"]
     for module in ("lazy_one", "lazy_two"):
-        monkeypatch.delitem(sys.modules, module)
+        monkeypatch.delitem(sys.modules, f"pathlens.experiments.{module}")
 
 
 def test_work_is_shared_and_its_time_counted_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     now = [0.0]
-    monkeypatch.setattr(registry.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timesheet.time, "perf_counter", lambda: now[0])
 
     def train() -> str:
         calls.append(1)
