@@ -1,4 +1,4 @@
-"""Tables, figures and claims of the papers, one module per paper, found by name.
+"""Tables, figures and claims of the papers, a few modules per paper, found by name.
 
 This file only lists the modules; :mod:`pathlens.experiments.registry` imports those that a name asks for. Experiments
 return artifacts and draw nothing. They may import everything but report and the command line.
