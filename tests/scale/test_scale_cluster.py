@@ -194,9 +194,29 @@ def test_workers_that_do_not_answer_are_told(client: Any, monkeypatch: pytest.Mo
 
 def test_a_cluster_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask, "START_SECONDS", 0.3)
-    cluster = distributed.LocalCluster(n_workers=0, dashboard_address=":0", host="127.0.0.1", silence_logs=50)
-    with cluster, pytest.raises(ClusterError, match="no worker came"), crew(cluster.scheduler_address):
+    told = pytest.raises(ClusterError, match="no worker came")
+    with dask.scheduler() as cluster, told, crew(cluster.scheduler_address):
         pass
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_scheduler_that_does_not_start_is_started_again_once(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, real = [failures], distributed.LocalCluster
+
+    def stalled(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        assert left[0] < 0
+        return real(*args, **options)
+
+    monkeypatch.setattr(distributed, "LocalCluster", stalled)
+    if failures == 1:
+        with dask.scheduler() as cluster:
+            assert cluster.scheduler_address
+    else:
+        with pytest.raises(ClusterError, match="did not start"):
+            dask.scheduler()
 
 
 def deadly(shared: Any, k: int) -> int:

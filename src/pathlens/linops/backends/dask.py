@@ -8,6 +8,7 @@ it. May import only the errors and linops.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -209,6 +211,20 @@ def _connect(address: Any) -> Iterator[distributed.Client]:
         client.close()
 
 
+def scheduler() -> distributed.LocalCluster:
+    """A scheduler in this process that has no workers yet, with a second try on a machine that is very busy."""
+    for _ in range(2):
+        try:
+            return distributed.LocalCluster(n_workers=0, dashboard_address=":0", host="127.0.0.1", silence_logs=50)
+        except AssertionError as error:  # Dask asserts that its event loop has started within ten seconds
+            with warnings.catch_warnings():  # what is left of it warns that nobody closed it
+                warnings.simplefilter("ignore", ResourceWarning)
+                error.__traceback__ = None
+                gc.collect()
+    raise ClusterError("The local Dask scheduler did not start within ten seconds, twice. Try again when the machine "
+                       "is less busy, or give the address of a scheduler that runs.")
+
+
 @contextmanager
 def _local(workers: int) -> Iterator[DaskCrew]:
     """A scheduler in this process, and workers as processes of their own.
@@ -217,8 +233,8 @@ def _local(workers: int) -> Iterator[DaskCrew]:
     scripts that do not guard their main part.
     """
     threads = max((os.cpu_count() or 1) // workers, 1)
-    cluster = distributed.LocalCluster(n_workers=0, dashboard_address=":0", host="127.0.0.1", silence_logs=50)
-    with cluster, _connect(cluster) as client, tempfile.TemporaryDirectory(prefix="pathlens-dask-") as scratch:
+    scratch_folder = tempfile.TemporaryDirectory(prefix="pathlens-dask-")
+    with scheduler() as cluster, _connect(cluster) as client, scratch_folder as scratch:
         command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address,
                    "--nworkers", str(workers), "--nthreads", "1", "--memory-limit", "0", "--no-dashboard",
                    "--death-timeout", "30", "--local-directory", scratch]
