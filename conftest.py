@@ -1,11 +1,18 @@
-"""Every test and every example in the docs starts from the same seed, on one thread (two processes run at once)."""
+"""Every test and every example in the docs starts from the same seed, on one thread (two processes run at once).
+
+Property tests try the same examples every time; HYPOTHESIS_PROFILE=explore looks for new ones.
+"""
 
 import os
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is first imported; its kernels then run on the CPU
 
