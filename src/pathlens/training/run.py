@@ -176,10 +176,13 @@ class Run:
             for shape in self._dropout_shapes[size]
         ]
 
-    def _step(self, index: Tensor) -> Tensor:
-        """One gradient step of all members on the batches that `index` names; their losses."""
+    def _step(self, index: Tensor | None) -> Tensor:
+        """One gradient step of all members on the batches that `index` names, or on fresh ones; their losses."""
         with torch.no_grad():
-            losses, gradient = self._side_by_side(index) if self._in_lanes else self._stacked(*self._fetch(index))
+            if index is not None and self._in_lanes:
+                losses, gradient = self._side_by_side(index)
+            else:
+                losses, gradient = self._stacked(*(self._fresh() if index is None else self._fetch(index)))
             self._apply(gradient)
         return losses
 
@@ -242,10 +245,7 @@ class Run:
         running = torch.zeros(self.stack.k, dtype=torch.float64, device=self.stack.device)
         if self.sampler is not None:
             self._set_rate(self.step_count / total)
-            with torch.no_grad():
-                losses, gradient = self._stacked(*self._fresh())
-                self._apply(gradient)
-            running += losses.double()
+            running += self._step(None).double()
             self.step_count += 1
             return running.cpu()
         for index in self._order():
