@@ -60,7 +60,6 @@ class Precision:
         What a packed number is rounded to where its dtype could hold more.
     """
 
-    name: str
     dtype: torch.dtype
     pieces: int
     config: Config
@@ -69,14 +68,14 @@ class Precision:
 
 #: tuned on an H200 (benchmarks/gpu.py)
 PRECISIONS = {
-    "triton": Precision("3xfp16", torch.float16, 2, Config(128, 128, 64, 8, 3, 16)),
-    "triton-3xtf32": Precision("3xtf32", torch.float32, 3, Config(64, 64, 32, 4, 3, 16, 168), "tf32"),
-    "triton-tf32": Precision("tf32", torch.float32, 1, Config(128, 128, 32, 8, 4, 16), "tf32"),
+    "triton": Precision(torch.float16, 2, Config(128, 128, 64, 8, 3, 16)),
+    "triton-3xtf32": Precision(torch.float32, 3, Config(64, 64, 32, 4, 3, 16, 168), "tf32"),
+    "triton-tf32": Precision(torch.float32, 1, Config(128, 128, 32, 8, 4, 16), "tf32"),
     # the interpreter multiplies no bfloat16: numbers rounded to it go in as float32
-    "triton-bf16": Precision("bf16", torch.float32 if INTERPRETED else torch.bfloat16, 1,
+    "triton-bf16": Precision(torch.float32 if INTERPRETED else torch.bfloat16, 1,
                              Config(128, 128, 64, 8, 4, 32), "bf16"),
 }  # fmt: skip
-BITS = Precision("bits", torch.float16 if INTERPRETED else torch.float8_e4m3fn, 1, Config(128, 128, 128, 8, 4, 32))
+BITS = Precision(torch.float16 if INTERPRETED else torch.float8_e4m3fn, 1, Config(128, 128, 128, 8, 4, 32))
 
 
 # --- the kernels -------------------------------------------------------------------------------------------------
