@@ -14,6 +14,7 @@ from torch import Tensor
 from pathlens.errors import BudgetError, NotFiniteError, ScaleError
 from pathlens.linops import backends
 from pathlens.linops.backends import Backend, Pool, new_tile
+from pathlens.linops.backends.torch_backend import plain_terms, product_of_grams
 from pathlens.linops.budget import (
     DEVICE_EDGE,
     STRIP_EDGES,
@@ -159,15 +160,21 @@ class Evaluator:
         return self.tile(self.side(rows, False, True), self.side(cols, True, True),
                          new_tile(len(rows), len(cols), self.dtype, self.device))
 
-    def sides(self, right: bool, fold: bool) -> Callable[[range], Side]:
-        """Sides by block: cut from one side of all rows where its exponents are small beside the budget.
+    def _whole_side(self, right: bool, fold: bool) -> Side | None:
+        """One side of all rows, where its exponents are small beside the budget.
 
         Making a side takes dozens of small operations, which tiles of a small kernel would feel.
         """
         count = self.node.m if right else self.node.n
         if self.streamed or 64 * count * sum(1 for _ in self.node.leaves()) > self.budget // 16:
+            return None
+        return self.side(range(count), right, fold)
+
+    def sides(self, right: bool, fold: bool) -> Callable[[range], Side]:
+        """Sides by block, cut from the one of all rows if there is one."""
+        whole = self._whole_side(right, fold)
+        if whole is None:
             return lambda block: self.side(block, right, fold)
-        whole = self.side(range(count), right, fold)
         return lambda block: whole.narrow(block.start, block.stop)
 
     def pairs(self, plan: TilePlan, *, upper: bool, fold: bool) -> Iterator[tuple[range, range, Side, Side]]:
@@ -180,6 +187,28 @@ class Evaluator:
             for lo in range(rows.start if upper else 0, m, plan.cols):
                 cols = range(lo, min(lo + plan.cols, m))
                 yield rows, cols, left, rights(cols)
+
+    def _tiles_below(self, plan: TilePlan) -> Iterator[tuple[range, range, Tensor]]:
+        """Blocks (rows, columns) of the upper triangle of a symmetric kernel, each with its mirror image below.
+
+        Products of a tall matrix with a narrow one are the faster ones. A tile is contiguous, since reading columns of
+        the whole matrix would leave the cache, and valid until the next.
+        """
+        n = self.node.n
+        whole = self._whole_side(False, True) if self.backend.name == "torch" else None
+        terms = None if whole is None or not whole.level else plain_terms(self.node, whole, self.dtype)
+        if terms is None:
+            for rows, cols, left, right in self.pairs(plan, upper=True, fold=True):
+                yield rows, cols, self.tile(right, left)
+            return
+        for rows in blocks(n, plan.rows):
+            for lo in range(rows.start, n, plan.cols):
+                cols = range(lo, min(lo + plan.cols, n))
+                tile, *spare = (self.pool.take(at, len(cols), len(rows)) for at in range(self.node.buffers()))
+                for t, term in enumerate(terms):
+                    pairs = [(factor[lo : cols.stop], factor[rows.start : rows.stop]) for factor in term]
+                    product_of_grams(pairs, tile, spare.__getitem__, t > 0)
+                yield rows, cols, tile
 
     def dense(self, label: str = "kernel entries") -> Tensor:
         """The whole matrix, (n, m); exactly symmetric where the kernel is."""
@@ -199,24 +228,21 @@ class Evaluator:
                          edge=STRIP_EDGES if strips else None)
         out = new_tile(n, m, self.dtype, self.device)
         with Meter(label, n * m) as meter:
-            for rows, cols, left, right in self.pairs(plan, upper=mirror, fold=True):
-                spot = out[rows.start : rows.stop, cols.start : cols.stop]
-                if not mirror:
+            if not mirror:
+                for rows, cols, left, right in self.pairs(plan, upper=False, fold=True):
+                    spot = out[rows.start : rows.stop, cols.start : cols.stop]
                     self.tile(left, right, spot)
                     meter.advance(spot.numel())
-                    continue
-                # Contiguous buffers on both sides: torch transposes those in blocks, others entry by entry (ten times
-                # slower than the product).
-                tile = self.tile(left, right)
-                mirrored = self.pool.take(-1, len(cols), len(rows)).copy_(tile.T)
+                return out
+            for rows, cols, tile in self._tiles_below(plan):
+                spot, beside = out[rows.start : rows.stop, cols.start : cols.stop], 0
                 if cols.start == rows.start:
                     # both halves of the square on the diagonal were computed; where rounding tells them apart, take one
-                    square = tile[:, : len(rows)]
-                    torch.maximum(square, mirrored[: len(rows)], out=square)
-                    mirrored[: len(rows)] = square
-                spot.copy_(tile)
-                out[cols.start : cols.stop, rows.start : rows.stop] = mirrored
-                meter.advance(2 * spot.numel() - (len(rows) ** 2 if cols.start == rows.start else 0))
+                    beside = len(rows)
+                    spot[:, :beside] = torch.maximum(tile[:beside], tile[:beside].T)
+                spot[:, beside:] = tile[beside:].T
+                out[cols.start + beside : cols.stop, rows.start : rows.stop] = tile[beside:]
+                meter.advance(2 * spot.numel() - beside**2)
         return out
 
     # --- diagonal ----------------------------------------------------------------------------------------------

@@ -23,28 +23,52 @@ GramProduct: TypeAlias = Callable[[Sequence[Pair], Tensor, Scratch, bool], None]
 
 def multiply_gram(pair: Pair, out: Tensor, spare: Callable[[], Tensor]) -> None:
     """out ∘= X Yᵀ."""
-    x, y = pair[0].unit_rows(out.dtype), pair[1].unit_rows(out.dtype)
+    _multiply(pair[0].unit_rows(out.dtype), pair[1].unit_rows(out.dtype), out, spare)
+
+
+def gram_product(pairs: Sequence[Pair], out: Tensor, scratch: Scratch, add: bool) -> None:
+    """Write ∘_f X_f Y_fᵀ to ``out``, or with ``add`` add it to what is there."""
+    product_of_grams([(x.unit_rows(out.dtype), y.unit_rows(out.dtype)) for x, y in pairs], out, scratch, add)
+
+
+def _multiply(x: Tensor, y: Tensor, out: Tensor, spare: Callable[[], Tensor]) -> None:
     if x.shape[1] == 1:  # rank one is a scaling of rows and columns: no product, no second buffer
         out.mul_(x).mul_(y.T)
     else:
         out.mul_(torch.mm(x, y.T, out=spare()))
 
 
-def gram_product(pairs: Sequence[Pair], out: Tensor, scratch: Scratch, add: bool) -> None:
-    """Write ∘_f X_f Y_fᵀ to ``out``, or with ``add`` add it to what is there, with as few passes as torch allows."""
-    x, y = pairs[0][0].unit_rows(out.dtype), pairs[0][1].unit_rows(out.dtype)
+def product_of_grams(factors: Sequence[tuple[Tensor, Tensor]], out: Tensor, scratch: Scratch, add: bool) -> None:
+    """`gram_product` of the rows themselves, with as few passes as torch allows."""
+    x, y = factors[0]
     if not add:
         torch.mm(x, y.T, out=out)
-        for pair in pairs[1:]:
-            multiply_gram(pair, out, lambda: scratch(0))
-    elif len(pairs) == 1:
+        for x, y in factors[1:]:
+            _multiply(x, y, out, lambda: scratch(0))
+    elif len(factors) == 1:
         out.addmm_(x, y.T)
     else:
         product = torch.mm(x, y.T, out=scratch(0))
-        for pair in pairs[1:-1]:
-            multiply_gram(pair, product, lambda: scratch(1))
-        x, y = pairs[-1][0].unit_rows(out.dtype), pairs[-1][1].unit_rows(out.dtype)
+        for x, y in factors[1:-1]:
+            _multiply(x, y, product, lambda: scratch(1))
+        x, y = factors[-1]
         out.addcmul_(product, torch.mm(x, y.T, out=scratch(1)))
+
+
+def plain_terms(node: Node, side: Side, dtype: torch.dtype) -> list[list[Tensor]] | None:
+    """The factors of Σ_t ∘_f F_tf F_tfᵀ, where all are held as they enter the products; None for anything else.
+
+    Tiles of such a kernel need no sides of their own, which cost as much as small products do.
+    """
+    sums = zip(node.children(), side.parts) if isinstance(node, Sum) else [(node, side)]
+    terms: list[list[Tensor]] = []
+    for child, part in sums:
+        grams = list(zip(child.children(), part.parts)) if isinstance(child, Hadamard) else [(child, part)]
+        if not all(isinstance(g, Gram) and at.unshifted and not g.left.streamed and g.left.dtype == dtype
+                   for g, at in grams):
+            return None
+        terms.append([at.unit_rows(dtype) for _, at in grams])
+    return terms
 
 
 def walk(node: Node, left: Side, right: Side, out: Tensor, pool: Pool, depth: int, grams: GramProduct,
