@@ -21,6 +21,7 @@ FRACTION_OF_FREE = 0.5  # the caller's own arrays, and the allocator's slack, ne
 TILE_EDGE = 2048  # beyond this a tile's matrix product gets no faster, and its buffers leave the cache
 TRIANGLE_EDGE = 512  # where only the upper triangle of a symmetric kernel is computed
 STRIP_EDGES = (256, 1024)  # the same for a matrix that is held: thin strips waste less on the diagonal
+_LANES = 64  # products with edges that are multiples of it are up to a fifth faster
 DEVICE_EDGE = 8192  # on CUDA, where starting work on a tile costs more than leaving the cache
 _UNKNOWN_FREE = 2 << 30  # where no system figure can be read
 
@@ -153,8 +154,10 @@ def blocks(n: int, edge: int) -> list[range]:
 
 
 def _even(n: int, edge: int) -> int:
-    """The edge that cuts n into as many blocks but of nearly equal size."""
-    return math.ceil(n / math.ceil(n / edge))
+    """The edge that cuts n into as many blocks but of nearly equal size; a multiple of 64 if there is one."""
+    equal = math.ceil(n / math.ceil(n / edge))
+    round_ = math.ceil(equal / _LANES) * _LANES
+    return round_ if round_ <= edge else equal
 
 
 def plan_tiles(
