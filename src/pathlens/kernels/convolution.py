@@ -21,6 +21,7 @@ from pathlens.linops.budget import human_bytes
 from pathlens.linops.progress import Meter
 from pathlens.records import Layer, Record
 
+_WORTH_ALL_THREADS = 1e7  # multiplications in one product
 #: ∂f_output/∂(other parameters) of the examples x, (rows of x, Q)
 OtherGradients = Callable[[Tensor, int], Tensor]
 
@@ -51,9 +52,14 @@ class LayerPlan:
         return self.positions == 1
 
     @property
+    def gradient_sizes(self) -> list[int]:
+        """Numbers in one example's gradient by the weight, and by the bias if there is one."""
+        return [self.layer.outputs * self.layer.inputs, *([self.layer.outputs] if self.bias else [])]
+
+    @property
     def gradient_size(self) -> int:
-        """Numbers in one example's gradient."""
-        return self.layer.outputs * (self.layer.inputs + self.bias)
+        """Both together."""
+        return sum(self.gradient_sizes)
 
     def row_values(self) -> int:
         """Numbers that one row of a block holds."""
@@ -76,13 +82,32 @@ def plan_layer(layer: Layer, bias: bool, first: Record, n: int) -> LayerPlan:
     return LayerPlan(layer, bias, positions, explicit)
 
 
-def example_gradients(rec: Record, plan: LayerPlan, outputs: Sequence[int]) -> Tensor:
-    """∂f_k/∂W (and ∂b) of every example and each of c outputs, (n, c, m·I + m), from patches and sensitivities."""
-    a = rec.inputs(plan.layer.name)
-    d = torch.stack([rec.sensitivities(plan.layer.name, k) for k in outputs], dim=1)
+def write_gradients(rec: Record, plan: LayerPlan, outputs: Sequence[int], out: Sequence[Tensor]) -> None:
+    """Write ∂f_k/∂W, (n, c, m·I), and ∂f_k/∂b, (n, c, m), of every example and each of c outputs to ``out``."""
+    name = plan.layer.name
+    a, d = rec.inputs(name), _sensitivities(rec, plan.layer, outputs)
     n, c, positions, m = d.shape
-    weights = torch.bmm(d.transpose(2, 3).reshape(n, c * m, positions), a).view(n, c, -1)
-    return torch.cat([weights, d.sum(2)], dim=2) if plan.bias else weights
+    across = d.transpose(2, 3).reshape(n, c * m, positions)  # no copy where a convolution was recorded
+    _multiply(across, a, out[0].view(n, c * m, -1))
+    if plan.bias:
+        torch.sum(across, 2, out=out[1].view(n, c * m))
+
+
+def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """A batch of matrix products; large ones one by one on a CPU, where `bmm` gives each a single thread."""
+    if out.is_cuda or out[0].numel() * left.shape[2] < _WORTH_ALL_THREADS:
+        torch.bmm(left, right, out=out)
+        return
+    for x, y, spot in zip(left, right, out):
+        torch.mm(x, y, out=spot)
+
+
+def _sensitivities(rec: Record, layer: Layer, outputs: Sequence[int]) -> Tensor:
+    """(n, c, P, m), as they lie in the record if nothing has to be chosen or cut into groups of channels."""
+    grouped = any(call is not None and call.groups > 1 for call in layer.calls)
+    if layer.name in rec.sensitivity and not grouped and list(outputs) == list(range(rec.outputs)):
+        return rec.sensitivity[layer.name]
+    return torch.stack([rec.sensitivities(layer.name, k) for k in outputs], dim=1)
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------
@@ -209,7 +234,7 @@ class BlockTangent:
             return torch.empty(b, *shape, dtype=self.dtype, device=self.device)
 
         # filled piece by piece: joining pieces would take the block twice
-        explicit = [(p, empty(p.gradient_size)) for p in self.plans if p.explicit]
+        explicit = [(p, [empty(1, size) for size in p.gradient_sizes]) for p in self.plans if p.explicit]
         pairs = [
             (p, empty(p.positions, p.layer.inputs), empty(p.positions, p.layer.outputs))
             for p in self.plans
@@ -220,14 +245,14 @@ class BlockTangent:
         for rec in pieces(source, index, self.most, output):
             here = slice(at, at + rec.n)
             for p, out in explicit:
-                out[here] = example_gradients(rec, p, [0])[:, 0]
+                write_gradients(rec, p, [0], [matrix[here] for matrix in out])
             for p, a, d in pairs:
                 a[here] = rec.inputs(p.layer.name)
                 d[here] = rec.sensitivities(p.layer.name, 0)
             if rest is not None and self.others is not None:
                 rest[here] = self.others(rec.x, rec.kept[0] if rec.kept else output)
             at += rec.n
-        matrices = [out for _, out in explicit] + ([rest] if rest is not None else [])
+        matrices = [matrix[:, 0] for _, out in explicit for matrix in out] + ([rest] if rest is not None else [])
         return _Block(matrices, [(a, d, p.bias) for p, a, d in pairs])
 
     def _product(self, left: _Block, right: _Block) -> Tensor:

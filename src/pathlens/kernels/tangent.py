@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, RecordError, unknown_name
-from pathlens.kernels.convolution import BlockTangent, LayerPlan, example_gradients, plan_layer
+from pathlens.kernels.convolution import BlockTangent, LayerPlan, plan_layer, write_gradients
 from pathlens.kernels.parameters import ParameterGradients
 from pathlens.kernels.sources import Sides, Source, probe, resolve
 from pathlens.linops import Factor, GramSum, KernelOperator, RowStream
@@ -351,10 +351,9 @@ def _rows_at_once(
     first: Record, plans: list[LayerPlan], others: ParameterGradients | None, count: int, room: int
 ) -> int:
     """How many rows can be recorded and differentiated at once, for so many outputs; 0 if not even one."""
-    patches = max((p.positions * (p.layer.inputs + 2 * count * p.layer.outputs) for p in plans), default=0)
-    gradients = count * max([p.gradient_size for p in plans] + ([others.size] if others else []), default=0)
-    # a row takes its record, as much again for the backward pass, and one layer's patches and gradients
-    row = 4 * first.nbytes + 2 * first.f.dtype.itemsize * (patches + gradients)
+    patches = max((p.positions * (p.layer.inputs + count * p.layer.outputs) for p in plans), default=0)
+    # a row takes its record, as much again for the backward pass, one layer's patches, gradients outside layers
+    row = 4 * first.nbytes + 2 * first.f.dtype.itemsize * (patches + (others.size if others else 0))
     return room // max(row, 1)
 
 
@@ -368,17 +367,19 @@ def _gradient_terms(
 ) -> list[GramSum]:
     """G Gᵀ with the gradients of every example held in memory; one pass over the rows makes those of all layers."""
     wanted = list(range(first.outputs)) if outputs in ("trace", "full") else [int(outputs)]
-    names = [p.layer.name for p in plans] + (["other parameters"] if others is not None else [])
-    sizes = [p.gradient_size for p in plans] + ([others.size] if others is not None else [])
+    names = [f"{p.layer.name}.{what}" for p in plans for what in ("weight", "bias")[: len(p.gradient_sizes)]]
+    sizes = [size for p in plans for size in p.gradient_sizes]
+    if others is not None:
+        names, sizes = [*names, "other parameters"], [*sizes, others.size]
 
     def matrices(source: Source) -> list[Tensor]:
         made = [first.f.new_empty(source.n, len(wanted), size) for size in sizes]
         with Meter("gradients of the ntk", source.n) as meter:
             for lo in range(0, source.n, step):
                 hi = min(lo + step, source.n)
-                cut = source.rows(lo, hi)
-                for plan, out in zip(plans, made):
-                    out[lo:hi] = example_gradients(cut, plan, wanted)
+                cut, left = source.rows(lo, hi), iter(made)
+                for plan in plans:
+                    write_gradients(cut, plan, wanted, [next(left)[lo:hi] for _ in plan.gradient_sizes])
                 if others is not None:
                     for at, k in enumerate(wanted):
                         made[-1][lo:hi, at] = others(cut.x, cut.kept[k] if cut.kept else k)

@@ -91,8 +91,11 @@ class Evaluator:
     # --- plans -------------------------------------------------------------------------------------------------
 
     def plan(self, *, reserve: int = 0, square: bool | None = None, extra_buffers: int = 0,
-             edge: tuple[int, int] | None = None) -> TilePlan:
-        """Tile edges for the budget, at most ``edge``; square ones where the upper triangle is walked."""
+             edge: tuple[int, int] | None = None, gathered: bool = True) -> TilePlan:
+        """Tile edges for the budget, at most ``edge``; square ones where the upper triangle is walked.
+
+        Factor rows count, unless they are not ``gathered`` but used as they lie.
+        """
         square = self.node.symmetric if square is None else square
         # smaller tiles waste less on the diagonal and stay in the cache, unless an operator makes its own
         most = edge or (TRIANGLE_EDGE if square and not self.has_leaf else TILE_EDGE)
@@ -101,7 +104,8 @@ class Evaluator:
         return plan_tiles(
             self.node.n, self.node.m,
             entry_bytes=(self.node.buffers() + extra_buffers) * self.dtype.itemsize,
-            row_bytes=self.row_bytes, col_bytes=self.col_bytes, budget=self.budget, reserve=reserve,
+            row_bytes=self.row_bytes if gathered else 0, col_bytes=self.col_bytes if gathered else 0,
+            budget=self.budget, reserve=reserve,
             edge=None if self.streamed else most,
             square=square,
             what="a tile of the kernel",
@@ -188,15 +192,18 @@ class Evaluator:
                 cols = range(lo, min(lo + plan.cols, m))
                 yield rows, cols, left, rights(cols)
 
-    def _tiles_below(self, plan: TilePlan) -> Iterator[tuple[range, range, Tensor]]:
+    def _plain_terms(self) -> list[list[Tensor]] | None:
+        """The factors, where every tile of a symmetric kernel is made from slices of them as they lie."""
+        whole = self._whole_side(False, True) if self.backend.name == "torch" else None
+        return None if whole is None or not whole.level else plain_terms(self.node, whole, self.dtype)
+
+    def _tiles_below(self, plan: TilePlan, terms: list[list[Tensor]] | None) -> Iterator[tuple[range, range, Tensor]]:
         """Blocks (rows, columns) of the upper triangle of a symmetric kernel, each with its mirror image below.
 
         Products of a tall matrix with a narrow one are the faster ones. A tile is contiguous, since reading columns of
         the whole matrix would leave the cache, and valid until the next.
         """
         n = self.node.n
-        whole = self._whole_side(False, True) if self.backend.name == "torch" else None
-        terms = None if whole is None or not whole.level else plain_terms(self.node, whole, self.dtype)
         if terms is None:
             for rows, cols, left, right in self.pairs(plan, upper=True, fold=True):
                 yield rows, cols, self.tile(right, left)
@@ -224,8 +231,9 @@ class Evaluator:
         # Mirroring a tile costs about as much as counting bits again, so exact backends compute both triangles.
         mirror = self.node.symmetric and not self.backend.exactly_symmetric(self.node)
         strips = mirror and not self.streamed and not self.has_leaf and self.device.type == "cpu"
+        terms = self._plain_terms() if strips else None
         plan = self.plan(reserve=whole, square=mirror and not strips, extra_buffers=2 if mirror else 0,
-                         edge=STRIP_EDGES if strips else None)
+                         edge=STRIP_EDGES if strips else None, gathered=terms is None)
         out = new_tile(n, m, self.dtype, self.device)
         with Meter(label, n * m) as meter:
             if not mirror:
@@ -234,7 +242,7 @@ class Evaluator:
                     self.tile(left, right, spot)
                     meter.advance(spot.numel())
                 return out
-            for rows, cols, tile in self._tiles_below(plan):
+            for rows, cols, tile in self._tiles_below(plan, terms):
                 spot, beside = out[rows.start : rows.stop, cols.start : cols.stop], 0
                 if cols.start == rows.start:
                     # both halves of the square on the diagonal were computed; where rounding tells them apart, take one

@@ -57,6 +57,7 @@ class RecordStream:
             p.grad = None
         self._x, self._ids, self._version = x, ids, x._version
         self.n, self.outputs, self.kept = int(x.shape[0]), probe.outputs, probe.kept
+        self._first = probe
         self.sites, self.layers = probe.sites, probe.layers
         self.bytes_per_row, self.flops_per_row = probe.bytes_per_row, probe.flops_per_row
         self.gate_label, self.untracked = probe.gate_label, probe.untracked
@@ -69,6 +70,8 @@ class RecordStream:
         if output is not None and not 0 <= output < self.outputs:
             raise RecordError(f"RecordStream: output {output} asked for, it has {self.outputs}, numbered from 0.")
         self._check_inputs()
+        if (lo, hi, output) == (0, 1, None):
+            return self._first
         ids = None if self._ids is None else self._ids[lo:hi]
         every = self.kept or range(self.outputs)
         wanted = (self.kept or None) if output is None else [every[output]]
@@ -201,7 +204,9 @@ class _Assembly:
         def room(t: Tensor) -> Tensor:  # tensors that are one in the part (x, read by two layers) stay one
             key = (t.data_ptr(), t.shape, t.stride(), t.dtype)
             if key not in made:
-                made[key] = t.new_empty((n, *t.shape[1:]))
+                # in the part's own layout, so that filling it needs no transposing
+                inner = sorted(range(1, t.ndim), key=t.stride, reverse=True)
+                made[key] = torch.empty_permuted((n, *t.shape[1:]), [0, *inner], dtype=t.dtype, device=t.device)
             return made[key]
 
         self.record = Record(

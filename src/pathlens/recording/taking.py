@@ -124,9 +124,13 @@ def take_within(
 ) -> Record | None:
     """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
     if limit is not None and not _keeps_rows(net):
-        # one row alone tells rows from other dimensions of equal size
+        # one row alone tells rows from other dimensions of equal size, and how much all of them would take
         with torch.inference_mode(False), torch.no_grad():
-            _by_weight(_run(net, x[:1].clone(), None, clone=False)[1], 1)
+            one, tape = _run(net, x[:1].clone(), None, clone=False)
+            _by_weight(tape, 1)
+            count = len(outputs) if outputs is not None else one.numel() if isinstance(one, Tensor) else 1
+            if len(x) * _held(tape, count) > limit:
+                return None
     n = x.shape[0]
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
         x, f, tape = _listen(net, x, ids)
@@ -143,10 +147,8 @@ def take_within(
         if not wanted or any(not 0 <= k < f2.shape[1] for k in wanted):
             raise RecordError(f"record: outputs {wanted} asked for, the network has {f2.shape[1]}, numbered from 0.")
         by_weight = _by_weight(tape, n)
-        if limit is not None:
-            held = sum(c.x.nbytes + len(wanted) * c.out.nbytes for c in tape.calls)
-            if held + sum(b.nbytes for _, _, b in tape.relus) > limit:
-                return None
+        if limit is not None and _held(tape, len(wanted)) > limit:
+            return None
         last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
         heard = [c for k, calls in by_weight.items() if k not in last for c in calls]
         grads = _gradients(f2, heard, wanted) if sensitivities else {}
@@ -172,6 +174,12 @@ def take_within(
         tuple(k for k, train in trainable.items() if train and k not in told),
         () if outputs is None else tuple(wanted), sensitivities, _is_chain(layers, by_weight, bits, soft),
     )  # fmt: skip
+
+
+def _held(tape: Tape, outputs: int) -> int:
+    """Bytes of a record of what the tape heard, with the sensitivities of so many outputs."""
+    layers = sum(call.x.nbytes + outputs * call.out.nbytes for call in tape.calls)
+    return layers + sum(bits.nbytes for _, _, bits in tape.relus)
 
 
 def _is_chain(
@@ -263,19 +271,19 @@ def _gradients(f: Tensor, calls: list[Call], outputs: list[int]) -> dict[int, li
 
 
 def _by_position(grads: list[Tensor | None] | None, call: Call, count: int) -> Tensor:
-    """Stack gradients to (n, c, P, m)."""
+    """Stack gradients to (n, c, P, m); those of a convolution stay in memory as they came, positions last."""
     full = [torch.zeros_like(call.out) if g is None else g.detach() for g in (grads or [None] * count)]
-    n = call.out.shape[0]
     if call.convolution is None:
-        full = [g.reshape(n, -1, g.shape[-1]) for g in full]
+        full = [g.reshape(len(g), -1, g.shape[-1]) for g in full]
     else:
-        full = [g.flatten(2).transpose(1, 2) for g in full]
-    return full[0].unsqueeze(1) if count == 1 else torch.stack(full, dim=1)
+        full = [g.flatten(2) for g in full]
+    stacked = full[0].unsqueeze(1).contiguous() if count == 1 else torch.stack(full, dim=1)
+    return stacked if call.convolution is None else stacked.transpose(2, 3)
 
 
 def _cat(parts: list[Tensor]) -> Tensor:
-    """Along positions; one part as it is, contiguous."""
-    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=2)
+    """Along positions; one part as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _gates_of(
