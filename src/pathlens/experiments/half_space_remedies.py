@@ -155,7 +155,8 @@ def remedies(run: Run) -> Artifact:
     claims, arrays, metrics = [], {"circle_epochs": np.array(epochs)}, {}
     for key, name in (("circle", "circle"), ("images", "Fashion-MNIST")):
         plain = found[key][PLAIN]
-        ratio = {remedy: o.paths[:, 0] / o.paths[:, 1] for remedy, o in found[key].items()}
+        with np.errstate(divide="ignore", invalid="ignore"):  # a remedy may leave no path active at all
+            ratio = {remedy: o.paths[:, 0] / o.paths[:, 1] for remedy, o in found[key].items()}
         claims.append(_WEAKNESS.measure(ratio[PLAIN], row=name))
         for remedy, o in found[key].items():
             arrays |= {f"{key}_errors_{remedy}": o.errors, f"{key}_ratio_{remedy}": ratio[remedy]}
