@@ -106,3 +106,26 @@ def test_batch_norm_in_bfloat16_with_a_smaller_last_batch():
     runs = pl.train(net, (x, y), epochs=3, batch_size=5, seeds=[0, 1], loss="cross_entropy", device="cuda",
                     autocast=torch.bfloat16, evaluate="running", progress=False)  # fmt: skip
     assert bool(torch.tensor(runs.history()).isfinite().all())
+
+
+def test_a_captured_step_writes_to_no_memory_but_its_own():
+    g = torch.Generator().manual_seed(4)
+    x, y = torch.randn(22, 3, 8, 8, generator=g), torch.randint(0, 3, (22,), generator=g)
+    net = pl.gated_twin(pl.models.gconv(3, (3, 16, 16), (8,)), "relu", x[:2])
+    size = sum(p.numel() for p in net.parameters())
+    others = []
+
+    class Occupy:
+        """Takes what memory became free after the smaller last batch of the first epoch."""
+
+        def __call__(self, progress):
+            if progress > 0.5 and not others:
+                others.extend(torch.full((k, size), 7.0, device="cuda") for k in (2, 2, 1, 1, 4))
+            return 1.0
+
+        def __repr__(self):
+            return "Occupy()"
+
+    pl.train(net, (x, y), epochs=4, batch_size=5, seeds=[0, 1], loss="cross_entropy", device="cuda", compile=True,
+             schedule=Occupy(), progress=False)  # fmt: skip
+    assert others and all(bool((t == 7).all()) for t in others)

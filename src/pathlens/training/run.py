@@ -115,6 +115,7 @@ class Run:
         self._gradient = self.stack.gradient_step(loss, autocast, penalty)
         self._lone = self.stack.lone_step(loss, autocast, penalty)
         self._captured: dict[tuple[int, ...], Callable[..., tuple[Tensor, Tensor]]] = {}
+        self._graph_buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
         self._dropout_shapes: dict[int, list[tuple[int, ...]]] = {}
         self._has_dropout = any(
             isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.stack.pattern.modules()
@@ -376,6 +377,8 @@ class Run:
         shape = (self.stack.k, self.batch)
         index = torch.zeros((2, *shape) if self.moves else shape, dtype=torch.long, device=self.stack.device)
         gradients = self._lanes(index) if self._in_lanes else self._together(index)
+        # The graph writes to its buffers ever after; a step outside the graph takes the optimiser's hold on them away.
+        self._graph_buffers = gradients
 
         def body() -> Tensor:
             losses, gradient = gradients()
