@@ -172,7 +172,7 @@ def check_chain(what: str, rec: Record) -> None:
     for site, layer in zip(rec.sites, layers[1:]):
         h = rec.layer_inputs[layer.name][0]
         open_only = site not in rec.soft and not rec.gate_label.startswith("soft")
-        if h.shape != rec.bits[site].shape or (open_only and bool((h.ne(0) & ~rec.bits[site]).any())):
+        if h.shape != rec.bits[site].shape or (open_only and bool((h.bool() & ~rec.bits[site]).any())):
             raise RecordError(
                 f"{what}: layer '{layer.name}' reads something that the gates of site '{site}' have not switched, such "
                 f"as a shortcut, a bias after the gate or another nonlinearity. {remedy}"

@@ -232,7 +232,7 @@ class Evaluator:
         mirror = self.node.symmetric and not self.backend.exactly_symmetric(self.node)
         strips = mirror and not self.streamed and not self.has_leaf and self.device.type == "cpu"
         terms = self._plain_terms() if strips else None
-        plan = self.plan(reserve=whole, square=mirror and not strips, extra_buffers=2 if mirror else 0,
+        plan = self.plan(reserve=whole, square=mirror and not strips, extra_buffers=1 if mirror else 0,
                          edge=STRIP_EDGES if strips else None, gathered=terms is None)
         out = new_tile(n, m, self.dtype, self.device)
         with Meter(label, n * m) as meter:

@@ -86,7 +86,7 @@ def log2_norms(block: Tensor, name: str, first_row: int = 0) -> Tensor:
     tensor([  2.3219,     -inf, -99.6578], dtype=torch.float64)
     """
     if block.dtype == torch.bool:
-        return block.sum(1).double().log2_().mul_(0.5)
+        return block.view(torch.uint8).sum(1, dtype=torch.int32).double().log2_().mul_(0.5)
     norms = torch.linalg.vector_norm(block, dim=1).double()
     out = norms.log2()
     if not float(out.abs().max()) < 49.0:  # squares may have left the dtype, or NaN came in

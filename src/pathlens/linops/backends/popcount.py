@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pathlens.linops.backends import Pool
 from pathlens.linops.backends.torch_backend import Pair, Scratch, gram_product, multiply_gram, walk
-from pathlens.linops.nodes import Gram, Node, Side
+from pathlens.linops.nodes import Gram, Hadamard, Node, Side
 
 _STRIP = 512  # columns worked on together: their words lie side by side and stay in the cache while rows pass by
 _THREAD_WORK = 1 << 22  # pairs × words below which starting a second thread costs more than it gives
@@ -179,7 +179,7 @@ class PopcountBackend:
         return all(isinstance(leaf, Gram) and leaf.binary for leaf in node.leaves())
 
     def writes_whole(self, node: Node) -> bool:
-        return False
+        return isinstance(node, (Gram, Hadamard)) and self.exactly_symmetric(node)
 
     def gram_flops(self, gram: Gram) -> float:
         return 0.25 * gram.r if gram.binary else 2.0 * gram.r  # measured: a tile of bits is about eight times cheaper
