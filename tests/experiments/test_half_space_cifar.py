@@ -180,3 +180,13 @@ def test_the_page_is_written_from_saved_artifacts(found, tmp_path):
         artifact.save(tmp_path / "artifacts")
     page = write_page(load_folder(tmp_path / "artifacts"), tmp_path).read_text()
     assert all(artifact.title in page for artifact in found[0].values())
+
+
+def test_a_later_call_needs_the_rows_numbers_and_not_their_weights(found, monkeypatch):
+    artifacts, run = found
+    monkeypatch.setattr(half_space_cifar, "train_conv", None)
+    monkeypatch.setattr(training, "train", None)
+    again = perform(find("hs.tab1"), Run("paper", seeds=(0, 1), out=run.out, changes=SMALL))
+    assert again.claims == artifacts["hs.tab1"].claims
+    for name, values in artifacts["hs.tab1"].arrays.items():
+        assert np.array_equal(again.arrays[name], values), name

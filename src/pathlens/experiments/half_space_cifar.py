@@ -221,7 +221,7 @@ def _row(run: Run, model: str, width: int) -> dict[str, np.ndarray]:
 
     size = run.sizes("hs.tab1")
     kept = {key: size[key] for key in ("side", "rows", "rows_test", "epochs", "lr", "batch_size")}
-    return _kept(own_folder(run, "conv5-row", model, str(width), seeds=list(run.seeds), **kept), compute)
+    return _kept(own_folder(run, "tab1", model, str(width), seeds=list(run.seeds), **kept), compute)
 
 
 def _table_claims(run: Run, rows: Mapping[tuple[str, int], Mapping[str, np.ndarray]], widths: list[int]) -> list[Claim]:
