@@ -236,7 +236,7 @@ def report(
 
 @app.command()
 def results(
-    folder: Annotated[Path, typer.Option("--in", help="Artifacts, and a file not-run.toml.")] = Path("results"),
+    folder: Annotated[Path, typer.Option("--in", help="Artifacts, not-run.toml, remarks.toml.")] = Path("results"),
     out: Annotated[Path, typer.Option("--out", help="The Markdown file to write.")] = Path("docs/results.md"),
 ) -> None:
     """Write the table of results: every experiment, how it came out, or why it was not run."""
@@ -251,7 +251,7 @@ def results_text(folder: Path) -> str:
     """The table of results, from a folder of artifacts and the list of experiments."""
     from pathlens.artifacts import load_folder
     from pathlens.experiments.registry import Run, find, names
-    from pathlens.report import Entry, not_run, results_page
+    from pathlens.report import Entry, not_run, remarks, results_page
 
     entries = []
     for name in names():
@@ -259,7 +259,7 @@ def results_text(folder: Path) -> str:
         flops, minutes = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
         cost = _duration(minutes) + (f", {_scientific(flops)} operations" if flops is not None else "")
         entries.append(Entry(name, entry.paper, entry.what, cost))
-    return results_page(entries, load_folder(folder), not_run(folder))
+    return results_page(entries, load_folder(folder), not_run(folder), remarks(folder))
 
 
 @app.command()

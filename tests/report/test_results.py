@@ -47,6 +47,13 @@ def test_a_row_says_when_where_and_how_long() -> None:
     assert "1 were run at the paper's sizes (0 reproduced, 0 not reproduced, 1 cannot tell), 0 at smaller" in text
 
 
+def test_a_remark_stands_with_its_experiment_and_with_no_other() -> None:
+    text = results_page(ENTRIES, [artifact()], {"hs.tab2": "needs a GPU"}, {"hs.fig2": "made of *two* pieces"})
+    assert text.count("**Remark:** made of \\*two\\* pieces") == 1
+    with pytest.raises(ArtifactError, match=r"hs\.tab2: there is a remark and no artifact"):
+        results_page(ENTRIES, [artifact()], {"hs.tab2": "needs a GPU"}, {"hs.tab2": "odd"})
+
+
 def test_what_is_reduced_says_in_what() -> None:
     text = results_page(ENTRIES, [artifact(paper_config={"epochs": 9, "seeds": 3})], {"hs.tab2": "needs a GPU"})
     assert "**cannot tell**, REDUCED |" in text and "REDUCED: epochs 3 (paper 9)." in text

@@ -224,7 +224,8 @@ class Evaluator:
         if whole > self.budget:
             raise BudgetError(f"dense: a {n} × {m} matrix of {self.dtype} takes {human_bytes(whole)}, the budget is "
                               f"{human_bytes(self.budget)}. Raise max_bytes, take K[rows, cols], or use K.tiles().")
-        if self.backend.writes_whole(self.node) and not self.streamed:
+        gathered = n * self.row_bytes + m * self.col_bytes
+        if self.backend.writes_whole(self.node) and not self.streamed and whole + gathered <= self.budget:
             left = self.side(range(n), False, True)
             right = left if self.node.symmetric else self.side(range(m), True, True)
             return self.tile(left, right, new_tile(n, m, self.dtype, self.device))

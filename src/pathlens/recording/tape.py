@@ -107,7 +107,7 @@ class Tape(TorchFunctionMode):
             slope = float(args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01))
         path, module = self.stack[-1]
         key = path if isinstance(module, (nn.ReLU, nn.LeakyReLU)) else f"{path}.relu" if path else "relu"
-        # q > 0, which torch computes at a third of the speed of these two
+        # q > 0 (and NaN), which torch computes at a third of the speed of these two
         self.relus.append((f"{key}@{self.counts[key]}", slope, q.detach().relu().bool()))
         self.counts[key] += 1
 

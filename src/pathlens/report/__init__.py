@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pathlens.report.page import headline, write_page
 from pathlens.report.picture import opening_picture
-from pathlens.report.results import Entry, not_run, results_page
+from pathlens.report.results import Entry, not_run, remarks, results_page
 from pathlens.report.verification import write_verification
 
-__all__ = ["Entry", "headline", "not_run", "opening_picture", "results_page", "write_page", "write_verification"]
+__all__ = ["Entry", "headline", "not_run", "opening_picture", "remarks", "results_page", "write_page",
+           "write_verification"]  # fmt: skip

@@ -18,9 +18,9 @@ from pathlens.report.axes import number
 from pathlens.report.figures import read_spread
 from pathlens.report.words import SIGNS, duration, flat, mean_sd, reductions, where_it_ran
 
-__all__ = ["NOT_RUN", "Entry", "not_run", "results_page"]
+__all__ = ["NOT_RUN", "REMARKS", "Entry", "not_run", "remarks", "results_page"]
 
-NOT_RUN = "not-run.toml"
+NOT_RUN, REMARKS = "not-run.toml", "remarks.toml"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,15 @@ class Entry:
 
 def not_run(folder: str | os.PathLike[str]) -> dict[str, str]:
     """Name → why it was not run, from ``not-run.toml`` in a folder of artifacts; empty if there is no such file."""
-    path = Path(folder) / NOT_RUN
+    return _sentences(Path(folder) / NOT_RUN)
+
+
+def remarks(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Name → what a reader must know of how an artifact came about, from ``remarks.toml``; empty without one."""
+    return _sentences(Path(folder) / REMARKS)
+
+
+def _sentences(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
@@ -50,7 +58,10 @@ def not_run(folder: str | os.PathLike[str]) -> dict[str, str]:
     return found
 
 
-def results_page(entries: Sequence[Entry], artifacts: Iterable[Artifact], reasons: Mapping[str, str]) -> str:
+def results_page(
+    entries: Sequence[Entry], artifacts: Iterable[Artifact], reasons: Mapping[str, str],
+    remarked: Mapping[str, str] | None = None,
+) -> str:
     """The Markdown text: an overview, one table per paper, then each experiment with its claims and departures.
 
     Parameters
@@ -60,11 +71,14 @@ def results_page(entries: Sequence[Entry], artifacts: Iterable[Artifact], reason
     artifacts : iterable of Artifact
     reasons : mapping
         Name → why it was not run.
+    remarked : mapping, optional
+        Name → a remark on how its artifact came about.
 
     Raises
     ------
     ArtifactError
-        If an experiment has neither an artifact nor a reason, or both, or if one of them belongs to no experiment.
+        If an experiment has neither an artifact nor a reason, or both, or if one of them belongs to no experiment; if a
+        remark is on one that has no artifact.
 
     Examples
     --------
@@ -80,7 +94,11 @@ def results_page(entries: Sequence[Entry], artifacts: Iterable[Artifact], reason
     found: dict[str, list[Artifact]] = {}
     for artifact in artifacts:
         found.setdefault(artifact.name, []).append(artifact)
+    remarked = remarked or {}
     _check({entry.name for entry in entries}, set(found), set(reasons))
+    if lost := sorted(set(remarked) - set(found)):
+        raise ArtifactError(f"Results of {', '.join(lost)}: there is a remark and no artifact. Remove it from "
+                            f"{REMARKS}.")
     papers: dict[str, list[Entry]] = {}
     for entry in entries:
         papers.setdefault(entry.paper, []).append(entry)
@@ -92,7 +110,7 @@ def results_page(entries: Sequence[Entry], artifacts: Iterable[Artifact], reason
     for paper, those in papers.items():
         shown = [artifact for entry in those for artifact in found.get(entry.name, ())]
         if shown:
-            parts += [f"## {paper}: each experiment", *(_section(artifact) for artifact in shown)]
+            parts += [f"## {paper}: each experiment", *(_section(one, remarked.get(one.name, "")) for one in shown)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -115,7 +133,8 @@ def _opening(entries: Sequence[Entry], found: Mapping[str, Sequence[Artifact]]) 
     return (
         f"Of {len(entries)} experiments, {len(full)} were run at the paper's sizes ({counts}), "
         f"{len(done) - len(full)} at smaller ones, and {len(entries) - len(found)} were not run.\n\n"
-        "This page is made from the artifacts in `results/` by `pathlens results`; nothing on it is typed. A verdict "
+        "This page is made from the artifacts in `results/` by `pathlens results`; no number on it is "
+        "typed, only reasons and remarks are. A verdict "
         f"follows from the measured values, one per seed: a claim is reproduced if at least {Claim.agree:.0%} of the "
         f"seeds meet what is needed, not reproduced if at least {Claim.agree:.0%} miss it, and otherwise it cannot be "
         "told; an experiment is reproduced if all of its claims are. What would be seen if a claim were false stands "
@@ -141,7 +160,7 @@ def _overview(entry: Entry, artifacts: Sequence[Artifact], reasons: Mapping[str,
     return rows
 
 
-def _section(artifact: Artifact) -> str:
+def _section(artifact: Artifact, remark: str) -> str:
     facts = [f"{artifact.scale} scale"]
     if artifact.seeds:
         facts.append(f"{len(artifact.seeds)} seeds")
@@ -151,6 +170,8 @@ def _section(artifact: Artifact) -> str:
              f"{_text(' · '.join(fact for fact in facts if fact))}"]  # fmt: skip
     if artifact.reduced:
         parts.append(f"REDUCED: {_text(reductions(artifact))}.")
+    if remark:
+        parts.append(f"**Remark:** {_text(remark)}")
     head = ("claim", "verdict", "mean ± sd", "median (range)", "needed", "if false", "the paper")
     parts.append(_table(head, [_claim(artifact, claim) for claim in artifact.claims]))
     if artifact.paper_numbers:

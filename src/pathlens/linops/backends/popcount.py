@@ -69,7 +69,7 @@ def _multiply_counts(rows: Any, cols: Any, starts: Any, row_scale: Any, col_scal
                 w, stop = starts[f], starts[f + 1]
                 f += 1
                 # The usual widths (32, 64, 128) go without a round trip of the counts through memory, two layers of 128
-                # in one pass: setting up a loop costs as much as a hundred entries.
+                # in one pass.
                 if stop - w == 4 and f < starts.shape[0] - 1 and starts[f + 1] - stop == 4:
                     a0, a1, a2, a3 = rows[i, w], rows[i, w + 1], rows[i, w + 2], rows[i, w + 3]
                     a4, a5, a6, a7 = rows[i, w + 4], rows[i, w + 5], rows[i, w + 6], rows[i, w + 7]
