@@ -228,9 +228,9 @@ def report(
 ) -> None:
     """Rebuild the page of a folder from its artifacts; nothing is run."""
     from pathlens.artifacts import load_folder
-    from pathlens.report import not_run, write_page
+    from pathlens.report import not_run, remarks, write_page
 
-    page = write_page(load_folder(_artifact_folder(folder)), folder, not_run=not_run(folder))
+    page = write_page(load_folder(_artifact_folder(folder)), folder, not_run=not_run(folder), remarks=remarks(folder))
     _console().print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
 
 

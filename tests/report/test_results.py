@@ -79,7 +79,11 @@ def test_a_file_of_reasons_that_cannot_be_read(tmp_path: Path, text: str) -> Non
 
 def test_the_page_lists_what_was_not_run_and_marks_what_is_reduced(tmp_path: Path) -> None:
     reduced = artifact(name="hs.fig9", paper_config={"epochs": 9})
-    text = write_page([reduced], tmp_path, not_run={"hs.tab2": "needs <a> GPU"}).read_text()
+    quick = artifact(name="hs.fig9", scale="quick")
+    text = write_page(
+        [reduced, quick], tmp_path, not_run={"hs.tab2": "needs <a> GPU"}, remarks={"hs.fig9": "two <b> pieces"}
+    ).read_text()
+    assert text.count("two &lt;b&gt; pieces") == 1  # at paper scale alone
     assert "needs &lt;a&gt; GPU</span>" in text and text.count(">not run<") == 1
     assert '<span class="chip">REDUCED</span>' in text and "REDUCED: epochs 3 (paper 9)" in text
     assert "Figure 9 of the Half paper · <code>hs.fig9</code> · 2026-01-31 · Card 9 · 1.6 min" in text

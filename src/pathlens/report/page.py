@@ -37,7 +37,7 @@ _LEAD = (
 
 def write_page(
     artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, title: str = "", lead: str = "",
-    not_run: Mapping[str, str] | None = None,
+    not_run: Mapping[str, str] | None = None, remarks: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the page and return its path.
 
@@ -51,6 +51,8 @@ def write_page(
         Heading and opening sentences; there are good ones for the circle experiments and plain ones for the rest.
     not_run : mapping, optional
         Name → why there is no artifact; these are listed at the end of the contents.
+    remarks : mapping, optional
+        Name → what a reader must know of how an artifact at paper scale came about.
 
     Examples
     --------
@@ -65,7 +67,9 @@ def write_page(
     circle = all(artifact.name in ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6") for artifact in shown)
     heading = title or (_CIRCLE_TITLE if circle else "Pathlens results")
     opening = lead or (_CIRCLE_LEAD if circle else _LEAD)
-    sections = (_section(artifact) for artifact in shown)
+    told = remarks or {}
+    sections = (_section(artifact, told.get(artifact.name, "") if artifact.scale == "paper" else "")
+                for artifact in shown)  # fmt: skip
     return save_page(full_page(heading, opening, _contents(shown, not_run or {}), sections, _footer(shown)), out)
 
 
@@ -130,13 +134,14 @@ def _verdict_chip(verdict: str) -> str:
     return f'<span class="chip verdict {verdict.replace(" ", "-")}">{verdict}</span>'
 
 
-def _section(artifact: Artifact) -> str:
+def _section(artifact: Artifact, remark: str) -> str:
     drawn = draw(artifact)
     parts = [
         f'<section id="{_anchor(artifact)}">',
         f'<p class="source">{_source(artifact)}</p>',
         f"<h2>{escape(artifact.title)}</h2>",
         _chips(artifact),
+        f'<p class="remark">{escape(remark)}</p>' if remark else "",
     ]
     if drawn is not None:
         if drawn.models:
