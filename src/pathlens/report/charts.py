@@ -37,6 +37,7 @@ _Items = tuple[tuple[str, str, str], ...]  # of a legend: label, CSS colour, sty
 _MANY = 60  # values of one row of a strip chart that can still be told apart
 _UNITS = 4  # receptive fields shown per column
 _CLOUD = 2000  # points of one cloud
+_FEW = 10  # points that are drawn large
 _LONG = 400  # points of one line
 
 
@@ -244,7 +245,8 @@ def _points(source: _Source) -> _Body:
     seen_y, moved_y = lift([cloud[1] for cloud in clouds], described.y_scale)
     shows |= {"zeros"} if moved_x or moved_y else set()
     for one, colour, x, y in zip(described.series, _colours(source), seen_x, seen_y, strict=True):
-        axes.scatter(x, y, s=20, color=colour, alpha=0.55, lw=0)
+        few = len(x) <= _FEW  # a handful must be seen, a crowd be seen through
+        axes.scatter(x, y, s=50 if few else 20, color=colour, alpha=0.9 if few else 0.55, lw=0)
         items.append((one.label, _css(colour), "points"))
     seen_y.append(np.array([value for value, _ in described.marks]))
     for which, scale, seen in (("x", described.x_scale, seen_x), ("y", described.y_scale, seen_y)):

@@ -75,10 +75,18 @@ def reductions(artifact: Artifact) -> str:
     >>> reductions(Artifact("hs.a", "", "", "paper", {"epochs": {"relu": 3, "dlgn": 9}}, (0, 1, 2),
     ...            paper_config={"epochs": {"relu": 5, "dlgn": 9}, "seeds": 5}))
     'epochs · relu 3 (paper 5), seeds 3 (paper 5)'
+    >>> reductions(Artifact("hs.a", "", "", "paper", {"epochs": 3}, paper_config={"epochs": {"relu": 5, "dlgn": 9}}))
+    'epochs 3 (paper relu 5, dlgn 9)'
     """
     ours = flat({key: pair[0] for key, pair in artifact.reductions.items()})
     paper = dict(flat({key: pair[1] for key, pair in artifact.reductions.items()}))
-    return ", ".join(f"{key} {value} (paper {paper.get(key, '–')})" for key, value in ours if paper.get(key) != value)
+
+    def printed(key: str) -> str:
+        parts = [f"{name.removeprefix(f'{key} · ')} {value}" for name, value in paper.items()
+                 if name.startswith(f"{key} · ")]  # fmt: skip
+        return paper.get(key) or ", ".join(parts) or "–"
+
+    return ", ".join(f"{key} {value} (paper {printed(key)})" for key, value in ours if paper.get(key) != value)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
