@@ -38,7 +38,7 @@ def test_the_table_is_up_to_date() -> None:
 
 def test_a_row_says_when_where_and_how_long() -> None:
     text = results_page(ENTRIES, [artifact()], {"hs.tab2": "needs a GPU"})
-    assert ("| [`hs.fig2`](#hsfig2) | a \\| b | **cannot tell** | 0 of 1 | 3 | 2026-01-31 | Card 9 | 1.6 min |"
+    assert ("| [`hs.fig2`](#hsfig2) | a \\| b | **cannot tell** | 0 of 1 reproduced | 3 | 2026-01-31 | Card 9 | 1.6 min |"
             in text)
     assert "| `hs.tab2` | x | not run: needs a GPU (expected: 4 h, 5e17 operations) | | | | | |" in text
     assert ("| A\\_1: less \\[\\*share\\*\\] | **cannot tell** | 0.25 ± 0.13 | 0.25 (0.1–0.4), 1 missing | below 0.4 | "
@@ -75,6 +75,16 @@ def test_a_file_of_reasons_that_cannot_be_read(tmp_path: Path, text: str) -> Non
     (tmp_path / "not-run.toml").write_text(text)
     with pytest.raises(ArtifactError, match=r"not-run\.toml"):
         not_run(tmp_path)
+
+
+def test_a_reduced_run_says_what_is_met_and_what_was_not_measured() -> None:
+    met, not_met, open_ = CLAIM.measure([0.1, 0.2, 0.3]), CLAIM.measure([0.5, 0.5, 0.6]), CLAIM.measure([None] * 3)
+    reduced = artifact(claims=(met, not_met, open_), paper_config={"epochs": 9})
+    text = results_page(ENTRIES, [reduced], {"hs.tab2": "needs a GPU"})
+    assert "| **not reproduced**, REDUCED | 1 of 2 met, 1 not measured | 3 |" in text
+    assert "| **cannot tell** (met, but REDUCED) | 0.2 ± 0.1 |" in text
+    assert "| **not reproduced** | 0.533 ± 0.058 |" in text
+    assert "| **cannot tell** (not measured) | – | –, 3 missing |" in text
 
 
 def test_the_page_lists_what_was_not_run_and_marks_what_is_reduced(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlens.errors import ArtifactError
 from pathlens.report.figures import draw, number, read_spread
 from pathlens.report.palette import LABELS
 from pathlens.report.shell import full_page, save_page
-from pathlens.report.words import SIGNS, duration, flat, mean_sd, reductions, where_it_ran
+from pathlens.report.words import SIGNS, duration, flat, mean_sd, reductions, tally, where_it_ran
 
 __all__ = ["headline", "write_page"]
 
@@ -84,8 +84,7 @@ def headline(artifact: Artifact) -> str:
     """
     if not artifact.claims:
         return f"{_short(artifact.name)}: {artifact.title}"
-    good = sum(artifact.verdict_of(claim) == "reproduced" for claim in artifact.claims)
-    start = f"{_short(artifact.name)} ({good} of {len(artifact.claims)} claims reproduced): "
+    start = f"{_short(artifact.name)} ({tally(artifact, 'claims ')}): "
     claim = artifact.claims[0]
     numbers = read_spread([value for value in claim.measured if value is not None])
     unit = f" {claim.unit}" if claim.unit else ""

@@ -16,7 +16,7 @@ from pathlens.artifacts import Artifact, Claim
 from pathlens.errors import ArtifactError
 from pathlens.report.axes import number
 from pathlens.report.figures import read_spread
-from pathlens.report.words import SIGNS, duration, flat, mean_sd, reductions, where_it_ran
+from pathlens.report.words import SIGNS, duration, flat, mean_sd, reductions, tally, where_it_ran
 
 __all__ = ["NOT_RUN", "REMARKS", "Entry", "not_run", "remarks", "results_page"]
 
@@ -138,7 +138,8 @@ def _opening(entries: Sequence[Entry], found: Mapping[str, Sequence[Artifact]]) 
         f"follows from the measured values, one per seed: a claim is reproduced if at least {Claim.agree:.0%} of the "
         f"seeds meet what is needed, not reproduced if at least {Claim.agree:.0%} miss it, and otherwise it cannot be "
         "told; an experiment is reproduced if all of its claims are. What would be seen if a claim were false stands "
-        "beside it. REDUCED marks runs of other sizes than the paper's, which cannot be called reproduced. "
+        "beside it. REDUCED marks runs of other sizes than the paper's, which cannot be called reproduced: there the table counts the claims that "
+        "are met. "
         "`pathlens report results` makes a page with the figures."
     )
 
@@ -149,12 +150,11 @@ def _overview(entry: Entry, artifacts: Sequence[Artifact], reasons: Mapping[str,
         return [[f"`{entry.name}`", entry.what, f"not run: {reasons[entry.name]}{cost}", *[""] * 5]]
     rows = []
     for artifact in artifacts:
-        good = sum(artifact.verdict_of(claim) == "reproduced" for claim in artifact.claims)
         scale = "" if artifact.scale == "paper" else f" ({artifact.scale})"
         rows.append([
             f"[`{entry.name}`](#{_anchor(artifact)})", entry.what,
             f"{_verdict(artifact.verdict)}{scale}{', REDUCED' if artifact.reduced else ''}",
-            f"{good} of {len(artifact.claims)}", str(len(artifact.seeds) or "–"), artifact.created[:10] or "–",
+            tally(artifact), str(len(artifact.seeds) or "–"), artifact.created[:10] or "–",
             where_it_ran(artifact), duration(artifact.duration_seconds),
         ])  # fmt: skip
     return rows
@@ -188,8 +188,11 @@ def _claim(artifact: Artifact, claim: Claim) -> list[str]:
     missing = f", {len(claim.measured) - len(there)} missing" if len(there) < len(claim.measured) else ""
     text = f"{claim.row}: {claim.text}" if claim.row else claim.text
     unit = f" [{claim.unit}]" if claim.unit else ""
+    told = "" if there else " (not measured)"
+    if artifact.verdict_of(claim) != claim.verdict:
+        told = " (met, but REDUCED)"
     return [
-        text + unit, _verdict(artifact.verdict_of(claim)), mean_sd(there), read_spread(there) + missing,
+        text + unit, _verdict(artifact.verdict_of(claim)) + told, mean_sd(there), read_spread(there) + missing,
         f"{SIGNS[claim.comparison]} {number(claim.threshold)}",
         number(claim.null) + (f" ({claim.null_text})" if claim.null_text else ""), claim.paper or "–",
     ]  # fmt: skip

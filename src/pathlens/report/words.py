@@ -13,7 +13,7 @@ import numpy as np
 from pathlens.artifacts import Artifact
 from pathlens.report.axes import number
 
-__all__ = ["SIGNS", "cell", "duration", "flat", "mean_sd", "reductions", "where_it_ran"]
+__all__ = ["SIGNS", "cell", "duration", "flat", "mean_sd", "reductions", "tally", "where_it_ran"]
 
 SIGNS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 
@@ -87,6 +87,27 @@ def reductions(artifact: Artifact) -> str:
         return paper.get(key) or ", ".join(parts) or "–"
 
     return ", ".join(f"{key} {value} (paper {printed(key)})" for key, value in ours if paper.get(key) != value)
+
+
+def tally(artifact: Artifact, noun: str = "") -> str:
+    """How many claims are reproduced; of a REDUCED run, which reproduces nothing, how many of those measured are met.
+
+    Examples
+    --------
+    >>> claim = Claim("more", threshold=2, comparison=">", null=1)
+    >>> claims = (claim.measure([3.0, 4.0, 5.0]), claim.measure([1.0, 1.0, 1.0]), claim.measure([None] * 3))
+    >>> tally(Artifact("hs.a", "", "", "paper", claims=claims), "claims ")
+    '1 of 3 claims reproduced'
+    >>> tally(Artifact("hs.a", "", "", "paper", {"epochs": 3}, claims=claims, paper_config={"epochs": 9}))
+    '1 of 2 met, 1 not measured'
+    """
+    if artifact.scale != "paper" or not artifact.reduced:
+        good = sum(artifact.verdict_of(claim) == "reproduced" for claim in artifact.claims)
+        return f"{good} of {len(artifact.claims)} {noun}reproduced"
+    measured = [claim for claim in artifact.claims if claim.spread.count]
+    good = sum(claim.met.count(True) >= claim.agree * claim.spread.count for claim in measured)
+    left = len(artifact.claims) - len(measured)
+    return f"{good} of {len(measured)} {noun}met" + (f", {left} not measured" if left else "")
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
