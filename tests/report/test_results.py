@@ -38,12 +38,12 @@ def test_the_table_is_up_to_date() -> None:
 
 def test_a_row_says_when_where_and_how_long() -> None:
     text = results_page(ENTRIES, [artifact()], {"hs.tab2": "needs a GPU"})
-    assert ("| [`hs.fig2`](#hsfig2) | a \\| b | **cannot tell** | 0 of 1 reproduced | 3 | 2026-01-31 | Card 9 | 1.6 min |"
-            in text)
+    assert ("| [`hs.fig2`](#hsfig2) | a \\| b | **cannot tell** | 0 of 1 reproduced | 3 | 2026-01-31 | Card 9 | "
+            "1.6 min |") in text
     assert "| `hs.tab2` | x | not run: needs a GPU (expected: 4 h, 5e17 operations) | | | | | |" in text
     assert ("| A\\_1: less \\[\\*share\\*\\] | **cannot tell** | 0.25 ± 0.13 | 0.25 (0.1–0.4), 1 missing | below 0.4 | "
             "0.5 (none) | \\<about> .2 |") in text
-    assert "The paper's numbers: epochs · relu: 200." in text
+    assert "\nThe paper's numbers:\n\n| epochs | paper |\n| --- | --- |\n| relu | 200 |\n" in text
     assert "1 were run at the paper's sizes (0 reproduced, 0 not reproduced, 1 cannot tell), 0 at smaller" in text
 
 
@@ -75,6 +75,14 @@ def test_a_file_of_reasons_that_cannot_be_read(tmp_path: Path, text: str) -> Non
     (tmp_path / "not-run.toml").write_text(text)
     with pytest.raises(ArtifactError, match=r"not-run\.toml"):
         not_run(tmp_path)
+
+
+def test_means_over_seeds_stand_in_tables() -> None:
+    told = {"mean": 72.0, "sd": 2.8, "seeds": [70.0, 74.0]}
+    text = results_page(ENTRIES, [artifact(metrics={"accuracy": {"A|B": {"test": told}, "C": {"train": told}}})],
+                        {"hs.tab2": "needs a GPU"})  # fmt: skip
+    assert ("\nMeasured:\n\n| accuracy | test | train |\n| --- | --- | --- |\n| A\\|B | 72 ± 2.8 | – |\n"
+            "| C | – | 72 ± 2.8 |\n") in text
 
 
 def test_a_reduced_run_says_what_is_met_and_what_was_not_measured() -> None:

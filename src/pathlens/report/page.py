@@ -18,7 +18,18 @@ from pathlens.errors import ArtifactError
 from pathlens.report.figures import draw, number, read_spread
 from pathlens.report.palette import LABELS
 from pathlens.report.shell import full_page, save_page
-from pathlens.report.words import SIGNS, duration, flat, mean_sd, reductions, tally, where_it_ran
+from pathlens.report.words import (
+    SIGNS,
+    Table,
+    duration,
+    flat,
+    mean_sd,
+    paper_tables,
+    reductions,
+    summaries,
+    tally,
+    where_it_ran,
+)
 
 __all__ = ["headline", "write_page"]
 
@@ -152,7 +163,9 @@ def _section(artifact: Artifact, remark: str) -> str:
             parts.append(f'<p class="caption">{escape(drawn.caption)}</p>')
     if artifact.claims:
         parts.append(f'<ul class="claims">{"".join(_claim(artifact, claim) for claim in artifact.claims)}</ul>')
-    parts += [_paper_numbers(artifact), _ledger(artifact), _settings(artifact), "</section>"]
+    parts += [_numbers("Measured, mean ± sd over seeds", summaries(artifact.metrics)),
+              _numbers("The paper’s numbers", paper_tables(artifact)), _ledger(artifact), _settings(artifact),
+              "</section>"]  # fmt: skip
     return "\n".join(part for part in parts if part)
 
 
@@ -249,11 +262,11 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _paper_numbers(artifact: Artifact) -> str:
-    if not artifact.paper_numbers:
+def _numbers(title: str, tables: Sequence[Table]) -> str:
+    if not tables:
         return ""
-    return ("<details><summary>The paper’s numbers</summary>"
-            + _table(("quantity", "paper"), flat(artifact.paper_numbers)) + "</details>")
+    return (f"<details><summary>{title}</summary>"
+            + "".join(_table([name, *head[1:]], rows) for name, head, rows in tables) + "</details>")  # fmt: skip
 
 
 def _ledger(artifact: Artifact) -> str:

@@ -16,7 +16,7 @@ from pathlens.artifacts import Artifact, Claim
 from pathlens.errors import ArtifactError
 from pathlens.report.axes import number
 from pathlens.report.figures import read_spread
-from pathlens.report.words import SIGNS, duration, flat, mean_sd, reductions, tally, where_it_ran
+from pathlens.report.words import SIGNS, duration, mean_sd, paper_tables, reductions, summaries, tally, where_it_ran
 
 __all__ = ["NOT_RUN", "REMARKS", "Entry", "not_run", "remarks", "results_page"]
 
@@ -138,8 +138,8 @@ def _opening(entries: Sequence[Entry], found: Mapping[str, Sequence[Artifact]]) 
         f"follows from the measured values, one per seed: a claim is reproduced if at least {Claim.agree:.0%} of the "
         f"seeds meet what is needed, not reproduced if at least {Claim.agree:.0%} miss it, and otherwise it cannot be "
         "told; an experiment is reproduced if all of its claims are. What would be seen if a claim were false stands "
-        "beside it. REDUCED marks runs of other sizes than the paper's, which cannot be called reproduced: there the table counts the claims that "
-        "are met. "
+        "beside it. REDUCED marks runs of other sizes than the paper's, which cannot be called reproduced: there the "
+        "table counts the claims that are met. "
         "`pathlens report results` makes a page with the figures."
     )
 
@@ -174,12 +174,12 @@ def _section(artifact: Artifact, remark: str) -> str:
         parts.append(f"**Remark:** {_text(remark)}")
     head = ("claim", "verdict", "mean ± sd", "median (range)", "needed", "if false", "the paper")
     parts.append(_table(head, [_claim(artifact, claim) for claim in artifact.claims]))
-    if artifact.paper_numbers:
-        numbers = "; ".join(f"{key}: {value}" for key, value in flat(artifact.paper_numbers))
-        parts.append(f"The paper's numbers: {_text(numbers)}.")
+    for said, tables in (("Measured:", summaries(artifact.metrics)), ("The paper's numbers:", paper_tables(artifact))):
+        parts += [said] * bool(tables)
+        parts += [_table([name, *head[1:]], rows) for name, head, rows in tables]
     if artifact.deviations:
-        rows = [(d.paper, d.authors_code or "–", d.ours, d.why) for d in artifact.deviations]
-        parts.append(_table(("the paper says", "the authors' code does", "we do", "why"), rows))
+        ledger = [(d.paper, d.authors_code or "–", d.ours, d.why) for d in artifact.deviations]
+        parts.append(_table(("the paper says", "the authors' code does", "we do", "why"), ledger))
     return "\n\n".join(parts)
 
 
@@ -222,4 +222,4 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
 
     body = [line(cell if cell.startswith(("**", "`", "[`")) else _text(cell) for cell in row) for row in rows]
-    return "\n".join([line(head), line("---" for _ in head), *body])
+    return "\n".join([line(map(_text, head)), line("---" for _ in head), *body])

@@ -5,7 +5,7 @@ Single numbers are written by axes, medians and ranges by figures. May import ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ import numpy as np
 from pathlens.artifacts import Artifact
 from pathlens.report.axes import number
 
-__all__ = ["SIGNS", "cell", "duration", "flat", "mean_sd", "reductions", "tally", "where_it_ran"]
+__all__ = ["SIGNS", "cell", "duration", "flat", "mean_sd", "paper_tables", "reductions", "summaries",
+           "tally", "where_it_ran"]  # fmt: skip
 
 SIGNS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 
@@ -25,6 +26,8 @@ def mean_sd(values: Sequence[float]) -> str:
     --------
     >>> mean_sd([1.0, 2.0, 4.5]), mean_sd([8.0]), mean_sd([1.0, float("inf")]), mean_sd([]), mean_sd([1200.5, 1500])
     ('2.5 ± 1.8', '8', '–', '–', '1350 ± 212')
+    >>> mean_sd([0.1 + 0.2, 0.3])
+    '0.3 ± 0'
     """
     there = np.asarray(values, dtype=float)
     if not len(there) or not np.isfinite(there).all():
@@ -33,8 +36,10 @@ def mean_sd(values: Sequence[float]) -> str:
     def rounded(value: float, digits: int) -> str:  # no power of ten where whole numbers will do
         return number(float(round(value)) if 10**digits <= abs(value) < 1e6 else value, digits)
 
-    mean = rounded(float(there.mean()), 3)
-    return mean if len(there) == 1 else f"{mean} ± {rounded(float(there.std(ddof=1)), 2)}"
+    mean, sd = float(there.mean()), float(there.std(ddof=1)) if len(there) > 1 else 0.0
+    if sd < 1e-12 * abs(mean):  # rounding of equal values
+        sd = 0.0
+    return rounded(mean, 3) if len(there) == 1 else f"{rounded(mean, 3)} ± {rounded(sd, 2)}"
 
 
 def duration(seconds: float) -> str:
@@ -94,6 +99,7 @@ def tally(artifact: Artifact, noun: str = "") -> str:
 
     Examples
     --------
+    >>> from pathlens.artifacts import Claim
     >>> claim = Claim("more", threshold=2, comparison=">", null=1)
     >>> claims = (claim.measure([3.0, 4.0, 5.0]), claim.measure([1.0, 1.0, 1.0]), claim.measure([None] * 3))
     >>> tally(Artifact("hs.a", "", "", "paper", claims=claims), "claims ")
@@ -108,6 +114,65 @@ def tally(artifact: Artifact, noun: str = "") -> str:
     good = sum(claim.met.count(True) >= claim.agree * claim.spread.count for claim in measured)
     left = len(artifact.claims) - len(measured)
     return f"{good} of {len(measured)} {noun}met" + (f", {left} not measured" if left else "")
+
+
+Table = tuple[str, list[str], list[list[str]]]  # name, head (its first cell is empty) and rows
+
+
+def summaries(metrics: Mapping[str, Any]) -> list[Table]:
+    """Tables of what was measured over seeds, as 'mean ± sd'.
+
+    A mean is a mapping with ``mean`` and ``seeds`` or with ``mean ± sd``, or a text with ``±``; the rest is left out.
+
+    Examples
+    --------
+    >>> def told(*seeds): return {"mean": sum(seeds) / len(seeds), "sd": None, "seeds": list(seeds)}
+    >>> summaries({"accuracy": {"ReLU": {"train": told(99.0), "test": told(70.0, 74.0)}, "DLN": {"test": "40 ± 1"}}})
+    [('accuracy', ['', 'train', 'test'], [['ReLU', '99', '72 ± 2.8'], ['DLN', '–', '40 ± 1']])]
+    >>> summaries({"ν": {"epoch 0": "3 ± 1"}, "epochs": [1, 2]})
+    [('ν', ['', 'mean ± sd'], [['epoch 0', '3 ± 1']])]
+    """
+    return _tables(metrics, _mean, "mean ± sd")
+
+
+def paper_tables(artifact: Artifact) -> list[Table]:
+    """The paper's own numbers.
+
+    Examples
+    --------
+    >>> printed = {"Table 1": {"ReLU": {"train": 96.3, "test": 72.17}, "DLN": {"train": 42.3, "test": 40.79}}}
+    >>> paper_tables(Artifact("hs.a", "", "", "quick", paper_numbers=printed))
+    [('Table 1', ['', 'train', 'test'], [['ReLU', '96.3', '72.17'], ['DLN', '42.3', '40.79']])]
+    """
+    return _tables(artifact.paper_numbers, lambda value: "" if isinstance(value, dict) else flat({"": value})[0][1],
+                   "paper")  # fmt: skip
+
+
+def _tables(values: Mapping[str, Any], text: Callable[[Any], str], column: str, name: str = "") -> list[Table]:
+    """Mappings of mappings of entries as tables, at any depth; ``text`` is empty for what is no entry."""
+    entries = {key: told for key, value in values.items() if (told := text(value))}
+    inner = {key: value for key, value in values.items() if key not in entries and isinstance(value, dict) and value}
+    found: list[Table] = []
+    if entries:
+        found.append((name, ["", column], [[key, told] for key, told in entries.items()]))
+    if not entries and len(inner) > 1 and all(text(cell) for row in inner.values() for cell in row.values()):
+        columns = list(dict.fromkeys(key for row in inner.values() for key in row))
+        return [(name, ["", *columns], [[key, *(text(row[c]) if c in row else "–" for c in columns)]
+                                        for key, row in inner.items()])]  # fmt: skip
+    for key, value in inner.items():
+        found += _tables(value, text, column, f"{name} · {key}" if name else key)
+    return found
+
+
+def _mean(value: Any) -> str:
+    """'mean ± sd' of a value that is one, else nothing."""
+    if isinstance(value, str):
+        return value if " ± " in value else ""
+    if not isinstance(value, dict):
+        return ""
+    if isinstance(value.get("seeds"), list) and isinstance(value.get("mean"), (int, float)):
+        return mean_sd(value["seeds"])
+    return _mean(value.get("mean ± sd"))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
