@@ -14,6 +14,7 @@ import numpy as np
 from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.experiments import half_space_quadratic_panels as panels
 from pathlens.experiments.half_space_cifar import PAPER
+from pathlens.experiments.half_space_residual import NETWORKS
 from pathlens.experiments.image_runs import accuracies, hard_accuracies, images, options, spread
 from pathlens.experiments.registry import Run, experiment
 from pathlens.experiments.sizes import SIZES
@@ -181,6 +182,7 @@ def quadratic(run: Run) -> Artifact:
 COSTS = {"training": "time of a training step", "inference": "time of a forward pass",
          "kept": "memory kept for the backward pass", "flops": "operations of a forward pass",
          "parameters": "parameters"}  # fmt: skip
+UNITS = {"training": ", s", "inference": ", s", "kept": ", bytes"}
 TIMING = Deviation(
     paper="asked for (summary, check 3); no numbers", authors_code="–",
     ours="plain PyTorch steps (forward, backward, Adam) of one batch in float32, the fastest of several; processor "
@@ -271,7 +273,7 @@ def _architectures(run: Run) -> dict[str, tuple[Any, tuple[int, ...]]]:
         )
     }  # fmt: skip
     found |= {f"five convolutions of {w}": (models.conv5(10, w), (3, 32, 32)) for w in size["filters"]}
-    found |= {name: (getattr(models, name)(10), (3, 32, 32)) for name in size["residual"]}
+    found |= {NETWORKS[name]: (getattr(models, name)(10), (3, 32, 32)) for name in size["residual"]}
     return found
 
 
@@ -302,9 +304,9 @@ def cost(run: Run) -> Artifact:
     ratio = found[:, 1] / found[:, 0]
     claims = [_TWICE.measure(abs(ratio[i, c] - 2), row=f"{name}, {what}")
               for i, name in enumerate(architectures) for c, what in enumerate(COSTS.values())]  # fmt: skip
-    table = {name: {COSTS[key]: {"DLGN / ReLU": spread(ratio[i, c]), "ReLU": spread(found[i, 0, c]),
-                                 "DLGN": spread(found[i, 1, c])} for c, key in enumerate(COSTS)}
-             for i, name in enumerate(architectures)}  # fmt: skip
+    table = {name: {COSTS[key] + UNITS.get(key, ""): {
+        "DLGN / ReLU": spread(ratio[i, c]), "ReLU": spread(found[i, 0, c]), "DLGN": spread(found[i, 1, c])}
+        for c, key in enumerate(COSTS)} for i, name in enumerate(architectures)}  # fmt: skip
     return Artifact(
         "hs.cost", "What gates cost", PAPER, run.scale, size, run.seeds, tuple(claims), {"cost": table},
         SIZES["hs.cost"]["paper"], {}, (TIMING,), {"ReLU": "hard", "DLGN": "soft β=4"},
