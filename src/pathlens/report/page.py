@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from pathlens.artifacts import Artifact, Claim
 from pathlens.errors import ArtifactError
@@ -25,6 +24,7 @@ from pathlens.report.words import (
     flat,
     mean_sd,
     paper_tables,
+    reduced_sizes,
     reductions,
     summaries,
     tally,
@@ -265,8 +265,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _numbers(title: str, tables: Sequence[Table]) -> str:
     if not tables:
         return ""
-    return (f"<details><summary>{title}</summary>"
-            + "".join(_table([name, *head[1:]], rows) for name, head, rows in tables) + "</details>")  # fmt: skip
+    return f"<details><summary>{title}</summary>{''.join(_table(head, rows) for head, rows in tables)}</details>"
 
 
 def _ledger(artifact: Artifact) -> str:
@@ -274,15 +273,11 @@ def _ledger(artifact: Artifact) -> str:
         return ""
     rows = [(d.paper, d.authors_code or "–", d.ours, d.why) for d in artifact.deviations]
     text = _table(("the paper says", "the authors’ code does", "we do", "why"), rows) if rows else ""
-    if artifact.reductions:
-        sizes = ((key, _cell_or_list(ours), _cell_or_list(paper)) for key, (ours, paper) in artifact.reductions.items())
+    sizes = reduced_sizes(artifact)
+    if sizes:
         text += _table(("size", "here", "paper"), sizes)
-    count = len(artifact.deviations) + len(artifact.reductions)
+    count = len(artifact.deviations) + len(sizes)
     return f"<details><summary>Where this run departs from the paper ({count})</summary>{text}</details>"
-
-
-def _cell_or_list(value: Any) -> str:
-    return flat({"": value})[0][1] if value != {} else "–"
 
 
 def _settings(artifact: Artifact) -> str:

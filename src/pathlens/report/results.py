@@ -176,7 +176,7 @@ def _section(artifact: Artifact, remark: str) -> str:
     parts.append(_table(head, [_claim(artifact, claim) for claim in artifact.claims]))
     for said, tables in (("Measured:", summaries(artifact.metrics)), ("The paper's numbers:", paper_tables(artifact))):
         parts += [said] * bool(tables)
-        parts += [_table([name, *head[1:]], rows) for name, head, rows in tables]
+        parts += [_table(head, rows) for head, rows in tables]
     if artifact.deviations:
         ledger = [(d.paper, d.authors_code or "–", d.ours, d.why) for d in artifact.deviations]
         parts.append(_table(("the paper says", "the authors' code does", "we do", "why"), ledger))

@@ -13,8 +13,8 @@ import numpy as np
 from pathlens.artifacts import Artifact
 from pathlens.report.axes import number
 
-__all__ = ["SIGNS", "cell", "duration", "flat", "mean_sd", "paper_tables", "reductions", "summaries",
-           "tally", "where_it_ran"]  # fmt: skip
+__all__ = ["SIGNS", "cell", "duration", "flat", "mean_sd", "paper_tables", "reduced_sizes", "reductions",
+           "summaries", "tally", "where_it_ran"]  # fmt: skip
 
 SIGNS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 
@@ -83,6 +83,11 @@ def reductions(artifact: Artifact) -> str:
     >>> reductions(Artifact("hs.a", "", "", "paper", {"epochs": 3}, paper_config={"epochs": {"relu": 5, "dlgn": 9}}))
     'epochs 3 (paper relu 5, dlgn 9)'
     """
+    return ", ".join(f"{size} {ours} (paper {paper})" for size, ours, paper in reduced_sizes(artifact))
+
+
+def reduced_sizes(artifact: Artifact) -> list[tuple[str, str, str]]:
+    """Every size that differs from the paper's: its name, ours, the paper's."""
     ours = flat({key: pair[0] for key, pair in artifact.reductions.items()})
     paper = dict(flat({key: pair[1] for key, pair in artifact.reductions.items()}))
 
@@ -91,7 +96,7 @@ def reductions(artifact: Artifact) -> str:
                  if name.startswith(f"{key} · ")]  # fmt: skip
         return paper.get(key) or ", ".join(parts) or "–"
 
-    return ", ".join(f"{key} {value} (paper {printed(key)})" for key, value in ours if paper.get(key) != value)
+    return [(key, value, printed(key)) for key, value in ours if paper.get(key) != value]
 
 
 def tally(artifact: Artifact, noun: str = "") -> str:
@@ -111,12 +116,12 @@ def tally(artifact: Artifact, noun: str = "") -> str:
         good = sum(artifact.verdict_of(claim) == "reproduced" for claim in artifact.claims)
         return f"{good} of {len(artifact.claims)} {noun}reproduced"
     measured = [claim for claim in artifact.claims if claim.spread.count]
-    good = sum(claim.met.count(True) >= claim.agree * claim.spread.count for claim in measured)
+    good = sum(claim.met.count(True) >= claim.agree * claim.spread.count - 1e-9 for claim in measured)
     left = len(artifact.claims) - len(measured)
     return f"{good} of {len(measured)} {noun}met" + (f", {left} not measured" if left else "")
 
 
-Table = tuple[str, list[str], list[list[str]]]  # name, head (its first cell is empty) and rows
+Table = tuple[list[str], list[list[str]]]  # head, which begins with the table's name, and rows
 
 
 def summaries(metrics: Mapping[str, Any]) -> list[Table]:
@@ -128,9 +133,9 @@ def summaries(metrics: Mapping[str, Any]) -> list[Table]:
     --------
     >>> def told(*seeds): return {"mean": sum(seeds) / len(seeds), "sd": None, "seeds": list(seeds)}
     >>> summaries({"accuracy": {"ReLU": {"train": told(99.0), "test": told(70.0, 74.0)}, "DLN": {"test": "40 ± 1"}}})
-    [('accuracy', ['', 'train', 'test'], [['ReLU', '99', '72 ± 2.8'], ['DLN', '–', '40 ± 1']])]
+    [(['accuracy', 'train', 'test'], [['ReLU', '99', '72 ± 2.8'], ['DLN', '–', '40 ± 1']])]
     >>> summaries({"ν": {"epoch 0": "3 ± 1"}, "epochs": [1, 2]})
-    [('ν', ['', 'mean ± sd'], [['epoch 0', '3 ± 1']])]
+    [(['ν', 'mean ± sd'], [['epoch 0', '3 ± 1']])]
     """
     return _tables(metrics, _mean, "mean ± sd")
 
@@ -142,7 +147,7 @@ def paper_tables(artifact: Artifact) -> list[Table]:
     --------
     >>> printed = {"Table 1": {"ReLU": {"train": 96.3, "test": 72.17}, "DLN": {"train": 42.3, "test": 40.79}}}
     >>> paper_tables(Artifact("hs.a", "", "", "quick", paper_numbers=printed))
-    [('Table 1', ['', 'train', 'test'], [['ReLU', '96.3', '72.17'], ['DLN', '42.3', '40.79']])]
+    [(['Table 1', 'train', 'test'], [['ReLU', '96.3', '72.17'], ['DLN', '42.3', '40.79']])]
     """
     return _tables(artifact.paper_numbers, lambda value: "" if isinstance(value, dict) else flat({"": value})[0][1],
                    "paper")  # fmt: skip
@@ -154,11 +159,11 @@ def _tables(values: Mapping[str, Any], text: Callable[[Any], str], column: str, 
     inner = {key: value for key, value in values.items() if key not in entries and isinstance(value, dict) and value}
     found: list[Table] = []
     if entries:
-        found.append((name, ["", column], [[key, told] for key, told in entries.items()]))
+        found.append(([name, column], [[key, told] for key, told in entries.items()]))
     if not entries and len(inner) > 1 and all(text(cell) for row in inner.values() for cell in row.values()):
         columns = list(dict.fromkeys(key for row in inner.values() for key in row))
-        return [(name, ["", *columns], [[key, *(text(row[c]) if c in row else "–" for c in columns)]
-                                        for key, row in inner.items()])]  # fmt: skip
+        rows = [[key, *(text(row[c]) if c in row else "–" for c in columns)] for key, row in inner.items()]
+        return [([name, *columns], rows)]
     for key, value in inner.items():
         found += _tables(value, text, column, f"{name} · {key}" if name else key)
     return found
