@@ -82,6 +82,8 @@ def reductions(artifact: Artifact) -> str:
     'epochs · relu 3 (paper 5), seeds 3 (paper 5)'
     >>> reductions(Artifact("hs.a", "", "", "paper", {"epochs": 3}, paper_config={"epochs": {"relu": 5, "dlgn": 9}}))
     'epochs 3 (paper relu 5, dlgn 9)'
+    >>> reductions(Artifact("hs.a", "", "", "paper", {"epochs": {"relu": 5, "dlgn": 9}}, paper_config={"epochs": 9}))
+    'epochs · relu 5 (paper 9)'
     """
     return ", ".join(f"{size} {ours} (paper {paper})" for size, ours, paper in reduced_sizes(artifact))
 
@@ -92,11 +94,13 @@ def reduced_sizes(artifact: Artifact) -> list[tuple[str, str, str]]:
     paper = dict(flat({key: pair[1] for key, pair in artifact.reductions.items()}))
 
     def printed(key: str) -> str:
+        """The paper's value: of this size, of its parts, or of the one that it is a part of."""
         parts = [f"{name.removeprefix(f'{key} · ')} {value}" for name, value in paper.items()
                  if name.startswith(f"{key} · ")]  # fmt: skip
-        return paper.get(key) or ", ".join(parts) or "–"
+        whole = key.rpartition(" · ")[0]
+        return paper.get(key) or ", ".join(parts) or (printed(whole) if whole else "–")
 
-    return [(key, value, printed(key)) for key, value in ours if paper.get(key) != value]
+    return [(key, value, told) for key, value in ours if (told := printed(key)) != value]
 
 
 def tally(artifact: Artifact, noun: str = "") -> str:
