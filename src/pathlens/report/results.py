@@ -129,10 +129,11 @@ def _opening(entries: Sequence[Entry], found: Mapping[str, Sequence[Artifact]]) 
     full = [artifact for artifact in done if artifact.scale == "paper" and not artifact.reduced]
     tally = {verdict: sum(artifact.verdict == verdict for artifact in full)
              for verdict in ("reproduced", "not reproduced", "cannot tell")}  # fmt: skip
+    left = len(entries) - len(found)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
     return (
         f"Of {len(entries)} experiments, {len(full)} were run at the paper's sizes ({counts}), "
-        f"{len(done) - len(full)} at smaller ones, and {len(entries) - len(found)} were not run.\n\n"
+        f"{len(done) - len(full)} at smaller ones, and {left} {'was' if left == 1 else 'were'} not run.\n\n"
         "This page is made from the artifacts in `results/` by `pathlens results`; no number on it is "
         "typed, only reasons and remarks are. A verdict "
         f"follows from the measured values, one per seed: a claim is reproduced if at least {Claim.agree:.0%} of the "
