@@ -108,7 +108,7 @@ def _checked(x: Any, y: Any, net: nn.Module, loss: str | Loss, device: torch.dev
         raise ShapeError(
             f"train: {x.shape[0]} inputs and {y.shape[0] if y.ndim else 'no'} targets. They must match row by row."
         )
-    c = _output_width(net, x)
+    c = output_width(net, x)
     if loss == "cross_entropy":
         if y.dtype.is_floating_point or y.dtype == torch.bool or y.ndim != 1:
             raise LabelError(
@@ -140,7 +140,8 @@ def _checked(x: Any, y: Any, net: nn.Module, loss: str | Loss, device: torch.dev
     return x, y
 
 
-def _output_width(net: nn.Module, x: Tensor) -> int:
+def output_width(net: nn.Module, x: Tensor) -> int:
+    """Number of outputs of a network that is known to take rows of `x`, or an error that says what it does."""
     probe = copy.deepcopy(net).to(x.device).eval()
     rows = torch.zeros(1, dtype=torch.long, device=x.device)
     with torch.no_grad():

@@ -23,10 +23,11 @@ from pathlens.errors import EmptyDataError, OptionError, unknown_name
 from pathlens.models import GatedNetwork
 from pathlens.recording import Trajectory, as_rows
 from pathlens.training.checkpoints import forget_checkpoints
-from pathlens.training.inputs import LOSSES, Data, prepare, prepare_validation
+from pathlens.training.inputs import LOSSES, Data, output_width, prepare, prepare_validation
 from pathlens.training.run import OPTIMISERS, Run, Watch, derive_seed
 from pathlens.training.schedules import Schedule, rate_schedule
 from pathlens.training.stack import Loss, Penalty
+from pathlens.training.teacher import Teacher
 
 _SETTINGS = ("lr", "beta", "weight_decay", "momentum")  # what may differ between members of a stack
 
@@ -85,6 +86,8 @@ def train(
     weights: Any = None,
     penalty: Penalty | None = None,
     augment: str | None = None,
+    teacher: nn.Module | None = None,
+    temperature: float = 1.0,
     trained: str | None = None,
     validation: Any = None,
     patience: int | None = None,
@@ -141,6 +144,13 @@ def train(
         turn: ``lambda net: 1e-3 * net.values.get_parameter("fc1.weight").abs().sum()``. The history stays without it.
     augment : {"crop_flip"}, optional
         Every image of a batch is shifted by up to 4 pixels and flipped or not, drawn anew for each member and epoch.
+    teacher : nn.Module, optional
+        Learn from this trained network: what it says of each batch, augmented as it is, takes the place of the data's
+        targets. With cross-entropy these are its probabilities, and the outputs of both are divided by `temperature`
+        first; other losses get its outputs. What is evaluated stays as it is, against the data's targets; only the
+        mean over batches that `evaluate="running"` keeps is the loss against the teacher.
+    temperature : float
+        Above 1, a teacher also tells which wrong classes are nearly right; 4 is usual.
     trained : {"values", "gates", "both"}, optional
         Train this part of a gated network, whatever it was built to train. Default: as it was built.
     validation : (X, y) or (X, y, weights), optional
@@ -207,6 +217,11 @@ def train(
     prepared = prepare(data, members[0], loss, place, weights)
     _check_augment(augment, sampler, prepared)
     held_out = _held_out(validation, patience, members[0], loss, place)
+    if teacher is None and temperature != 1:
+        raise OptionError(f"train: temperature={temperature:g} belongs to a teacher. Give teacher=net.")
+    tutor = None if teacher is None else Teacher(teacher, loss, temperature, place, autocast)
+    if tutor is not None:
+        tutor.check(prepared.x, output_width(members[0], prepared.x))
     config = {
         "kind": getattr(members[0], "kind", type(members[0]).__name__),
         "parameters": sum(p.numel() for p in members[0].parameters()),
@@ -226,6 +241,7 @@ def train(
         "stop_below": stop_below,
         "penalty": None if penalty is None else _name(penalty),
         "augment": augment,
+        "teacher": tutor.fingerprint() if tutor is not None and checkpoint is not None else None,
         "trained": trained,
         "validation": held_out.fingerprint() if held_out is not None and checkpoint is not None else None,
         "patience": patience,
@@ -258,6 +274,7 @@ def train(
         validation=held_out,
         patience=patience,
         augmented=augment is not None,
+        teacher=tutor,
     )
     folder = None if checkpoint is None else Path(checkpoint)
     with _threads(threads if threads is not None else run.good_threads()):
@@ -343,16 +360,17 @@ def _members(
 
 
 def initialise(net: nn.Module, seed: int) -> None:
-    """Draw a network's weights from a seed, in place: ours by their own rule, others by `reset_parameters`."""
-    if isinstance(net, GatedNetwork):
-        net.reinitialise(seed)
-        return
+    """Draw a network's weights from a seed, in place: gated parts by their own rule, others by `reset_parameters`."""
+    gated = [m for m in net.modules() if isinstance(m, GatedNetwork)]
+    inside = {m for part in gated for m in part.modules()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for m in reversed(list(net.modules())):  # children first: a parent's own rule wins
             reset = getattr(m, "reset_parameters", None)
-            if callable(reset):
+            if callable(reset) and m not in inside:
                 reset()
+    for part in gated:
+        part.reinitialise(seed)
 
 
 @contextmanager

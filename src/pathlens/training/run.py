@@ -25,6 +25,7 @@ from pathlens.training.inputs import Data
 from pathlens.training.schedules import Schedule
 from pathlens.training.stack import Loss, Penalty, Stack, capture
 from pathlens.training.stopping import EarlyStopping
+from pathlens.training.teacher import Teacher
 
 OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -94,13 +95,14 @@ class Run:
         validation: Data | None = None,
         patience: int | None = None,
         augmented: bool = False,
+        teacher: Teacher | None = None,
     ) -> None:
         self.members, self.settings, self.data, self.sampler = members, settings, data, sampler
         self.stack = Stack(members, device, trained)
         self.validation = validation
         self.stopping = None if patience is None else EarlyStopping(self.stack, patience)
         self.loss, self.rate, self.beta, self.clip, self.full = loss, rate, beta, clip, full
-        self.compiled, self.watch, self.config = compiled, watch, config
+        self.compiled, self.watch, self.config, self.teacher = compiled, watch, config, teacher
         self.n = len(data.x)
         self.batch = min(batch_size or self.n, self.n)
         self.epoch = self.step_count = 0
@@ -112,8 +114,9 @@ class Run:
         # members with settings of their own are rows of the stack, each in a group of its own
         self.leaves = [self.stack.flat[i] for i in range(self.stack.k)] if self.uneven else [self.stack.flat]
         self.optimiser = self._optimiser(optimizer)
-        self._gradient = self.stack.gradient_step(loss, autocast, penalty)
-        self._lone = self.stack.lone_step(loss, autocast, penalty)
+        step_loss = loss if teacher is None else teacher.loss(loss)
+        self._gradient = self.stack.gradient_step(step_loss, autocast, penalty)
+        self._lone = self.stack.lone_step(step_loss, autocast, penalty)
         self._captured: dict[tuple[int, ...], Callable[..., tuple[Tensor, Tensor]]] = {}
         self._graph_buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
         self._dropout_shapes: dict[int, list[tuple[int, ...]]] = {}
@@ -221,7 +224,8 @@ class Run:
         weights = self.data.weights
         rows = index if self.stack.needs_rows else None
         x = self.data.x[index] if moves is None else crop_flip(self.data.x, index, moves)
-        return x, self.data.y[index], None if weights is None else weights[index], rows
+        y = self.data.y[index] if self.teacher is None else self.teacher.targets(x, index.ndim)
+        return x, y, None if weights is None else weights[index], rows
 
     def _order(self) -> Iterator[Tensor]:
         """What `_fetch` needs for each batch of one epoch, for all members: shapes (k, B), or (2, k, B) with moves."""
@@ -238,6 +242,8 @@ class Run:
         """A batch from the sampler for each member, from the member's own generator."""
         drawn = [self.sampler.sample(self.batch, g) for g in self.shuffles]
         x = torch.stack([d[0] for d in drawn]).to(self.data.x)
+        if self.teacher is not None:
+            return x, self.teacher.targets(x, 2), None, None
         y = torch.stack([d[1] for d in drawn]).to(self.data.y)
         return x, y.view(len(drawn), self.batch, *self.data.y.shape[1:]), None, None
 
