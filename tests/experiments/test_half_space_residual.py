@@ -13,9 +13,10 @@ from pathlens.models import resnet34, resnet110
 from pathlens.report import write_page
 
 SMALL = {
-    "side": 8, "rows": 40, "rows_test": 30, "epochs": 2, "tuned_epochs": 1, "batch_size": 20, "networks": ["tiny"],
-    "models": ["relu", "dlgn_pwc"], "blocks": [1, 1], "widths": [3, 4],
-    "variants": ["relu", "soft", "straight_through", "tuned", "direct_gates"],
+    "side": 8, "rows": 40, "rows_test": 30, "epochs": 2, "tuned_epochs": 1, "taught_epochs": 3, "batch_size": 20,
+    "networks": ["tiny"], "models": ["relu", "dlgn_pwc"], "blocks": [1, 1], "widths": [3, 4],
+    "variants": ["relu", "soft", "soft_tuned", "straight_through", "encoded_relu", "encoded",
+                 "taught_relu", "encoded_taught"],
 }  # fmt: skip
 
 
@@ -50,41 +51,44 @@ def test_every_row_is_judged_with_hard_gates(found):
     artifacts, run = found
     data = half_space_residual._data(run, "hs.best", "cifar10")
     arrays = artifacts["hs.best"].arrays
-    for name in ("soft", "straight_through", "direct_gates"):
-        net = half_space_residual._train_variant(run, name).networks[0].eval()
+    for name in ("soft", "straight_through", "encoded", "encoded_taught"):
+        net, x = half_space_residual._train_variant(run, name).networks[0].eval(), data.x_test
         with torch.no_grad():
-            bits = net.gates(data.x_test, hard=True).values()
-            right = (net.values(data.x_test, *bits).argmax(1) == data.y_test).double().mean()
+            if name.startswith("encoded"):
+                parts, net = net
+                x = parts(x)
+            right = (net.values(x, *net.gates(x, hard=True).values()).argmax(1) == data.y_test).double().mean()
         assert arrays[f"hard_{name}"][0] == pytest.approx(100 * float(right), abs=1e-4)
     assert np.array_equal(arrays["hard_straight_through"], arrays["last_straight_through"])
     first = next(c for c in artifacts["hs.best"].claims if c.row == half_space_residual.VARIANTS["soft"])
     assert np.allclose(first.measured, arrays["hard_relu"] - arrays["hard_soft"], atol=1e-4)
+    for name, beside in (("encoded", "encoded_relu"), ("encoded_taught", "taught_relu")):
+        label = half_space_residual.VARIANTS[name]
+        gaps = [c.measured for c in artifacts["hs.best"].claims if c.row.startswith(label)]
+        expected = [arrays[f"hard_{relu}"] - arrays[f"hard_{name}"] for relu in ("relu", beside)]
+        assert np.allclose(gaps, expected, atol=1e-4)
 
 
 def test_tuning_moves_the_values_and_leaves_the_gates(found):
     _, run = found
-    start = half_space_residual._train_variant(run, "straight_through").networks[0].state_dict()
-    end = half_space_residual._train_variant(run, "tuned").networks[0].state_dict()
+    start = half_space_residual._train_variant(run, "soft").networks[0].state_dict()
+    end = half_space_residual._train_variant(run, "soft_tuned").networks[0].state_dict()
     assert all(torch.equal(v, end[k]) for k, v in start.items() if k.startswith("source."))
     assert not torch.equal(start["values.conv1.weight"], end["values.conv1.weight"])
 
 
-@pytest.mark.parametrize("name", ["leaky", "two_sided", "wide_gates", "direct_gates"])
-def test_gates_of_every_variant_are_half_spaces(name):
-    """Pre-activations are affine in the image once batch-norm is in eval mode, and all sites have their gates."""
+def test_gates_are_half_spaces_of_the_encoded_images():
+    """Pre-activations are affine in the code once batch-norm is in eval mode, and the code gives the image back."""
     x, y = torch.randn(2, 3, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    net = half_space_residual.variant(name, SMALL, x.float()).double()
-    net(x)  # batch statistics other than those of the start
+    parts, net = half_space_residual.variant("encoded", SMALL, x.float()).double()
+    net(parts(x))  # batch statistics other than those of the start
     net.eval()
+    left, right = parts(x), parts(y)
     with torch.no_grad():
-        left, right, mixed = (net.preactivations(z) for z in (x, y, 0.3 * x + 0.7 * y))
-        gates = net.gates(x)
-    template = half_space_residual.variant("straight_through", SMALL, x.float()).double().preactivations(x)
-    assert {k: q.shape for k, q in left.items()} == {k: q.shape for k, q in template.items()}
+        a, b, mixed = (net.preactivations(z) for z in (left, right, 0.3 * left + 0.7 * right))
     for site, q in mixed.items():
-        assert torch.allclose(q, 0.3 * left[site] + 0.7 * right[site], atol=1e-10)
-    values = {"leaky": {0.1, 1.0}, "two_sided": {-1.0, 1.0}}.get(name, {0.0, 1.0})
-    assert {round(v, 6) for g in gates.values() for v in g.unique().tolist()} == values
+        assert torch.allclose(q, 0.3 * a[site] + 0.7 * b[site], atol=1e-10)
+    assert torch.allclose(parts.decode(left), x, atol=1e-6)
 
 
 def test_the_shapes_are_those_of_the_named_networks():

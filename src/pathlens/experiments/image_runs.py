@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlens.data import DataSet
     from pathlens.training import Runs
 
-__all__ = ["accuracies", "accuracy", "hard_accuracies", "images", "options", "own_folder", "remembered", "shrunk",
-           "spread", "train_each"]  # fmt: skip
+__all__ = ["accuracies", "accuracy", "hard_accuracies", "hardened", "images", "options", "own_folder", "remembered",
+           "shrunk", "spread", "train_each"]  # fmt: skip
 
 
 def images(name: str, rows: int | None = None, rows_test: int | None = None, *, flatten: bool = False) -> DataSet:
@@ -136,5 +136,14 @@ def accuracy(networks: Iterable[Any], x: Tensor, y: Tensor, device: str = "cpu",
 def hard_accuracies(runs: Runs, data: DataSet, device: str = "cpu", batch: int = 1000) -> np.ndarray:
     """Test accuracy per seed in % after the last epoch, with every soft gate switched to its hard one."""
     assert data.x_test is not None and data.y_test is not None
-    hard = (net.with_gate("hard") for net in runs.networks)  # type: ignore[operator]
-    return accuracy(hard, data.x_test, data.y_test, device, batch)
+    return accuracy((hardened(net) for net in runs.networks), data.x_test, data.y_test, device, batch)
+
+
+def hardened(net: Any) -> Any:
+    """A copy of a gated network, or of an encoding with a gated network behind it, with hard gates."""
+    from torch import nn
+
+    if isinstance(net, nn.Sequential):
+        encoding, gated = net
+        return nn.Sequential(encoding, hardened(gated))
+    return net.with_gate("hard")
