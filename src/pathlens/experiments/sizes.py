@@ -157,14 +157,12 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     },
     # of our own making: nothing is printed
     "hs.best": {
-        "quick": {"variants": ["relu", "soft", "straight_through", "encoded_relu", "encoded", "taught_relu",
-                               "encoded_taught"], "blocks": [1, 1], "widths": [8, 16], "side": 16, "rows": 1000,
-                  "rows_test": 1000, "epochs": 5, "tuned_epochs": 2, "taught_epochs": 5, "lr": 0.1, "batch_size": 50,
-                  "seeds": 3},
-        "paper": {"variants": ["relu", "soft", "soft_tuned", "straight_through", "encoded_relu", "encoded",
-                               "taught_relu", "encoded_taught"],
+        "quick": {"variants": ["relu", "straight_through", "encoded_relu", "encoded", "taught_relu", "encoded_taught"],
+                  "blocks": [1, 1], "widths": [8, 16], "side": 16, "rows": 1000, "rows_test": 1000, "epochs": 5,
+                  "taught_epochs": 5, "lr": 0.1, "batch_size": 50, "seeds": 3},
+        "paper": {"variants": ["relu", "encoded_relu", "encoded", "taught_relu", "encoded_taught"],
                   "blocks": [2, 2, 2, 2], "widths": [64, 128, 256, 512], "side": 32, "rows": None, "rows_test": None,
-                  "epochs": 20, "tuned_epochs": 5, "taught_epochs": 25, "lr": 0.2, "batch_size": 512, "seeds": 3},
+                  "epochs": 20, "taught_epochs": 25, "lr": 0.2, "batch_size": 512, "seeds": 3},
     },
     # the summary proposes the comparison and states no size: the circle and the fully connected networks of the paper
     "hs.quadratic": {
