@@ -302,7 +302,7 @@ def _footer(artifacts: Sequence[Artifact]) -> str:
     lines = [f"<p>Measured on: {escape(text)}.</p>" for text in seen]
     if times:
         lines.append(f"<p>Finished {escape(times[-1].replace('T', ' ').replace('+00:00', ' UTC'))}.</p>")
-    took = ", ".join(f"{artifact.name} {number(round(artifact.duration_seconds, 1))} s" for artifact in artifacts
+    took = ", ".join(f"{artifact.name} {duration(artifact.duration_seconds)}" for artifact in artifacts
                      if artifact.duration_seconds)
     if took:
         lines.append(f"<p>Duration, each with the training it needs: {escape(took)}.</p>")
