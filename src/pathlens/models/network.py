@@ -135,6 +135,13 @@ class GatedNetwork(nn.Module):
             x = torch.ones_like(x if entry is None else entry)
         return self.values(x, *gates)
 
+    def value_reads(self, x: Tensor) -> Tensor:
+        """What the value network reads of x: itself, or ones of the shape of what it would read."""
+        if self.value_input == "x":
+            return x
+        entry = self._scores(x, None)[1] if self._enters_late else None
+        return torch.ones_like(x if entry is None else entry)
+
     def preactivations(self, x: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
         """What each gate reads, by site; the gate is on where it is positive."""
         if self.source is None:

@@ -134,14 +134,14 @@ class _Counter(fx.Interpreter):
         super().__init__(net.values)
         self.extra_traceback = False  # a refusal names the node itself
         self._bits, self._prime, self._inputs = bits, prime, include_inputs
-        self._sites, self._enters_late = net.site_names, net._enters_late
+        self._net = net
 
     def counts(self, x: Tensor) -> Tensor:
         """Counts (n,) as float64."""
         with torch.no_grad():
             # on the CPU, where convolutions of float64 add products up and nothing else, so that integers stay exact
-            gates = [self._bits[site].cpu().double() for site in self._sites]
-            ones = torch.ones(gates[0].shape if self._enters_late else x.shape, dtype=torch.float64)
+            gates = [self._bits[site].cpu().double() for site in self._net.site_names]
+            ones = torch.ones(self._net.value_reads(x).shape, dtype=torch.float64)
             counts, _ = self.run((ones, True), *gates)
         # every output is reached by the same paths
         return counts.flatten(1)[:, 0]
