@@ -10,12 +10,14 @@ from pathlens.paths.grouping import Groups, groups
 from pathlens.paths.ranking import Cancellation, TopPaths, cancellation, strengths, top, values
 from pathlens.paths.refitting import Refit, refit
 from pathlens.paths.sparsity import Pruned, path_norm, prune
+from pathlens.paths.starting import Inputs, inputs
 from pathlens.paths.trees import Rule, Tree, tree
 
 __all__ = [
     "Cancellation",
     "Explanation",
     "Groups",
+    "Inputs",
     "Pruned",
     "Refit",
     "Rule",
@@ -24,6 +26,7 @@ __all__ = [
     "cancellation",
     "count",
     "groups",
+    "inputs",
     "path_norm",
     "prune",
     "refit",

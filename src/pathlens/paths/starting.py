@@ -1,0 +1,132 @@
+"""Exact decompositions of predictions by the input at which paths start: of images, maps of evidence.
+
+Any wiring, convolutions and shortcuts too: nothing is followed path by path. May import recording, models, the rest of
+`paths` and the errors.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
+from pathlens.models import GatedNetwork
+from pathlens.paths.explanation import Explanation, axes, r_squared, ratio
+from pathlens.recording import as_rows
+
+_AT_ONCE = 64  # rows whose float64 activations are held at the same time
+
+
+@dataclass(frozen=True, repr=False)
+class Inputs(Explanation):
+    """f = rest + Σ_j contribution of input j, for every row, exactly.
+
+    Attributes
+    ----------
+    contributions : Tensor (n, …), float64
+        What all paths that start at each input add up to; the shape of the inputs.
+    rest : Tensor (n,), float64
+        Paths that start at a bias (batch-norm has biases too).
+    f : Tensor (n,), float64
+    cancellations : Tensor (n,)
+        (|rest| + Σ_j |contribution|) / |f|.
+    """
+
+    contributions: Tensor
+    rest: Tensor
+    f: Tensor
+    cancellations: Tensor
+
+    def maps(self) -> Tensor:
+        """Of images, the contributions of each pixel: (n, channels, height, width) → (n, height, width)."""
+        if self.contributions.ndim != 4:
+            raise ShapeError(
+                f"Inputs.maps: the inputs have shape {tuple(self.contributions.shape[1:])}, and only images "
+                "(channels, height, width) have maps. Use .contributions."
+            )
+        return self.contributions.sum(1)
+
+    def _lines(self) -> list[str]:
+        shape = " × ".join(str(s) for s in self.contributions.shape[1:])
+        share = float((self.rest.abs() / (self.rest.abs() + self.contributions.abs().flatten(1).sum(1))).mean())
+        return [f"{shape} inputs on {len(self.f)} rows; paths from biases are {share:.0%} of all |contributions|"]
+
+    def plot(self, row: int = 0, ax: Any = None) -> Any:
+        """The map of one image, red for and blue against, white at zero; needs matplotlib."""
+        found = self.maps()[row].cpu()
+        ax = axes(ax, "drawing a map of contributions")
+        top = float(found.abs().max())
+        drawn = ax.imshow(found.numpy(), cmap="RdBu_r", vmin=-top, vmax=top)
+        ax.figure.colorbar(drawn, ax=ax, label="contribution to f")
+        ax.set(xticks=[], yticks=[], title=f"f = {float(self.f[row]):.3g}, biases {float(self.rest[row]):.3g}")
+        return ax
+
+
+def inputs(net: nn.Module, X: Any, output: int = 0) -> Inputs:
+    """Each prediction as a sum over the inputs at which paths start: pixels of an image, columns of a table.
+
+    At fixed gates the value network is affine in what it reads, so that f = rest + Σ_j x_j ∂f/∂x_j with no remainder.
+    A piecewise-constant network reads ones: its contributions are those of places, not of their values. Where gates
+    read an encoded image (`models.PatchParts`), X is the code, and the map of a pixel that of the patch around it.
+
+    Parameters
+    ----------
+    net : GatedNetwork
+        Of any architecture, in eval mode. For a plain module: ``gated_twin(net, "relu", example=X[:2])``.
+    X : (n, …)
+    output : int
+        Which output f is.
+
+    Returns
+    -------
+    Inputs
+        Exact: fidelity 1, up to rounding.
+
+    Examples
+    --------
+    >>> from pathlens import gated_twin, models
+    >>> X = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    >>> net = gated_twin(models.ResNet((1,), (4,)), "dlgn", example=X[:2], gate="hard", seed=0).eval()
+    >>> parts = inputs(net, X)
+    >>> parts.maps().shape, torch.allclose(parts.maps().sum((1, 2)) + parts.rest, net(X)[:, 0].double(), atol=1e-5)
+    (torch.Size([5, 8, 8]), True)
+    """
+    if not isinstance(net, GatedNetwork):
+        raise RecordError(
+            f"paths.inputs: expected a GatedNetwork, got {type(net).__name__}. Of a plain module with ReLUs, take "
+            'gated_twin(net, "relu", example=X[:2]); of an encoding with a gated network behind it, that network, on '
+            "encoded inputs."
+        )
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in net.modules()):
+        raise RecordError("paths.inputs: batch-norm is in train mode and mixes the rows of a batch. Call net.eval().")
+    if net.needs_rows:
+        raise RecordError("paths.inputs: gates from a table belong to numbered examples, not to inputs.")
+    rows = as_rows(X, net)
+    values = copy.deepcopy(net.values).double()
+    found = [_contributions(net, values, part, output) for part in rows.split(_AT_ONCE)]
+    contributions, rest, f = (torch.cat(parts) for parts in zip(*found))
+    ratios = ratio(contributions.abs().flatten(1).sum(1) + rest.abs(), f)
+    told = contributions.flatten(1).sum(1) + rest
+    return Inputs(r_squared(told, f), None, float(ratios.median()), net.gate.label, contributions, rest, f, ratios)
+
+
+def _contributions(net: GatedNetwork, values: nn.Module, x: Tensor, output: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of one batch: x_j ∂f/∂x_j at the network's own gates, the output for x = 0 at these gates, and the output."""
+    with torch.no_grad():
+        gates = [g.double() for g in net.gates(x).values()]
+        read = net.value_reads(x).double()
+        rest = values(torch.zeros_like(read), *gates)
+    if isinstance(output, bool) or not isinstance(output, Integral) or not 0 <= output < rest.shape[1]:
+        raise OptionError(f"paths.inputs: output {output!r} asked for, the network has {rest.shape[1]}, from 0.")
+    with torch.enable_grad():
+        read = read.requires_grad_()
+        f = values(read, *gates)[:, output]
+        (slope,) = torch.autograd.grad(f.sum(), read)
+    if not bool(torch.isfinite(f).all()):
+        raise NotFiniteError("paths.inputs: the network's output is NaN or infinite. Check its weights.")
+    return read.detach() * slope, rest[:, output], f.detach()

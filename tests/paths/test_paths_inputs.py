@@ -1,0 +1,101 @@
+"""Predictions by the input at which paths start: against paths one by one, Jacobians, and what is refused."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import pathlens as pl
+from pathlens import paths
+from pathlens.errors import OptionError, RecordError, ShapeError
+
+
+def rows(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 20))
+def test_it_is_the_sum_over_all_paths_that_start_there(first, second, seed):
+    net = pl.models.dlgn(3, hidden=(first, second), outputs=2, gate="hard", seed=seed).double()
+    x = rows(4, 3, seed=seed).double()
+    weights = [p for name, p in net.values.named_parameters() if name.endswith("weight")]
+    g1, g2 = net.gates(x).values()
+    want = torch.zeros(4, 3, dtype=torch.float64)
+    for j, a, b in itertools.product(range(3), range(first), range(second)):
+        want[:, j] += x[:, j] * weights[0][a, j] * g1[:, a] * weights[1][b, a] * g2[:, b] * weights[2][1, b]
+    found = paths.inputs(net, x, output=1)
+    assert torch.allclose(found.contributions, want.detach(), atol=1e-12)
+    assert bool((found.rest == 0).all())
+
+
+@pytest.mark.parametrize("kind", ["relu", "dlgn", "dlgn_pwc", "galu", "soft_relu", "dln"])
+@pytest.mark.parametrize("template", ["residual", "convolutions", "norm first", "dense"])
+def test_the_sum_is_the_output_for_every_kind_and_wiring(kind, template):
+    built = {"residual": pl.models.ResNet((1, 1), (4, 6), outputs=3),
+             "convolutions": pl.models.gconv(3, (3, 4, 4), (5,)),
+             "norm first": nn.Sequential(nn.BatchNorm2d(3), *pl.models.gconv(3, (3, 4, 4), (5,))),
+             "dense": nn.Sequential(nn.Flatten(), *pl.models.mlp(48, (6, 5), 3, bias=True))}[template]  # fmt: skip
+    x = rows(7, 3, 4, 4)
+    net = pl.gated_twin(built, kind, example=x[:2], seed=1)
+    net(x)  # batch statistics other than those of the start
+    net.eval()
+    found = paths.inputs(net, x, output=2)
+    with torch.no_grad():
+        f = net(x)[:, 2].double()
+    assert torch.allclose(found.contributions.flatten(1).sum(1) + found.rest, f, atol=1e-5)
+    assert torch.allclose(found.f, f, atol=1e-5)
+    assert found.fidelity == pytest.approx(1.0, abs=1e-9)
+    assert len(found.contributions) == 7
+
+
+def test_at_hard_gates_a_relu_networks_slope_is_its_gradient():
+    net = pl.gated_twin(pl.models.gconv(3, (3, 4, 4), (5,)), "relu", example=rows(2, 3, 4, 4), seed=0).double().eval()
+    x = rows(5, 3, 4, 4).double().requires_grad_()
+    (slope,) = torch.autograd.grad(net(x)[:, 0].sum(), x)
+    assert torch.allclose(paths.inputs(net, x.detach()).contributions, (x * slope).detach(), atol=1e-12)
+
+
+def test_soft_gates_do_not_add_their_own_slope():
+    net = pl.models.dlgn(3, hidden=(4,), seed=0).double()
+    x = rows(5, 3).double()
+    fixed = net.gates(x)["relu1@0"].detach()
+    by_hand = x * ((fixed * net.values.output.weight[0]) @ net.values.linear1.weight)
+    assert torch.allclose(paths.inputs(net, x).contributions, by_hand.detach(), atol=1e-12)
+
+
+def test_many_rows_are_taken_in_parts_and_keep_their_order():
+    net = pl.models.dlgn(3, hidden=(4, 4), seed=0)
+    x = rows(150, 3)
+    whole = paths.inputs(net, x).contributions
+    assert torch.allclose(whole[130:], paths.inputs(net, x[130:]).contributions, atol=1e-12)
+
+
+def test_of_encoded_images_the_map_is_that_of_pixels():
+    x = rows(20, 3, 6, 6)
+    parts = pl.models.PatchParts.fit(x)
+    net = pl.gated_twin(pl.models.ResNet((1,), (4,), channels=54), "dlgn", example=parts(x[:2]), gate="hard", seed=0)
+    found = paths.inputs(net.eval(), parts(x[:3]))
+    assert found.maps().shape == (3, 6, 6)
+    assert torch.allclose(found.maps().flatten(1).sum(1) + found.rest, found.f, atol=1e-10)
+    assert "54 × 6 × 6 inputs on 3 rows" in repr(found)
+    ax = found.plot(1)
+    assert ax.images[0].get_array().shape == (6, 6)
+    import matplotlib.pyplot as plt
+
+    plt.close(ax.figure)
+
+
+def test_what_has_no_such_sum_is_refused():
+    net, x = pl.models.dlgn(3, hidden=(4,)), rows(5, 3)
+    with pytest.raises(RecordError, match="gated_twin"):
+        paths.inputs(nn.Linear(3, 1), x)
+    with pytest.raises(OptionError, match="output 1 asked for, the network has 1"):
+        paths.inputs(net, x, output=1)
+    with pytest.raises(ShapeError, match="only images"):
+        paths.inputs(net, x).maps()
+    residual = pl.gated_twin(pl.models.ResNet((1,), (4,)), "dlgn", example=rows(2, 3, 8, 8))
+    with pytest.raises(RecordError, match="train mode"):
+        paths.inputs(residual, rows(3, 3, 8, 8))
