@@ -75,6 +75,8 @@ def test_taught_rows_learn_from_the_relu_network_of_the_first_seed(found):
         "by hand", "test", teacher=teacher, temperature=4.0,
     )  # fmt: skip
     assert np.array_equal(again.history("loss"), taught.history("loss"))
+    longer = Run("paper", seeds=(0, 1), out=run.out, changes=SMALL | {"epochs": 3})  # another teacher, the same folder
+    assert half_space_residual._train_variant(longer, "taught_relu").history().shape == again.history().shape
 
 
 def test_gates_are_half_spaces_of_the_encoded_images():

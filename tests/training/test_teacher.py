@@ -79,12 +79,58 @@ def test_the_teacher_stays_as_it_was() -> None:
     assert teacher.training and all(p.requires_grad for p in teacher.parameters())
 
 
-def test_a_checkpoint_belongs_to_one_teacher(tmp_path: Path) -> None:
-    given = {"loss": "cross_entropy", "epochs": 2, "progress": False, "checkpoint": tmp_path}
+def test_a_checkpoint_belongs_to_one_teacher_and_temperature(tmp_path: Path) -> None:
+    given = {"loss": "cross_entropy", "epochs": 2, "progress": False, "checkpoint": tmp_path, "temperature": 4}
     pl.train(network(1), flat(), teacher=network(2), **given)
-    pl.train(network(1), flat(), teacher=network(2), **given)
+    pl.train(network(1), flat(), teacher=network(2), **given | {"temperature": 4.0})
     with pytest.raises(CheckpointError, match="teacher"):
         pl.train(network(1), flat(), teacher=network(3), **given)
+    with pytest.raises(CheckpointError, match="temperature"):
+        pl.train(network(1), flat(), teacher=network(2), **given | {"temperature": 2})
+
+
+def test_a_run_that_was_cut_off_goes_on_with_its_teacher(tmp_path: Path) -> None:
+    def stop(label: str, done: float, total: float) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    given = {"loss": "cross_entropy", "epochs": 4, "seeds": (0, 1), "checkpoint_every": 1, "teacher": network(2)}
+    whole = pl.train(network(1), flat(), progress=False, **given)
+    with pytest.raises(KeyboardInterrupt):
+        pl.train(network(1), flat(), progress=stop, checkpoint=tmp_path, **given)
+    again = pl.train(network(1), flat(), progress=False, checkpoint=tmp_path, **given)
+    for a, b in zip(whole.networks, again.networks):
+        assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+
+
+def test_rows_that_stay_as_they_are_are_asked_once() -> None:
+    class Counting(nn.Linear):
+        rows = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Counting.rows += len(x)
+            return super().forward(x)
+
+    pl.train(network(1), flat(), loss="cross_entropy", teacher=Counting(4, 3).double(), seeds=range(3), epochs=5,
+             progress=False)  # fmt: skip
+    assert Counting.rows == 40 + 1  # and one to see what it gives
+
+
+def test_a_row_of_weight_two_is_a_row_that_is_there_twice() -> None:
+    (x, y), teacher = flat(10), network(2)
+    given = {"loss": "cross_entropy", "teacher": teacher, "temperature": 2.0, "batch_size": None, "epochs": 5,
+             "progress": False}  # fmt: skip
+    weights = torch.ones(10)
+    weights[3] = 2
+    pl.train(a := network(1), (x, y), weights=weights, **given)
+    twice = torch.tensor([*range(10), 3])
+    pl.train(b := network(1), (x[twice], y[twice]), **given)
+    assert all(torch.allclose(p, q, atol=1e-12) for p, q in zip(a.parameters(), b.parameters()))
+
+
+class _Pair(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[:, :3], x
 
 
 @pytest.mark.parametrize(
@@ -94,7 +140,11 @@ def test_a_checkpoint_belongs_to_one_teacher(tmp_path: Path) -> None:
         ({"teacher": nn.Linear(5, 3).double()}, ShapeError, "does not accept"),
         ({"teacher": lambda x: x}, OptionError, "trained network"),
         ({"teacher": network(2), "temperature": 0.0}, OptionError, "positive"),
-        ({"teacher": network(2), "temperature": 4.0, "loss": "mse"}, OptionError, "unless"),
+        ({"teacher": network(2), "temperature": float("inf")}, OptionError, "positive"),
+        ({"teacher": network(2), "temperature": "4"}, OptionError, "positive"),
+        ({"teacher": network(2), "temperature": 4.0, "loss": "mse"}, OptionError, "probabilities"),
+        ({"teacher": network(2), "loss": F.cross_entropy}, OptionError, "not labels"),
+        ({"teacher": _Pair()}, ShapeError, "gives tuple"),
         ({"temperature": 4.0}, OptionError, "belongs to a teacher"),
     ],
 )

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, OptionError, unknown_name
-from pathlens.models import GatedNetwork
 from pathlens.recording import Trajectory, as_rows
 from pathlens.training.checkpoints import forget_checkpoints
 from pathlens.training.inputs import LOSSES, Data, output_width, prepare, prepare_validation
 from pathlens.training.run import OPTIMISERS, Run, Watch, derive_seed
 from pathlens.training.schedules import Schedule, rate_schedule
-from pathlens.training.stack import Loss, Penalty
+from pathlens.training.stack import Loss, Penalty, gated_parts
 from pathlens.training.teacher import Teacher
 
 _SETTINGS = ("lr", "beta", "weight_decay", "momentum")  # what may differ between members of a stack
@@ -147,8 +146,9 @@ def train(
     teacher : nn.Module, optional
         Learn from this trained network: what it says of each batch, augmented as it is, takes the place of the data's
         targets. With cross-entropy these are its probabilities, and the outputs of both are divided by `temperature`
-        first; other losses get its outputs. What is evaluated stays as it is, against the data's targets; only the
-        mean over batches that `evaluate="running"` keeps is the loss against the teacher.
+        first and the loss multiplied by it, so that gradients keep their scale; other losses get its outputs. What is
+        evaluated stays as it is, against the data's targets: with `evaluate="running"` that is the first loss of a
+        history, and the others are means over batches, against the teacher.
     temperature : float
         Above 1, a teacher also tells which wrong classes are nearly right; 4 is usual.
     trained : {"values", "gates", "both"}, optional
@@ -219,9 +219,13 @@ def train(
     held_out = _held_out(validation, patience, members[0], loss, place)
     if teacher is None and temperature != 1:
         raise OptionError(f"train: temperature={temperature:g} belongs to a teacher. Give teacher=net.")
-    tutor = None if teacher is None else Teacher(teacher, loss, temperature, place, autocast)
-    if tutor is not None:
-        tutor.check(prepared.x, output_width(members[0], prepared.x))
+    if teacher is not None and not isinstance(loss, str) and not prepared.y.dtype.is_floating_point:
+        raise OptionError(
+            "train: with a teacher, a function as loss gets the teacher's outputs as targets, not labels. Use "
+            "loss='cross_entropy', or give real targets."
+        )
+    outputs = output_width(members[0], prepared.x)
+    tutor = None if teacher is None else Teacher(teacher, loss, temperature, prepared.x, outputs, autocast)
     config = {
         "kind": getattr(members[0], "kind", type(members[0]).__name__),
         "parameters": sum(p.numel() for p in members[0].parameters()),
@@ -242,6 +246,7 @@ def train(
         "penalty": None if penalty is None else _name(penalty),
         "augment": augment,
         "teacher": tutor.fingerprint() if tutor is not None and checkpoint is not None else None,
+        "temperature": float(temperature),
         "trained": trained,
         "validation": held_out.fingerprint() if held_out is not None and checkpoint is not None else None,
         "patience": patience,
@@ -349,9 +354,11 @@ def _members(
             clone = copy.deepcopy(net)
             initialise(clone, int(s))
             if "beta" in setting:
-                if not (isinstance(clone, GatedNetwork) and hasattr(clone.gate, "beta")):
+                soft = [part.gate for _, part in gated_parts(clone) if hasattr(part.gate, "beta")]
+                if not soft:
                     raise OptionError("train: a setting gives beta, but the network's gates are not soft.")
-                clone.gate.beta.fill_(float(setting["beta"]))  # type: ignore[operator]
+                for gate in soft:
+                    gate.beta.fill_(float(setting["beta"]))  # type: ignore[operator]
             members.append(clone)
             chosen.append(base | {k: float(v) for k, v in setting.items()} | {"seed": int(s)})
     if not members:
@@ -361,7 +368,7 @@ def _members(
 
 def initialise(net: nn.Module, seed: int) -> None:
     """Draw a network's weights from a seed, in place: gated parts by their own rule, others by `reset_parameters`."""
-    gated = [m for m in net.modules() if isinstance(m, GatedNetwork)]
+    gated = [part for _, part in gated_parts(net)]
     inside = {m for part in gated for m in part.modules()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -369,8 +376,8 @@ def initialise(net: nn.Module, seed: int) -> None:
             reset = getattr(m, "reset_parameters", None)
             if callable(reset) and m not in inside:
                 reset()
-    for part in gated:
-        part.reinitialise(seed)
+    for i, part in enumerate(gated):  # one seed would make parts of one shape equal, and keep them so
+        part.reinitialise(seed if i == 0 else derive_seed(seed, f"part {i}"))
 
 
 @contextmanager

@@ -125,11 +125,19 @@ class Run:
         )
         # convolutions of one network are faster than grouped ones, and vmap leaves batch-norm no lower precision
         self._in_lanes = device.type == "cuda" and data.x.ndim == 4 and sampler is None and not self._has_dropout
+        self._taught: Tensor | None = None  # what the teacher says of every row, where rows stay as they are
+        if teacher is not None and sampler is None and not augmented:
+            self._taught = torch.cat([teacher.targets(part, 1) for part in data.x.split(_IMAGES_AT_ONCE)])
         self._restored_optimiser: dict[str, Tensor] | None = None
         self._on_disk: set[tuple[int, int]] = set()  # (member, moment) pairs that this run's checkpoint already has
 
     def good_threads(self) -> int:
-        """One thread for small steps: sharing them out costs more than it gains, many times more on a busy machine."""
+        """One thread for small steps: sharing them out costs more than it gains, many times more on a busy machine.
+
+        A teacher is large as a rule.
+        """
+        if self.teacher is not None:
+            return torch.get_num_threads()
         small = self.stack.device.type == "cpu" and self.stack.flops(self.data.x[: self.batch]) < _WORTH_SHARING
         return 1 if small else torch.get_num_threads()
 
@@ -224,7 +232,10 @@ class Run:
         weights = self.data.weights
         rows = index if self.stack.needs_rows else None
         x = self.data.x[index] if moves is None else crop_flip(self.data.x, index, moves)
-        y = self.data.y[index] if self.teacher is None else self.teacher.targets(x, index.ndim)
+        if self.teacher is not None and self._taught is None:
+            y = self.teacher.targets(x, index.ndim)
+        else:
+            y = (self.data.y if self._taught is None else self._taught)[index]
         return x, y, None if weights is None else weights[index], rows
 
     def _order(self) -> Iterator[Tensor]:

@@ -106,7 +106,8 @@ class Stack:
             names = [n for n, p in first.named_parameters() if p.requires_grad]
         else:
             names = _names_of(trained, first)
-            self.pattern.trained = trained  # type: ignore[assignment]  # frozen gates keep their batch statistics
+            for _, part in gated_parts(self.pattern):
+                part.trained = trained  # frozen gates keep their batch statistics
         if not names:
             raise OptionError("train: the network has no trainable parameters.")
         for p in self.pattern.parameters():
@@ -300,19 +301,27 @@ class Stack:
         return total / count, correct / count if labels else None
 
 
+def gated_parts(net: nn.Module) -> list[tuple[str, GatedNetwork]]:
+    """The gated networks in a module, itself among them, with the beginning of their parameters' names."""
+    return [(f"{name}." if name else "", m) for name, m in net.named_modules() if isinstance(m, GatedNetwork)]
+
+
 def _names_of(part: str, net: nn.Module) -> list[str]:
     """Names of the parameters of the values, the gates or both, whatever the network was built to train."""
-    if not isinstance(net, GatedNetwork):
+    found = gated_parts(net)
+    if not found:
         raise OptionError(f"train: trained={part!r} needs a GatedNetwork, got {type(net).__name__}.")
     prefixes = {"values": ("values.",), "gates": ("source.",), "both": ("values.", "source.")}
     if part not in prefixes:
         raise unknown_name("choice of what is trained", part, prefixes)
-    if part == "gates" and (net.source is None or not hasattr(net.gate, "beta")):
-        raise OptionError(
-            "train: trained='gates' needs a separate gate network whose gates have a gradient, this network is "
-            f"{net!r}. Use net.with_gate('soft') or net.with_gate('straight_through')."
-        )
-    return [n for n, _ in net.named_parameters() if n.startswith(prefixes[part])]
+    for _, gated in found:
+        if part == "gates" and (gated.source is None or not hasattr(gated.gate, "beta")):
+            raise OptionError(
+                "train: trained='gates' needs a separate gate network whose gates have a gradient, this network is "
+                f"{gated!r}. Use net.with_gate('soft') or net.with_gate('straight_through')."
+            )
+    wanted = tuple(start + prefix for start, _ in found for prefix in prefixes[part])
+    return [n for n, _ in net.named_parameters() if n.startswith(wanted)]
 
 
 _SAME_IF_SAME_SHAPE = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 
 import torch
 from torch import Tensor, nn
@@ -13,45 +14,53 @@ from pathlens.training.stack import Loss
 
 
 class Teacher:
-    """What `train` asks instead of the data's targets: a frozen network in eval mode, on the training device.
+    """What `train` asks instead of the data's targets: a frozen copy of a network in eval mode, checked on the data.
 
     With cross-entropy its targets are probabilities, and both networks' outputs are divided by the temperature first;
     any other loss gets its outputs.
     """
 
     def __init__(
-        self, net: nn.Module, loss: str | Loss, temperature: float, device: torch.device, autocast: torch.dtype | None
+        self,
+        net: nn.Module,
+        loss: str | Loss,
+        temperature: float,
+        x: Tensor,
+        outputs: int,
+        autocast: torch.dtype | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
             raise OptionError(f"train: teacher must be a trained network, got {type(net).__name__}.")
         if getattr(net, "needs_rows", False):
             raise OptionError("train: a table of gates knows its own examples only, so that it cannot teach.")
-        if not temperature > 0 or (temperature != 1 and loss != "cross_entropy"):
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
+            raise OptionError(f"train: temperature must be a positive number, got {temperature!r}.")
+        if temperature != 1 and loss != "cross_entropy":
             raise OptionError(
-                f"train: temperature must be positive, and 1 unless the loss is cross-entropy, got {temperature:g} "
-                f"with loss {loss!r}."
+                f"train: a temperature belongs to probabilities, so that it must be 1 with this loss, got "
+                f"{temperature:g}. Use loss='cross_entropy'."
             )
-        self.net = copy.deepcopy(net).to(device).eval().requires_grad_(False)
-        self.probabilities, self.temperature, self.autocast = loss == "cross_entropy", temperature, autocast
-
-    def fingerprint(self) -> str:
-        """Changes when any weight or the temperature does: a checkpoint belongs to one teacher."""
-        digest = hashlib.sha256(f"{self.temperature}".encode())
-        for name, t in self.net.state_dict().items():
-            digest.update(f"{name} {tuple(t.shape)}".encode())
-            digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
-
-    def check(self, x: Tensor, outputs: int) -> None:
-        """Refuse a teacher that does not take these inputs or has other outputs than the network."""
+        self.net: nn.Module = copy.deepcopy(net).to(x.device, x.dtype).eval().requires_grad_(False)
+        self.probabilities = loss == "cross_entropy"
+        self.temperature = float(temperature)
+        self.autocast = autocast
         try:
-            shape = tuple(self.targets(x[:1], 1).shape)
+            said = self.net(x[:1])
         except RuntimeError as error:
             raise ShapeError(
                 f"train: the teacher does not accept inputs of shape {tuple(x.shape)}: {error}"
             ) from error
-        if shape != (1, outputs):
-            raise ShapeError(f"train: the teacher gives {shape} for one row, the network (1, {outputs}).")
+        if not isinstance(said, Tensor) or said.shape != (1, outputs):
+            got = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
+            raise ShapeError(f"train: the teacher gives {got} for one row, the network (1, {outputs}).")
+
+    def fingerprint(self) -> str:
+        """Changes when a layer or a weight does: a checkpoint belongs to one teacher."""
+        digest = hashlib.sha256(repr(self.net).encode())
+        for name, t in self.net.state_dict().items():
+            digest.update(f"{name} {tuple(t.shape)}".encode())
+            digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def targets(self, x: Tensor, leading: int) -> Tensor:
         """Targets for a batch whose first `leading` dimensions are members and rows."""
