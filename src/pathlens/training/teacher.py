@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +55,13 @@ class Teacher:
             got = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
             raise ShapeError(f"train: the teacher gives {got} for one row, the network (1, {outputs}).")
 
-    def fingerprint(self) -> str:
-        """Changes when a layer or a weight does: a checkpoint belongs to one teacher."""
+    def config(self) -> dict[str, Any]:
+        """What a checkpoint remembers: the temperature, and a number that changes when a layer or a weight does."""
         digest = hashlib.sha256(repr(self.net).encode())
         for name, t in self.net.state_dict().items():
             digest.update(f"{name} {tuple(t.shape)}".encode())
             digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return {"temperature": self.temperature, "network": digest.hexdigest()[:16]}
 
     def targets(self, x: Tensor, leading: int) -> Tensor:
         """Targets for a batch whose first `leading` dimensions are members and rows."""
