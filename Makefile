@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 DEMO_DIR ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench docs picture clean
+.PHONY: help demo test test-slow lint bench docs picture evidence clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,6 +56,9 @@ docs: $(VENV)/.dev  ## write the reference, from docstrings, into build/docs
 picture: $(VENV)/.demo  ## draw the README's picture anew from the demo's artifacts
 	@test -d $(DEMO_DIR)/artifacts || $(MAKE) --no-print-directory demo
 	@$(BIN)/python -m pathlens.report.picture $(DEMO_DIR)/artifacts docs/images/opening.png
+
+evidence: $(VENV)/.dev  ## draw the README's maps of images anew: ten minutes, needs CIFAR-10
+	@$(BIN)/python docs/evidence.py
 
 clean:  ## remove the environment, caches and demo output
 	@rm -rf $(VENV) $(DEMO_DIR) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info

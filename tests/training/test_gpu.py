@@ -87,13 +87,17 @@ def test_records_on_cuda_equal_those_on_the_cpu():
             assert torch.allclose(a.sensitivities(layer.name, k), b.sensitivities(layer.name, k).cpu(), atol=1e-12)
 
 
-def test_moved_images_on_cuda():
+@pytest.mark.parametrize("taught", [False, True])
+def test_moved_images_on_cuda(taught):
     g = torch.Generator().manual_seed(2)
     x = torch.randn(22, 2, 6, 6, generator=g, dtype=torch.float64)
     y = torch.randint(0, 3, (22,), generator=g)
     net = pl.gated_twin(pl.models.gconv(3, (2, 4, 4), (5,)), "dnpfl", x[:2].float()).double()
     options = {"epochs": 5, "batch_size": 5, "seeds": [0, 1, 2], "lr": 2**-8, "loss": "cross_entropy",
                "augment": "crop_flip", "progress": False}  # fmt: skip
+    if taught:
+        teacher = pl.gated_twin(pl.models.gconv(3, (2, 6), (5,)), "relu", x[:2].float(), seed=1).double()
+        options |= {"teacher": teacher, "temperature": 4.0}
     cpu, gpu = (pl.train(net, (x, y), device=d, **options) for d in ("cpu", "cuda"))
     for a, b in zip(cpu.networks, gpu.networks):
         assert worst(a, b) <= 1e-10
