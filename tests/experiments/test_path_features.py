@@ -47,7 +47,24 @@ def test_kernels_and_networks_are_scored_at_every_stage(found):
     assert list(artifact.arrays["stages"]) == [0, 1, 3]
     rows = [claim.row for claim in artifact.claims if claim.text == path_features._AGREE.text]
     assert rows == ["random gates", "gates of epoch 1", "gates of epoch 3"]
-    assert set(artifact.metrics["test accuracy"]["images"]) == {"pooling", "no pooling"}
+    assert set(artifact.metrics["test accuracy"]["images"]) == {
+        "cntk_pooling", "random_pooling", "cntk_no_pooling", "random_no_pooling",
+    }  # fmt: skip
+
+
+def test_parts_are_kept_and_images_may_be_left_out(found, tmp_path, monkeypatch):
+    whole, run = found[0]["npk.limits"], Run("quick", seeds=(0, 1, 2), out=tmp_path)
+    first = perform(find("npk.limits"), run)
+    for part in ("_limits", "_gates_and_networks"):  # a second run reads what the first one wrote
+        monkeypatch.setattr(path_features, part, None)
+    again = perform(find("npk.limits"), Run("quick", seeds=(0, 1, 2), out=tmp_path))
+    for name, values in whole.arrays.items():
+        assert np.array_equal(first.arrays[name], values) and np.array_equal(again.arrays[name], values)
+    without = perform(find("npk.limits"), Run("quick", seeds=(0, 1, 2), out=tmp_path, changes={"images": 0}))
+    assert np.array_equal(without.arrays["kernel"], whole.arrays["kernel"])
+    assert [c.measured for c in without.claims[-2:]] == [(None,) * 3] * 2
+    without.save(tmp_path / "artifacts")
+    assert "Convolutional gates" not in write_page(load_folder(tmp_path / "artifacts"), tmp_path).read_text()
 
 
 def test_each_kernel_goes_to_its_own_limit(found):

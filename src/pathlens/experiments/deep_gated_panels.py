@@ -142,7 +142,7 @@ def toy() -> list[Panel]:
     ]  # fmt: skip
 
 
-def limits(relu: float) -> list[Panel]:
+def limits(relu: float, convolutional: bool) -> list[Panel]:
     """npk.limits; ``relu`` is the median test accuracy of the ReLU networks."""
     near = [Series(f"{gates}[:, {k}]", f"{gates} gates, from {name}")
             for gates in ("independent", "dependent") for k, name in enumerate(("d·Σ∘∏Σ̂", "the ReLU NTK"))]  # fmt: skip
@@ -156,7 +156,7 @@ def limits(relu: float) -> list[Panel]:
         Panel("strips", "Which limit, at the largest width", near, x_label="relative distance", x_scale="log"),
         Panel("lines", "Gates of each stage", [Series("kernel.T", "regression with H"), Series("network.T", "network")],
               "stages", "epoch at which the gates were taken", "test accuracy", "log", marks=[(relu, "ReLU")]),
-        Panel("strips", "Convolutional gates", images, x_label="test accuracy"),
+        *([Panel("strips", "Convolutional gates", images, x_label="test accuracy")] if convolutional else []),
     ]  # fmt: skip
 
 

@@ -6,6 +6,8 @@ quick.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ import numpy as np
 from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.experiments import deep_gated
 from pathlens.experiments import deep_gated_panels as panels
+from pathlens.experiments.image_runs import own_folder, remembered
 from pathlens.experiments.registry import Run, experiment
+from pathlens.experiments.sizes import SIZES
 
 PAPER = "Neural Path Features"
 
@@ -149,6 +153,21 @@ _CNTK = Claim(
 )  # fmt: skip
 
 
+POOLS = {"pooling": "gap", "no_pooling": "flatten"}  # as `relu_cntk` calls them
+
+
+def _kept(run: Run, part: str, keys: Sequence[str], compute: Callable[[], dict[str, Any]], **more: Any) -> Any:
+    """What a part of npk.limits gives, or gave in an earlier run of these sizes: arrays by name."""
+    size = run.sizes("npk.limits")
+    settings = {key: size[key] for key in keys} | {"seeds": run.seeds} | more
+    folder = own_folder(run, "limits", part, **settings)
+    found = remembered(
+        None if folder is None else folder / "found.json",
+        lambda: {key: np.asarray(value).tolist() for key, value in compute().items()},
+    )
+    return {key: np.asarray(value) for key, value in found.items()}
+
+
 def _rows(run: Run) -> tuple[Any, Any, Any, Any]:
     """One subsample of flat images: X, y, X_test, y_test."""
     from pathlens.data import digits, mnist
@@ -159,7 +178,7 @@ def _rows(run: Run) -> tuple[Any, Any, Any, Any]:
     return part.x, part.y, part.x_test, part.y_test
 
 
-def _limits(run: Run, X: Any) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+def _limits(run: Run, X: Any) -> dict[str, np.ndarray]:
     """Distance to d·σ^(2(d−1))·H per width and seed (root mean square of a few networks), as measured and as predicted;
     and distances of independent and dependent gates to both limits at the largest width."""
     import torch
@@ -185,7 +204,7 @@ def _limits(run: Run, X: Any) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndar
             for k, M in enumerate(limits):  # by direction: He's first layer has variance 2/d_in, which scales K
                 M = M * (K.trace() / M.trace())
                 distances[i, j, k] = float(torch.linalg.norm(K - M) / torch.linalg.norm(M))
-    return errors, predicted, {"independent": distances[0], "dependent": distances[1]}
+    return {"errors": errors, "predicted": predicted, "independent": distances[0], "dependent": distances[1]}
 
 
 def _gates_and_networks(run: Run, X: Any, y: Any, X_test: Any, y_test: Any) -> dict[str, np.ndarray]:
@@ -219,41 +238,46 @@ def _gates_and_networks(run: Run, X: Any, y: Any, X_test: Any, y_test: Any) -> d
     return {"kernel": found[0], "network": found[1], "relu": relu, "stages": np.array(stages)}
 
 
-def _convolutional(run: Run) -> dict[str, Any]:
-    """Test accuracy of the CNTK and of H of random convolutional gates, with and without global average pooling."""
+def _convolutional(run: Run) -> dict[str, np.ndarray]:
+    """Test accuracy of the CNTK and of H of random convolutional gates, with and without global average pooling.
+
+    Without images these are missing: kernels of all pairs of positions of all pairs of images take hours on a CPU.
+    """
     from pathlens import kernels
     from pathlens.data import cifar10, digits
     from pathlens.models import gated_twin, gconv, vconv
 
     size = run.sizes("npk.limits")
+    if not size["images"]:
+        missing = np.full(len(run.seeds), np.nan)
+        return {f"{stem}_{pool}": missing for pool in POOLS for stem in ("cntk", "random")}
     full = cifar10(standardise=True) if run.scale == "paper" else digits()
     part: Any = full.subsample(size["images"], n_test=size["images_test"])
     X, X_test = part.x.to(run.device), part.x_test.to(run.device)
     channels, dense, edge = size["channels"], size["dense"], X.shape[-1]
 
-    def accuracy(K: Any, K_test: Any) -> float:
+    def accuracy(K: Any, K_test: Any) -> dict[str, float]:
         labels = kernels.kernel_classification(K, part.y, K_test, 1e-3, classes=10).labels
-        return float(np.mean(labels.cpu().numpy() == part.y_test.numpy()))
+        return {"accuracy": float(np.mean(labels.cpu().numpy() == part.y_test.numpy()))}
 
-    found: dict[str, Any] = {}
-    for k, (pool, name) in enumerate((("gap", "pooling"), ("flatten", "no pooling"))):
+    def exact(pool: str) -> dict[str, float]:
         shape: dict[str, Any] = {"hidden_layers": len(channels) - 1, "pool": pool, "dense_layers": len(dense)}
-        exact = accuracy(kernels.relu_cntk(X, **shape), kernels.relu_cntk(X_test, X, **shape))
-        scores = []
-        for seed in run.seeds:
-            template = gconv(10, channels, dense, False) if pool == "gap" else vconv(10, channels, dense, edge, False)
-            net = gated_twin(template, "galu", example=part.x[:2], init="he", seed=seed).to(run.device)
-            scores.append(accuracy(kernels.npk(net, X), kernels.npk(net, X_test, columns=X)))
-        found[name] = {"CNTK": exact, "H of random gates": scores}
-        run.progress("convolutions", k + 1, 2)
+        return accuracy(kernels.relu_cntk(X, **shape), kernels.relu_cntk(X_test, X, **shape))
+
+    def random(pool: str, seed: int) -> dict[str, float]:
+        template = gconv(10, channels, dense, False) if pool == "gap" else vconv(10, channels, dense, edge, False)
+        net = gated_twin(template, "galu", example=part.x[:2], init="he", seed=seed).to(run.device)
+        return accuracy(kernels.npk(net, X), kernels.npk(net, X_test, columns=X))
+
+    keys = ("image_data", "images", "images_test", "channels", "dense")
+    found: dict[str, np.ndarray] = {}
+    for k, (name, pool) in enumerate(POOLS.items()):
+        cntk = _kept(run, f"cntk-{pool}", keys, partial(exact, pool))
+        found[f"cntk_{name}"] = np.full(len(run.seeds), cntk["accuracy"])
+        scores = [_kept(run, f"random-{pool}", keys, partial(random, pool, seed), seed=seed) for seed in run.seeds]
+        found[f"random_{name}"] = np.array([score["accuracy"] for score in scores])
+        run.progress("convolutions", k + 1, len(POOLS))
     return found
-
-
-def _image_arrays(images: dict[str, Any]) -> dict[str, Any]:
-    """The same accuracies as arrays: cntk_pooling, random_pooling, …"""
-    keys = {"CNTK": "cntk", "H of random gates": "random"}
-    return {f"{keys[name]}_{pool.replace(' ', '_')}": np.atleast_1d(scores)
-            for pool, found in images.items() for name, scores in found.items()}  # fmt: skip
 
 
 def _limits_operations(size: dict[str, Any]) -> float:
@@ -279,34 +303,37 @@ def limits(run: Run) -> Artifact:
     """Section 5 and appendix A, on one subsample."""
     size = run.sizes("npk.limits")
     X, y, X_test, y_test = _rows(run)
-    errors, predicted, distances = _limits(run, X)
-    rates = np.polyfit(np.log(size["widths"]), np.log(errors), 1)[0]
-    told = _gates_and_networks(run, X, y, X_test, y_test)
+    wide = _kept(run, "widths", ("data", "rows", "widths", "draws", "hidden_layers", "inputs"), lambda: _limits(run, X))
+    told = _kept(run, "stages", ("data", "rows", "rows_test", "width", "hidden_layers", "epochs", "stages"),
+                 lambda: _gates_and_networks(run, X, y, X_test, y_test))  # fmt: skip
     images = _convolutional(run)
-    ratio = errors / predicted
+    rates = np.polyfit(np.log(size["widths"]), np.log(wide["errors"]), 1)[0]
+    ratio = wide["errors"] / wide["predicted"]
     names = ["random gates", *(f"gates of epoch {stage}" for stage in told["stages"][1:])]
     claims = [
         _CONVERGES.measure(abs(rates + 0.5)),
         _EXACT.measure(np.maximum(ratio, 1 / ratio).max(0)),
-        _OWN_LIMIT.measure(distances["independent"][:, 0] / distances["independent"][:, 1]),
-        _DEPENDENT.measure(distances["dependent"][:, 1] / distances["dependent"][:, 0]),
+        _OWN_LIMIT.measure(wide["independent"][:, 0] / wide["independent"][:, 1]),
+        _DEPENDENT.measure(wide["dependent"][:, 1] / wide["dependent"][:, 0]),
         *(_AGREE.measure(abs(told["kernel"][i] - told["network"][i]), row=name) for i, name in enumerate(names)),
         _LEARNED.measure(told["kernel"][-1] - told["kernel"][0]),
-        *(_CNTK.measure([v["CNTK"] - score for score in v["H of random gates"]], row=name)
-          for name, v in images.items()),
+        *(_CNTK.measure(images[f"cntk_{pool}"] - images[f"random_{pool}"], row=pool.replace("_", " "))
+          for pool in POOLS),
     ]  # fmt: skip
+    accuracy = {"stages": told["stages"].tolist(), "kernel": told["kernel"].tolist(),
+                "network": told["network"].tolist(), "ReLU": told["relu"].tolist()}  # fmt: skip
+    if size["images"]:
+        accuracy["images"] = {name: values.tolist() for name, values in images.items()}
     return Artifact(
         "npk.limits", "Wide networks with fixed gates", PAPER, run.scale, size, run.seeds, tuple(claims),
-        {"distance at each width": errors.tolist(), "predicted": predicted.tolist(),
-         "distance to d·Σ∘∏Σ̂ and to K̃": {name: d.tolist() for name, d in distances.items()},
-         "test accuracy": {"stages": told["stages"].tolist(), "kernel": told["kernel"].tolist(),
-                           "network": told["network"].tolist(), "ReLU": told["relu"].tolist(), "images": images}},
-        {}, {"FRNPF, GCONV": "67 %", "CNTK": "77.43 %", "FLNPF": "79.68 %", "ReLU": "80.43 %"},
+        {"distance at each width": wide["errors"].tolist(), "predicted": wide["predicted"].tolist(),
+         "distance to d·Σ∘∏Σ̂ and to K̃": {name: wide[name].tolist() for name in ("independent", "dependent")},
+         "test accuracy": accuracy},
+        SIZES["npk.limits"]["paper"],
+        {"FRNPF, GCONV": "67 %", "CNTK": "77.43 %", "FLNPF": "79.68 %", "ReLU": "80.43 %"},
         (THEOREM, APPENDIX, SUBSAMPLE), {"all gates": "hard"},
-        _float32({"widths": size["widths"], "errors": errors, "predicted": predicted,
-                  "stages": told["stages"], "kernel": told["kernel"], "network": told["network"],
-                  "relu": told["relu"], **distances, **_image_arrays(images)}),
-        figures=panels.limits(float(np.median(told["relu"]))),
+        _float32({"widths": size["widths"], **wide, **told, **images}),
+        figures=panels.limits(float(np.median(told["relu"])), bool(size["images"])),
     )  # fmt: skip
 
 
