@@ -131,9 +131,10 @@ def _opening(entries: Sequence[Entry], found: Mapping[str, Sequence[Artifact]]) 
              for verdict in ("reproduced", "not reproduced", "cannot tell")}  # fmt: skip
     left = len(entries) - len(found)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
+    rest = f"; {left} {'was' if left == 1 else 'were'} not run" if left else ""
     return (
-        f"Of {len(entries)} experiments, {len(full)} were run at the paper's sizes ({counts}), "
-        f"{len(done) - len(full)} at smaller ones, and {left} {'was' if left == 1 else 'were'} not run.\n\n"
+        f"Of {len(entries)} experiments, {len(full)} were run at the paper's sizes ({counts}) and "
+        f"{len(done) - len(full)} at smaller ones{rest}.\n\n"
         "This page is made from the artifacts in `results/` by `pathlens results`; no number on it is "
         "typed, only reasons and remarks are. A verdict "
         f"follows from the measured values, one per seed: a claim is reproduced if at least {Claim.agree:.0%} of the "
