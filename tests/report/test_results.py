@@ -57,7 +57,8 @@ def test_a_row_says_when_where_and_how_long() -> None:
     assert ("| A\\_1: less \\[\\*share\\*\\] | **cannot tell** | 0.25 ± 0.13 | 0.25 (0.1–0.4), 1 missing | below 0.4 | "
             "0.5 (none) | \\<about> .2 |") in text
     assert "\nThe paper's numbers:\n\n| epochs | paper |\n| --- | --- |\n| relu | 200 |\n" in text
-    assert "1 were run at the paper's sizes (0 reproduced, 0 not reproduced, 1 cannot tell) and 0 at smaller ones; 1 was not run." in text
+    counts = "(0 reproduced, 0 not reproduced, 1 cannot tell) and 0 at smaller ones; 1 was not run."
+    assert f"1 were run at the paper's sizes {counts}" in text
 
 
 def test_a_remark_stands_with_its_experiment_and_with_no_other() -> None:
