@@ -22,7 +22,7 @@ def taught_network(data: DataSet, epochs: int) -> nn.Sequential:
     relu = pl.gated_twin(pl.models.ResNet(BLOCKS, WIDTHS), "relu", example=data.x[:2], seed=0)
     pl.train(relu, data, label="ReLU", **recipe)
     parts = pl.models.PatchParts.fit(data.x)
-    template = pl.models.ResNet(BLOCKS, WIDTHS, channels=2 * len(parts.filters))
+    template = pl.models.ResNet(BLOCKS, WIDTHS, channels=parts.channels)
     gated = pl.gated_twin(template, "dlgn", example=parts(data.x[:2]), gate="straight_through", seed=0)
     student = nn.Sequential(parts, gated)
     run = pl.train(student, data, teacher=relu, temperature=4, label="DLGN", **recipe)
@@ -33,17 +33,18 @@ def taught_network(data: DataSet, epochs: int) -> nn.Sequential:
 def draw(net: nn.Sequential, images: Tensor, labels: Tensor, out: str) -> None:
     """The images, and below each where the output of the class that the network says comes from."""
     parts, gated = net
-    said = net(images).argmax(1).tolist()
+    said = net(images).argmax(1)
+    why = pl.paths.inputs(gated, parts(images), output=said)
     figure, axes = plt.subplots(2, len(images), figsize=(12, 3.4), layout="constrained")
-    for image, label, answer, (above, below) in zip(images, labels.tolist(), said, axes.T):
-        why = pl.paths.inputs(gated, parts(image[None]), output=answer)
+    for image, label, answer, found, rest, (above, below) in zip(
+        images, labels.tolist(), said.tolist(), why.maps(), why.rest.tolist(), axes.T
+    ):
         shown = image.permute(1, 2, 0)
         above.imshow((shown - shown.min()) / (shown.max() - shown.min()))
         above.set_title(CLASSES[label], fontsize=10)
-        found = why.maps()[0]
         top = float(found.abs().max())
         below.imshow(found, cmap="RdBu_r", vmin=-top, vmax=top)
-        sums = f"{float(found.sum()):.1f} + {float(why.rest[0]):.1f}".replace("+ -", "− ")
+        sums = f"{float(found.sum()):.1f} + {rest:.1f}".replace("+ -", "− ")
         below.set_title(f"{CLASSES[answer]}: {sums}", fontsize=10)
         above.axis("off")
         below.set(xticks=[], yticks=[])

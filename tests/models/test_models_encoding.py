@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 from torch import nn
 
 from pathlens import train
-from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeError
+from pathlens.errors import ConversionError, DTypeError, EmptyDataError, NotFiniteError, OptionError, ShapeError
 from pathlens.models import PatchParts, ResNet, dlgn, gated_twin
 
 
@@ -77,6 +77,17 @@ def test_seeds_draw_the_gated_network_behind_it_and_leave_the_code():
         assert torch.allclose(net[1].state_dict()["values.conv1.weight"], alone["values.conv1.weight"], atol=1e-6)
 
 
+def test_a_code_inside_a_template_is_refused_and_flat_images_are_no_images():
+    x = images(12).float()
+    parts = PatchParts.fit(x)
+    assert parts.channels == 54
+    with pytest.raises(ConversionError, match="Put it before"):
+        gated_twin(nn.Sequential(parts, ResNet([1], [4], channels=54)), "dlgn", example=x[:2])
+    for wrong in (x.flatten(1), x[0], x[:, :1]):
+        with pytest.raises(ShapeError, match="needs images of shape"):
+            parts(wrong)
+
+
 def test_two_gated_parts_are_drawn_apart():
     class Sum(nn.Module):
         def __init__(self):
@@ -110,7 +121,8 @@ def test_settings_and_parts_are_found_behind_the_code():
     ("change", "error"),
     [
         ({"images": torch.zeros(5, 8, 8)}, ShapeError),
-        ({"images": torch.zeros(5, 3, 8, 8, dtype=torch.uint8)}, ShapeError),
+        ({"images": torch.zeros(5, 3, 8, 8, dtype=torch.uint8)}, DTypeError),
+        ({"images": torch.rand(5, 8, 8, 3)}, ShapeError),
         ({"images": torch.zeros(5, 3, 8, 8)}, NotFiniteError),
         ({"images": torch.full((5, 3, 8, 8), torch.nan)}, NotFiniteError),
         ({"images": torch.zeros(0, 3, 8, 8)}, EmptyDataError),

@@ -66,6 +66,16 @@ def test_soft_gates_do_not_add_their_own_slope():
     assert torch.allclose(paths.inputs(net, x).contributions, by_hand.detach(), atol=1e-12)
 
 
+def test_each_row_may_have_its_own_output():
+    net, x = pl.models.dlgn(3, hidden=(4, 4), outputs=5, seed=0), rows(70, 3)
+    said = net(x).argmax(1)
+    own = paths.inputs(net, x, output=said)
+    assert torch.allclose(own.f, net(x).max(1).values.double(), atol=1e-6)
+    for k in said.unique().tolist():
+        alone = paths.inputs(net, x[said == k], output=k).contributions
+        assert torch.allclose(own.contributions[said == k], alone, atol=1e-12)
+
+
 def test_many_rows_are_taken_in_parts_and_keep_their_order():
     net = pl.models.dlgn(3, hidden=(4, 4), seed=0)
     x = rows(150, 3)
@@ -94,8 +104,14 @@ def test_what_has_no_such_sum_is_refused():
         paths.inputs(nn.Linear(3, 1), x)
     with pytest.raises(OptionError, match="output 1 asked for, the network has 1"):
         paths.inputs(net, x, output=1)
+    with pytest.raises(OptionError, match="one for each of the 5 rows"):
+        paths.inputs(net, x, output=[0, 0])
+    with pytest.raises(OptionError, match="rows, got torch.float32"):
+        paths.inputs(net, x, output=0.5)
     with pytest.raises(ShapeError, match="only images"):
         paths.inputs(net, x).maps()
     residual = pl.gated_twin(pl.models.ResNet((1,), (4,)), "dlgn", example=rows(2, 3, 8, 8))
     with pytest.raises(RecordError, match="train mode"):
         paths.inputs(residual, rows(3, 3, 8, 8))
+    with pytest.raises(ShapeError, match="encoded inputs"):
+        paths.inputs(residual.eval(), rows(3, 1, 8, 8))

@@ -225,8 +225,8 @@ ENCODING = Deviation(
 TAUGHT = Deviation(
     paper="networks learn from labels", authors_code="not public",
     ours="rows 'taught': they learn from the outputs of the ReLU network of the first seed on the same augmented "
-    f"images, at temperature {TEMPERATURE:g}, and see no labels, for more epochs than the others (`taught_epochs`); a "
-    "ReLU network is taught likewise",
+    f"images, at temperature {TEMPERATURE:g}, and see no labels, for more epochs than the others; a ReLU network is "
+    "taught likewise",
     why="DLGNs fit the training images as ReLU networks do and generalise worse; a teacher says more of each image",
 )  # fmt: skip
 

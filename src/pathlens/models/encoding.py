@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeError
+from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, OptionError, ShapeError
 
 _AT_ONCE = 100  # images whose patches are in memory at the same time
 
@@ -70,10 +70,17 @@ class PatchParts(nn.Module):
         (torch.Size([20, 54, 8, 8]), True)
         """
         images = torch.as_tensor(images).detach()
-        if images.ndim != 4 or not images.dtype.is_floating_point:
+        if not images.dtype.is_floating_point:
+            raise DTypeError(
+                f"PatchParts.fit: needs real images, got {images.dtype}. Of bytes, take images.float() / 255, and give "
+                "the network the same."
+            )
+        last = images.ndim == 4 and images.shape[1] > 4 and images.shape[1] == images.shape[2] and images.shape[3] <= 4
+        if images.ndim != 4 or last:
+            remedy = " Channels come first: images.permute(0, 3, 1, 2)." if last else ""
             raise ShapeError(
-                f"PatchParts.fit: needs real images of shape (n, channels, height, width), got {images.dtype} of shape "
-                f"{tuple(images.shape)}."
+                "PatchParts.fit: needs images of shape (n, channels, height, width), got "
+                f"{tuple(images.shape)}.{remedy}"
             )
         if len(images) == 0 or most < 1:
             raise EmptyDataError("PatchParts.fit: there are no images to look at.")
@@ -96,8 +103,17 @@ class PatchParts(nn.Module):
         filters = (axes / (variance.clamp_min(0) + floor * variance[-1]).sqrt()).T.flip(0)
         return cls(filters.reshape(m, -1, size, size).to(images), mean.to(images))
 
+    @property
+    def channels(self) -> int:
+        """Channels of the code, 2 C k²: what the network behind it takes."""
+        return 2 * len(self.filters)
+
     def forward(self, x: Tensor) -> Tensor:
         """The code of images: (n, C, H, W) → (n, 2m, H, W), positive parts first."""
+        if x.ndim != 4 or x.shape[1] != self.filters.shape[1]:
+            raise ShapeError(
+                f"PatchParts: needs images of shape (n, {self.filters.shape[1]}, height, width), got {tuple(x.shape)}."
+            )
         q = F.conv2d(x - self.mean, self.filters, padding=self.filters.shape[-1] // 2)
         return torch.cat([q.relu(), (-q).relu()], 1)
 
@@ -109,5 +125,5 @@ class PatchParts(nn.Module):
         return torch.einsum("cm,nmhw->nchw", centre, code[:, :m] - code[:, m:]) + self.mean
 
     def __repr__(self) -> str:
-        m, channels, size, _ = self.filters.shape
-        return f"PatchParts({channels} → {2 * m} channels, patches of {size} × {size})"
+        _, channels, size, _ = self.filters.shape
+        return f"PatchParts({channels} → {self.channels} channels, patches of {size} × {size})"

@@ -23,6 +23,7 @@ from pathlens.errors import (
     unknown_name,
 )
 from pathlens.models.checking import Checker
+from pathlens.models.encoding import PatchParts
 from pathlens.models.gates import Gate, make_gate
 from pathlens.models.initialisation import Init
 from pathlens.models.network import GatedNetwork, load_matching
@@ -166,6 +167,11 @@ def gated_twin(
     if gate_activation is not None and row.source in ("self", "none"):
         raise OptionError(f"gated_twin: kind {kind!r} has no gate network, so gate_activation has no meaning there.")
     traced = trace(template, affine if isinstance(affine, tuple) else (affine,))
+    if source != "self" and any(isinstance(m, PatchParts) for m in traced.root.modules()):
+        raise ConversionError(
+            "gated_twin: the template has a PatchParts in it, whose own rectifiers would become gates of the pixels. "
+            "Put it before the result: nn.Sequential(parts, gated_twin(template, kind, example=parts(x[:2])))."
+        )
     pools = traced.max_pools
     checker = Checker(traced, template, example)
     checker.equals_template()

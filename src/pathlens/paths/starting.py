@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -67,7 +66,7 @@ class Inputs(Explanation):
         return ax
 
 
-def inputs(net: nn.Module, X: Any, output: int = 0) -> Inputs:
+def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
     """Each prediction as a sum over the inputs at which paths start: pixels of an image, columns of a table.
 
     At fixed gates the value network is affine in what it reads, so that f = rest + Σ_j x_j ∂f/∂x_j with no remainder.
@@ -79,8 +78,8 @@ def inputs(net: nn.Module, X: Any, output: int = 0) -> Inputs:
     net : GatedNetwork
         Of any architecture, in eval mode. For a plain module: ``gated_twin(net, "relu", example=X[:2])``.
     X : (n, …)
-    output : int
-        Which output f is.
+    output : int, or (n,) integers
+        Which output f is, for all rows or for each: ``net(X).argmax(1)`` explains what the network says.
 
     Returns
     -------
@@ -108,25 +107,41 @@ def inputs(net: nn.Module, X: Any, output: int = 0) -> Inputs:
         raise RecordError("paths.inputs: gates from a table belong to numbered examples, not to inputs.")
     rows = as_rows(X, net)
     values = copy.deepcopy(net.values).double()
-    found = [_contributions(net, values, part, output) for part in rows.split(_AT_ONCE)]
+    chosen = torch.as_tensor(output).detach().to(rows.device)
+    if chosen.dtype.is_floating_point or chosen.dtype == torch.bool or chosen.shape not in ((), rows.shape[:1]):
+        raise OptionError(
+            f"paths.inputs: output must be an integer, or one for each of the {len(rows)} rows, got {chosen.dtype} of "
+            f"shape {tuple(chosen.shape)}."
+        )
+    try:
+        net.gates(rows[:1])
+    except (RuntimeError, ValueError) as error:
+        raise ShapeError(
+            f"paths.inputs: the network does not accept inputs of shape {tuple(rows.shape)}: {error}. Behind an "
+            "encoding it takes encoded inputs."
+        ) from error
+    parts = zip(rows.split(_AT_ONCE), chosen.long().expand(len(rows)).split(_AT_ONCE))
+    found = [_contributions(net, values, part, which) for part, which in parts]
     contributions, rest, f = (torch.cat(parts) for parts in zip(*found))
     ratios = ratio(contributions.abs().flatten(1).sum(1) + rest.abs(), f)
     told = contributions.flatten(1).sum(1) + rest
     return Inputs(r_squared(told, f), None, float(ratios.median()), net.gate.label, contributions, rest, f, ratios)
 
 
-def _contributions(net: GatedNetwork, values: nn.Module, x: Tensor, output: int) -> tuple[Tensor, Tensor, Tensor]:
+def _contributions(net: GatedNetwork, values: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of one batch: x_j ∂f/∂x_j at the network's own gates, the output for x = 0 at these gates, and the output."""
     with torch.no_grad():
         gates = [g.double() for g in net.gates(x).values()]
         read = net.value_reads(x).double()
         rest = values(torch.zeros_like(read), *gates)
-    if isinstance(output, bool) or not isinstance(output, Integral) or not 0 <= output < rest.shape[1]:
-        raise OptionError(f"paths.inputs: output {output!r} asked for, the network has {rest.shape[1]}, from 0.")
+    if not bool(((output >= 0) & (output < rest.shape[1])).all()):
+        asked = int(output[(output < 0) | (output >= rest.shape[1])][0])
+        raise OptionError(f"paths.inputs: output {asked} asked for, the network has {rest.shape[1]}, from 0.")
+    each = torch.arange(len(x), device=x.device)
     with torch.enable_grad():
         read = read.requires_grad_()
-        f = values(read, *gates)[:, output]
+        f = values(read, *gates)[each, output]
         (slope,) = torch.autograd.grad(f.sum(), read)
     if not bool(torch.isfinite(f).all()):
         raise NotFiniteError("paths.inputs: the network's output is NaN or infinite. Check its weights.")
-    return read.detach() * slope, rest[:, output], f.detach()
+    return read.detach() * slope, rest[each, output], f.detach()

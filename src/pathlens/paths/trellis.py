@@ -158,7 +158,7 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
         raise RecordError(
             f"{what}: the network is not a chain of dense layers and gates (it has convolutions, shortcuts, batch-norm "
             "or reused layers), and only those are followed path by path. paths.count also takes convolutions, and "
-            "kernels.overlap(net, X) any wiring."
+            "paths.inputs(net, X) and kernels.overlap(net, X) any wiring."
         )
     if rec.kept:
         raise RecordError(f"{what}: the record holds outputs {rec.kept} alone. Record all outputs.")

@@ -41,8 +41,8 @@ def read_spread(values: Sequence[float | None] | np.ndarray, beyond: str = "not 
 
     Examples
     --------
-    >>> read_spread([240, 106, 255]), read_spread([None, 2385, None], ">4000"), read_spread([5, 5])
-    ('240 (106–255)', '>4000 (2385–>4000)', '5')
+    >>> read_spread([240, 106, 255]), read_spread([None, 2385, None], ">4000"), read_spread([5]), read_spread([-1, 2])
+    ('240 (106–255)', '>4000 (2385–>4000)', '5', '0.5 (−1 to 2)')
     """
     there = sorted(np.inf if value is None else float(value) for value in values if value is None or value == value)
     if not there:
@@ -50,7 +50,8 @@ def read_spread(values: Sequence[float | None] | np.ndarray, beyond: str = "not 
     middle = there[(len(there) - 1) // 2], there[len(there) // 2]
     median = middle[0] if middle[0] == middle[1] else sum(middle) / 2
     middle_text, low, high = (beyond if value == np.inf else number(value) for value in (median, there[0], there[-1]))
-    return middle_text if low == high else f"{middle_text} ({low}–{high})"
+    between = " to " if there[0] < 0 else "–"
+    return middle_text if low == high else f"{middle_text} ({low}{between}{high})"
 
 
 def array(artifact: Artifact, name: str, *shape: int | None) -> np.ndarray:

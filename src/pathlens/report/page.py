@@ -85,7 +85,7 @@ def write_page(
 
 
 def headline(artifact: Artifact) -> str:
-    """One line about an artifact: how many of its claims are reproduced, and the numbers of the first one.
+    """One line about an artifact: how many of its claims are reproduced, and the numbers of the first that decides.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def headline(artifact: Artifact) -> str:
     if not artifact.claims:
         return f"{_short(artifact.name)}: {artifact.title}"
     start = f"{_short(artifact.name)} ({tally(artifact, 'claims ')}): "
-    claim = artifact.claims[0]
+    claim = next((c for c in artifact.claims if artifact.verdict_of(c) == artifact.verdict), artifact.claims[0])
     numbers = read_spread([value for value in claim.measured if value is not None])
     unit = f" {claim.unit}" if claim.unit else ""
     row = f"{claim.row}: " if claim.row else ""
