@@ -106,7 +106,7 @@ def test_what_has_no_such_sum_is_refused():
         paths.inputs(net, x, output=1)
     with pytest.raises(OptionError, match="one for each of the 5 rows"):
         paths.inputs(net, x, output=[0, 0])
-    with pytest.raises(OptionError, match="rows, got torch.float32"):
+    with pytest.raises(OptionError, match=r"rows, got torch\.float32"):
         paths.inputs(net, x, output=0.5)
     with pytest.raises(ShapeError, match="only images"):
         paths.inputs(net, x).maps()

@@ -159,6 +159,11 @@ def gated_twin(
     (('1@0',), torch.Size([5, 3]))
     """
     name, row = find_kind(kind)
+    if isinstance(template, nn.Module) and any(isinstance(m, PatchParts) for m in template.modules()):
+        raise ConversionError(
+            "gated_twin: the template has a PatchParts in it, whose own rectifiers would become gates of the pixels. "
+            "Put it before the result: nn.Sequential(parts, gated_twin(template, kind, example=parts(x[:2])))."
+        )
     if max_pool not in ("refuse", "average"):
         raise OptionError(f"gated_twin: max_pool must be 'refuse' or 'average', got {max_pool!r}.")
     gate_function = _gate_of(kind, row, gate, beta, epsilon)
@@ -167,11 +172,6 @@ def gated_twin(
     if gate_activation is not None and row.source in ("self", "none"):
         raise OptionError(f"gated_twin: kind {kind!r} has no gate network, so gate_activation has no meaning there.")
     traced = trace(template, affine if isinstance(affine, tuple) else (affine,))
-    if source != "self" and any(isinstance(m, PatchParts) for m in traced.root.modules()):
-        raise ConversionError(
-            "gated_twin: the template has a PatchParts in it, whose own rectifiers would become gates of the pixels. "
-            "Put it before the result: nn.Sequential(parts, gated_twin(template, kind, example=parts(x[:2])))."
-        )
     pools = traced.max_pools
     checker = Checker(traced, template, example)
     checker.equals_template()
