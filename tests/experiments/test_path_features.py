@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pathlens import kernels
 from pathlens.artifacts import load_folder
 from pathlens.experiments import deep_gated, path_features
 from pathlens.experiments.registry import Run, find, perform, select
@@ -60,6 +61,12 @@ def test_parts_are_kept_and_images_may_be_left_out(found, tmp_path, monkeypatch)
     again = perform(find("npk.limits"), Run("quick", seeds=(0, 1, 2), out=tmp_path))
     for name, values in whole.arrays.items():
         assert np.array_equal(first.arrays[name], values) and np.array_equal(again.arrays[name], values)
+    fewer = Run("quick", seeds=(2, 0), out=tmp_path)
+    with monkeypatch.context() as patch:  # kernels of a seed are found whichever seeds are asked for
+        patch.setattr(kernels, "npk", None)
+        patch.setattr(kernels, "relu_cntk", None)
+        found = path_features._convolutional(fewer)
+    assert np.allclose(found["random_pooling"], whole.arrays["random_pooling"][[2, 0]])
     without = perform(find("npk.limits"), Run("quick", seeds=(0, 1, 2), out=tmp_path, changes={"images": 0}))
     assert np.array_equal(without.arrays["kernel"], whole.arrays["kernel"])
     assert [c.measured for c in without.claims[-2:]] == [(None,) * 3] * 2

@@ -113,5 +113,9 @@ def test_what_has_no_such_sum_is_refused():
     residual = pl.gated_twin(pl.models.ResNet((1,), (4,)), "dlgn", example=rows(2, 3, 8, 8))
     with pytest.raises(RecordError, match="train mode"):
         paths.inputs(residual, rows(3, 3, 8, 8))
+    dropping = pl.gated_twin(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 1)), "dlgn", x[:2])
+    with pytest.raises(RecordError, match="dropout is random"):
+        paths.inputs(dropping, x)
+    assert torch.equal(paths.inputs(torch.compile(net), x).f, paths.inputs(net, x).f)  # the network behind it
     with pytest.raises(ShapeError, match="encoded inputs"):
         paths.inputs(residual.eval(), rows(3, 1, 8, 8))

@@ -159,8 +159,7 @@ POOLS = {"pooling": "gap", "no_pooling": "flatten"}  # as `relu_cntk` calls them
 def _kept(run: Run, part: str, keys: Sequence[str], compute: Callable[[], dict[str, Any]], **more: Any) -> Any:
     """What a part of npk.limits gives, or gave in an earlier run of these sizes: arrays by name."""
     size = run.sizes("npk.limits")
-    settings = {key: size[key] for key in keys} | {"seeds": run.seeds} | more
-    folder = own_folder(run, "limits", part, **settings)
+    folder = own_folder(run, "limits", part, **{key: size[key] for key in keys}, **more)
     found = remembered(
         None if folder is None else folder / "found.json",
         lambda: {key: np.asarray(value).tolist() for key, value in compute().items()},
@@ -303,9 +302,10 @@ def limits(run: Run) -> Artifact:
     """Section 5 and appendix A, on one subsample."""
     size = run.sizes("npk.limits")
     X, y, X_test, y_test = _rows(run)
-    wide = _kept(run, "widths", ("data", "rows", "widths", "draws", "hidden_layers", "inputs"), lambda: _limits(run, X))
+    wide = _kept(run, "widths", ("data", "rows", "widths", "draws", "hidden_layers", "inputs"), lambda: _limits(run, X),
+                 seeds=run.seeds)  # fmt: skip
     told = _kept(run, "stages", ("data", "rows", "rows_test", "width", "hidden_layers", "epochs", "stages"),
-                 lambda: _gates_and_networks(run, X, y, X_test, y_test))  # fmt: skip
+                 lambda: _gates_and_networks(run, X, y, X_test, y_test), seeds=run.seeds)  # fmt: skip
     images = _convolutional(run)
     rates = np.polyfit(np.log(size["widths"]), np.log(wide["errors"]), 1)[0]
     ratio = wide["errors"] / wide["predicted"]

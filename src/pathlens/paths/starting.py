@@ -17,6 +17,7 @@ from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
 from pathlens.models import GatedNetwork
 from pathlens.paths.explanation import Explanation, axes, r_squared, ratio
 from pathlens.recording import as_rows
+from pathlens.recording.taking import check_net, unwrapped
 
 _AT_ONCE = 64  # rows whose float64 activations are held at the same time
 
@@ -95,14 +96,14 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
     >>> parts.maps().shape, torch.allclose(parts.maps().sum((1, 2)) + parts.rest, net(X)[:, 0].double(), atol=1e-5)
     (torch.Size([5, 8, 8]), True)
     """
+    net = unwrapped(net)
     if not isinstance(net, GatedNetwork):
         raise RecordError(
             f"paths.inputs: expected a GatedNetwork, got {type(net).__name__}. Of a plain module with ReLUs, take "
             'gated_twin(net, "relu", example=X[:2]); of an encoding with a gated network behind it, that network, on '
             "encoded inputs."
         )
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in net.modules()):
-        raise RecordError("paths.inputs: batch-norm is in train mode and mixes the rows of a batch. Call net.eval().")
+    check_net(net)
     if net.needs_rows:
         raise RecordError("paths.inputs: gates from a table belong to numbered examples, not to inputs.")
     rows = as_rows(X, net)
@@ -122,7 +123,7 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
         ) from error
     parts = zip(rows.split(_AT_ONCE), chosen.long().expand(len(rows)).split(_AT_ONCE))
     found = [_contributions(net, values, part, which) for part, which in parts]
-    contributions, rest, f = (torch.cat(parts) for parts in zip(*found))
+    contributions, rest, f = (torch.cat(tensors) for tensors in zip(*found))
     ratios = ratio(contributions.abs().flatten(1).sum(1) + rest.abs(), f)
     told = contributions.flatten(1).sum(1) + rest
     return Inputs(r_squared(told, f), None, float(ratios.median()), net.gate.label, contributions, rest, f, ratios)

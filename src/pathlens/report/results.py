@@ -168,7 +168,8 @@ def _section(artifact: Artifact, remark: str) -> str:
         facts.append(f"{len(artifact.seeds)} seeds")
     facts += [artifact.created[:10], where_it_ran(artifact), duration(artifact.duration_seconds)]
     facts += [f"{part}: {gates}" for part, gates in artifact.gates.items()]
-    parts = [f"### {_heading(artifact)}", f"{artifact.title.rstrip('?.')}. {_verdict(artifact.verdict)}. "
+    title = artifact.title if artifact.title.endswith("?") else f"{artifact.title}."
+    parts = [f"### {_heading(artifact)}", f"{title} {_verdict(artifact.verdict)}. "
              f"{_text(' · '.join(fact for fact in facts if fact))}"]  # fmt: skip
     if artifact.reduced:
         parts.append(f"REDUCED: {_text(reductions(artifact))}.")

@@ -224,8 +224,9 @@ def train(
             "train: with a teacher, a function as loss gets the teacher's outputs as targets, not labels. Use "
             "loss='cross_entropy', or give real targets."
         )
-    outputs = output_width(members[0], prepared.x)
-    tutor = None if teacher is None else Teacher(teacher, loss, temperature, prepared.x, outputs, autocast)
+    tutor = None
+    if teacher is not None:
+        tutor = Teacher(teacher, loss, temperature, prepared.x, output_width(members[0], prepared.x), autocast)
     config = {
         "kind": getattr(members[0], "kind", type(members[0]).__name__),
         "parameters": sum(p.numel() for p in members[0].parameters()),
