@@ -1,5 +1,7 @@
 """Residual networks with gates, small and on made-up images: gates stay half-spaces, and who teaches whom."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,9 @@ from pathlens.models import resnet34, resnet110
 from pathlens.report import write_page
 
 SMALL = {
-    "side": 8, "rows": 40, "rows_test": 30, "epochs": 2, "taught_epochs": 3, "batch_size": 20,
+    "side": 8, "rows": 40, "rows_test": 30, "epochs": 3, "teacher_epochs": 2, "held_out": 12, "batch_size": 20,
     "networks": ["tiny"], "models": ["relu", "dlgn_pwc"], "blocks": [1, 1], "widths": [3, 4],
-    "variants": ["relu", "straight_through", "encoded_relu", "encoded", "taught_relu", "encoded_taught"],
+    "relus": list(half_space_residual.RELUS), "candidates": ["straight_through", "encoded", "encoded_taught"],
 }  # fmt: skip
 
 
@@ -35,6 +37,11 @@ def found(tmp_path_factory):
         yield {name: perform(find(name), run) for name in ("hs.tab2", "hs.best")}, run
 
 
+def trained(run, name):
+    data, size = half_space_residual._data(run, "hs.best", "cifar10"), run.sizes("hs.best")
+    return half_space_residual._train_variant(run, name, data, size["epochs"], run.seeds)
+
+
 def test_data_sets_that_are_not_there_leave_their_rows_open(found):
     artifact = found[0]["hs.tab2"]
     by_set = {name: [c for c in artifact.claims if name in c.row] for name in ("CIFAR-100", "CIFAR-10")}
@@ -46,37 +53,62 @@ def test_data_sets_that_are_not_there_leave_their_rows_open(found):
     assert np.allclose(gaps[0].measured, expected, atol=1e-4)
 
 
-def test_every_row_is_judged_with_hard_gates(found):
-    artifacts, run = found
-    data = half_space_residual._data(run, "hs.best", "cifar10")
-    arrays = artifacts["hs.best"].arrays
-    for name in ("straight_through", "encoded", "encoded_taught"):
-        net, x = half_space_residual._train_variant(run, name).networks[0].eval(), data.x_test
-        with torch.no_grad():
-            if name.startswith("encoded"):
-                parts, net = net
-                x = parts(x)
-            right = (net.values(x, *net.gates(x, hard=True).values()).argmax(1) == data.y_test).double().mean()
-        assert arrays[f"hard_{name}"][0] == pytest.approx(100 * float(right), abs=1e-4)
-    assert np.array_equal(arrays["hard_straight_through"], arrays["last_straight_through"])
-    gaps = [c.measured for c in artifacts["hs.best"].claims[:3]]
-    expected = [arrays[f"hard_{relu}"] - arrays["hard_encoded_taught"] for relu in half_space_residual.RELUS]
+@pytest.mark.parametrize("name", SMALL["candidates"])
+def test_every_candidate_is_judged_with_hard_gates(found, name):
+    run = found[1]
+    data, runs = half_space_residual._data(run, "hs.best", "cifar10"), trained(run, name)
+    scores = half_space_residual._scores(runs, data, "cpu", gated=True)
+    net, x = runs.networks[0].eval(), data.x_test
+    with torch.no_grad():
+        if name.startswith("encoded"):
+            parts, net = net
+            x = parts(x)
+        right = (net.values(x, *net.gates(x, hard=True).values()).argmax(1) == data.y_test).double().mean()
+    assert scores["hard"][0] == pytest.approx(100 * float(right), abs=1e-4)
+    assert np.array_equal(scores["hard"], scores["last"])
+
+
+def test_a_dlgn_is_chosen_without_test_images(found, monkeypatch):
+    best = found[0]["hs.best"]
+    labels = half_space_residual.VARIANTS
+    chosen = next(name for name in labels if labels[name] == best.metrics["chosen on held-out training images"])
+    held = best.metrics["accuracy on held-out training images"]
+    assert held[labels[chosen]] == max(held.values())
+    gaps = [c.measured for c in best.claims[:3]]
+    expected = [best.arrays[f"hard_{relu}"] - best.arrays[f"hard_{chosen}"] for relu in half_space_residual.RELUS]
     assert np.allclose(gaps, expected, atol=1e-4)
+
+    def without_tests(*args, **options):
+        return dataclasses.replace(made_up(*args, **options), x_test=None, y_test=None)
+
+    monkeypatch.setattr(half_space_residual, "images", without_tests)
+    again = Run("paper", seeds=(0, 1), changes=SMALL)
+    data = half_space_residual._data(again, "hs.best", "cifar10")
+    for name, values in half_space_residual._held_out(again, data).items():
+        assert values == pytest.approx(held[labels[name]])
+    # by hand: trained on the first 28 images, judged on the other 12
+    first = dataclasses.replace(data, x=data.x[:28], y=data.y[:28])
+    net = half_space_residual._train(
+        again, half_space_residual.variant("straight_through", SMALL, data.x), first,
+        again.sizes("hs.best"), "by hand", "test", seeds=(0,),
+    ).networks[0].eval()  # fmt: skip
+    right = (net(data.x[28:]).argmax(1) == data.y[28:]).double().mean()
+    assert held["DLGN"] == pytest.approx(100 * float(right), abs=1e-4)
 
 
 def test_taught_rows_learn_from_the_relu_network_of_the_first_seed(found):
     run = found[1]
     data, size = half_space_residual._data(run, "hs.best", "cifar10"), run.sizes("hs.best")
-    teacher = half_space_residual._train_variant(run, "relu").networks[0].eval()
-    taught = half_space_residual._train_variant(run, "taught_relu")
-    assert len(taught[0].history["loss"]) == SMALL["taught_epochs"] + 1
+    teacher = half_space_residual._train_variant(run, "relu", data, SMALL["teacher_epochs"], (0,)).networks[0].eval()
+    taught = trained(run, "taught_relu")
+    assert len(taught[0].history["loss"]) == SMALL["epochs"] + 1
     again = half_space_residual._train(
-        run, half_space_residual.variant("taught_relu", size, data.x), data, size | {"epochs": SMALL["taught_epochs"]},
-        "by hand", "test", teacher=teacher, temperature=4.0,
+        run, half_space_residual.variant("taught_relu", size, data.x), data, size, "by hand", "test", teacher=teacher,
+        temperature=4.0,
     )  # fmt: skip
     assert np.array_equal(again.history("loss"), taught.history("loss"))
-    longer = Run("paper", seeds=(0, 1), out=run.out, changes=SMALL | {"epochs": 3})  # another teacher, the same folder
-    assert half_space_residual._train_variant(longer, "taught_relu").history().shape == again.history().shape
+    other = Run("paper", seeds=(0, 1), out=run.out, changes=SMALL | {"teacher_epochs": 1})  # the same folder
+    assert not np.array_equal(trained(other, "taught_relu").history("loss"), again.history("loss"))
 
 
 def test_gates_are_half_spaces_of_the_encoded_images():

@@ -38,14 +38,16 @@ def test_the_table_is_up_to_date() -> None:
 
 def test_the_readme_tells_the_numbers_of_the_artifact() -> None:
     best = next(found for found in load_folder(ROOT / "results") if found.name == "hs.best")
-    rows = {"ReLU": "relu", "ReLU on the code": "encoded_relu", "DLGN on the code": "encoded",
-            "DLGN on the code, taught by the ReLU network": "encoded_taught"}  # fmt: skip
+    rows = {"ReLU": "relu", "ReLU on the code": "encoded_relu", "ReLU, taught by a ReLU network": "taught_relu",
+            "DLGN on the code, taught by a ReLU network": "encoded_taught"}  # fmt: skip
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    sizes = dict(zip(rows, (11.2, 11.2, 22.4, 22.4)))
+    sizes = dict(zip(rows, (11.2, 11.2, 11.2, 22.4)))
     for label, key in rows.items():
         epochs = best.arrays[f"history_{key}"].shape[1] - 1
         accuracy = best.arrays[f"hard_{key}"].mean()
         assert f"| {label} | {epochs} | {sizes[label]} M | {accuracy:.1f} % |" in text
+    pixels, code, taught = best.metrics["accuracy on held-out training images"].values()
+    assert f"the code was worth {code - pixels:.1f} points and the teacher {taught - code:.1f}." in text
     assert sorted({round(count / 1e6, 1) for count in best.metrics["parameters"].values()}) == [11.2, 22.4]
 
 

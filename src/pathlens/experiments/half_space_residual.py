@@ -5,6 +5,7 @@ Each network, model and seed is a training of its own. Torch is imported inside 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
 }
 BETA = 4.0
 # what all trainings share; options of `train`
-RATES = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4, "schedule": "one_cycle", "augment": "crop_flip"}
+RATES: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4, "schedule": "one_cycle",
+                         "augment": "crop_flip"}  # fmt: skip
 TOLD = {"train": "train", "last": "test, last epoch", "best": "test, best epoch (chosen on the test set)",
         "hard": "test, hard gates"}  # fmt: skip
 
@@ -207,7 +209,6 @@ VARIANTS = {
     "encoded_taught": "DLGN on encoded images, taught by a ReLU network",
 }
 RELUS = ("relu", "encoded_relu", "taught_relu")
-TAUGHT_ROWS = ("taught_relu", "encoded_taught")
 TEMPERATURE = 4.0
 
 OWN = Deviation(
@@ -224,21 +225,22 @@ ENCODING = Deviation(
 )  # fmt: skip
 TAUGHT = Deviation(
     paper="networks learn from labels", authors_code="not public",
-    ours="rows 'taught': they learn from the outputs of the ReLU network of the first seed on the same augmented "
-    f"images, at temperature {TEMPERATURE:g}, and see no labels, for more epochs than the others; a ReLU network is "
-    "taught likewise",
+    ours="rows 'taught': they learn from the outputs of a ReLU network of the first seed on the same augmented "
+    f"images, at temperature {TEMPERATURE:g}, and see no labels; a ReLU network is taught likewise",
     why="DLGNs fit the training images as ReLU networks do and generalise worse; a teacher says more of each image",
 )  # fmt: skip
 
-_GAP = Claim(
-    "gates that are half-spaces of a fixed code of the image come within a point of ReLU", threshold=1.0,
-    comparison="<=", null=5.0, null_text="the gap of Table 2", paper="5 points",
-    unit="points of test accuracy, ReLU − DLGN, hard gates",
+CHOICE = Deviation(
+    paper="how models were selected is not stated", authors_code="not public",
+    ours="which DLGN is compared with ReLU is chosen by the accuracy of the first seed on training images that were "
+    "held out, after the same training on the others; the test images judge the chosen one, trained on all",
+    why="the best of several rows on the test images would look better than it is",
 )  # fmt: skip
-_TEACHER = Claim(
-    "a teacher helps where labels alone are learned by heart", threshold=1.0, comparison=">", null=0.0,
-    null_text="labels are as good", paper="not in the papers",
-    unit="points of test accuracy, hard gates, DLGN taught − DLGN from labels, both on encoded images",
+
+_GAP = Claim(
+    "the DLGN chosen on held-out training images comes within a point of ReLU", threshold=1.0, comparison="<=",
+    null=5.0, null_text="the gap of Table 2", paper="5 points",
+    unit="points of test accuracy, ReLU − DLGN, hard gates",
 )  # fmt: skip
 
 
@@ -259,61 +261,70 @@ def variant(name: str, size: Mapping[str, Any], x: Any) -> Any:
 
 
 def _best_flops(size: dict[str, Any]) -> float:
-    seen = size["seeds"] * (size["rows"] or 50_000)
-    # a gradient costs three forward passes, a DLGN two networks, a teacher one pass
-    passes = sum(((3 if name in RELUS else 6) + (name in TAUGHT_ROWS)) * _best_epochs(size, name)
-                 for name in size["variants"])  # fmt: skip
-    return seen * passes * residual_flops(size["blocks"], size["widths"], size["side"])
+    rows, epochs = size["rows"] or 50_000, size["epochs"]
+
+    def passes(names: Sequence[str]) -> int:  # a gradient costs three, a DLGN is two networks, a teacher one pass
+        return sum((3 if name in RELUS else 6) + ("taught" in name) for name in names)
+
+    short = size["teacher_epochs"] * passes(["relu"])
+    # whichever candidate is chosen costs about as much
+    seen = rows * (size["seeds"] * epochs * passes([*size["relus"], *size["candidates"][-1:]]) + short)
+    seen += (rows - size["held_out"]) * (epochs * passes(size["candidates"]) + short)
+    return float(seen * residual_flops(size["blocks"], size["widths"], size["side"]))
 
 
-def _best_epochs(size: Mapping[str, Any], name: str) -> int:
-    epochs: int = size["taught_epochs" if name in TAUGHT_ROWS else "epochs"]
-    return epochs
-
-
-def _train_variant(run: Run, name: str) -> Runs:
-    """Train one row, all seeds; taught ones learn from the ReLU network of the first seed."""
+def _train_variant(run: Run, name: str, data: DataSet, epochs: int, seeds: Sequence[int]) -> Runs:
+    """One row; taught ones learn from a ReLU network of the first seed that saw the same images."""
 
     def compute() -> Runs:
-        size, data = run.sizes("hs.best"), _data(run, "hs.best", "cifar10")
-        words, more = ["best", name], {}
-        if name in TAUGHT_ROWS:
-            words.append(f"teacher{run.seeds[0]}-{size['epochs']}")  # another teacher, another checkpoint
-            more = {"teacher": _train_variant(run, "relu").networks[0], "temperature": TEMPERATURE}
-        size = size | {"epochs": _best_epochs(size, name)}
-        return _train(run, variant(name, size, data.x), data, size, VARIANTS[name], *words, **more)
+        size, words, more = run.sizes("hs.best") | {"epochs": epochs}, ["best", name], {}
+        if "taught" in name:
+            teacher = _train_variant(run, "relu", data, size["teacher_epochs"], run.seeds[:1])
+            words.append(f"teacher{run.seeds[0]}-{size['teacher_epochs']}")  # another teacher, another checkpoint
+            more = {"teacher": teacher.networks[0], "temperature": TEMPERATURE}
+        return _train(run, variant(name, size, data.x), data, size, VARIANTS[name], *words, seeds=seeds, **more)
 
-    return run.once(("hs.best", name), compute)
+    return run.once(("hs.best", name, len(data.x), epochs, tuple(seeds)), compute)
+
+
+def _held_out(run: Run, data: DataSet) -> dict[str, float]:
+    """Accuracy of each candidate on training images that it did not see, in %; no test image takes part."""
+    size = run.sizes("hs.best")
+    kept = len(data.x) - size["held_out"]
+    part = dataclasses.replace(data, x=data.x[:kept], y=data.y[:kept], x_test=data.x[kept:], y_test=data.y[kept:])
+    found = {}
+    for name in size["candidates"]:
+        runs = _train_variant(run, name, part, size["epochs"], run.seeds[:1])
+        found[name] = float(hard_accuracies(runs, part, run.device)[0])
+    return found
 
 
 @experiment(
     "hs.best", paper=PAPER, title="How close to ReLU can half-spaces come?",
-    what="a ResNet-18 on CIFAR-10 with ReLU and with gates linear in a code of the image, taught or not, hard gates",
-    claims=[_GAP, _TEACHER], data=("cifar10",), quick_minutes=2, paper_minutes=16, flops=_best_flops,
+    what="a ResNet-18 on CIFAR-10 with ReLU and with gates linear in pixels or in a code, taught or not, hard gates",
+    claims=[_GAP], data=("cifar10",), quick_minutes=2, paper_minutes=25, flops=_best_flops,
 )  # fmt: skip
 def best(run: Run) -> Artifact:
-    """Beyond the papers: DLGNs trained as well as we can, all with gates that are half-spaces."""
+    """Beyond the papers: a DLGN as good as we can make it, chosen on held-out images; its gates are half-spaces."""
     size = run.sizes("hs.best")
     data = _data(run, "hs.best", "cifar10")
+    held = _held_out(run, data)
+    chosen = max(held, key=held.__getitem__)
     rows, counts = {}, {}
-    for name in size["variants"]:
-        runs = _train_variant(run, name)
+    for name in [*size["relus"], chosen]:
+        runs = _train_variant(run, name, data, size["epochs"], run.seeds)
         rows[name] = _scores(runs, data, run.device, name not in RELUS)
         counts[VARIANTS[name]] = sum(p.numel() for p in runs.networks[0].parameters())
-    missing = {"hard": np.full(len(run.seeds), np.nan)}
-
-    def test(name: str) -> np.ndarray:
-        return rows.get(name, missing)["hard"]
-
-    taught = test("encoded_taught")
-    claims = [_GAP.measure(test(relu) - taught, row=f"against {VARIANTS[relu]}") for relu in RELUS]
-    claims.append(_TEACHER.measure(taught - test("encoded")))
+    claims = [_GAP.measure(rows[relu]["hard"] - rows[chosen]["hard"], row=f"against {VARIANTS[relu]}")
+              for relu in size["relus"]]  # fmt: skip
     labels = {name: VARIANTS[name] for name in rows}
     return Artifact(
         "hs.best", "How close to ReLU can half-spaces come?", PAPER, run.scale,
         {**size, "beta": BETA, **RATES}, run.seeds, tuple(claims),
-        {"accuracy": {labels[name]: _metrics(row) for name, row in rows.items()}, "parameters": counts},
-        SIZES["hs.best"]["paper"], {"gap on CIFAR-10": 5.0}, (OWN, ENCODING, TAUGHT, RECIPE),
-        {"ReLU": "hard", "DLGN": f"hard, straight-through β={BETA:g} while training"}, _arrays(rows),
-        figures=panels.accuracies(labels, ()),
+        {"accuracy": {labels[name]: _metrics(row) for name, row in rows.items()}, "parameters": counts,
+         "accuracy on held-out training images": {VARIANTS[name]: found for name, found in held.items()},
+         "chosen on held-out training images": VARIANTS[chosen]},
+        SIZES["hs.best"]["paper"], {"gap on CIFAR-10": 5.0}, (OWN, ENCODING, TAUGHT, CHOICE, RECIPE),
+        {"ReLU": "hard", "DLGN": f"hard, straight-through β={BETA:g} while training"},
+        _arrays(rows), figures=panels.accuracies(labels, ()),
     )  # fmt: skip

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,10 @@ def accuracies(runs: Runs) -> dict[str, np.ndarray]:
     return {"last": history[:, -1], "best": np.nanmax(history, axis=1)}
 
 
-def train_each(run: Run, net: Any, data: DataSet, label: str, *checkpoint: str, **more: Any) -> Runs:
-    """Train all seeds of a convolutional network; `more` are further options of `train`.
+def train_each(
+    run: Run, net: Any, data: DataSet, label: str, *checkpoint: str, seeds: Sequence[int] | None = None, **more: Any
+) -> Runs:
+    """Train a convolutional network from all of the run's seeds, or from those given; `more` are options of `train`.
 
     On a GPU all at once, on the CPU one after the other: there its steps are large enough, so that stacking gains
     nothing, and it takes k times the memory. A member ends with the same weights either way. The checkpoint depends on
@@ -79,11 +81,12 @@ def train_each(run: Run, net: Any, data: DataSet, label: str, *checkpoint: str, 
 
     on_gpu = run.device.startswith("cuda")
     parts: list[Any] = []
-    for seeds in [list(run.seeds)] if on_gpu else [[seed] for seed in run.seeds]:
-        words = "-".join(str(seed) for seed in seeds)
+    seeds = run.seeds if seeds is None else seeds
+    for at_once in [list(seeds)] if on_gpu else [[seed] for seed in seeds]:
+        words = "-".join(str(seed) for seed in at_once)
         given = options(run, label if on_gpu else f"{label}, seed {words}")
         # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
-        given |= {"seeds": seeds, "compile": on_gpu, **more}
+        given |= {"seeds": at_once, "compile": on_gpu, **more}
         given["checkpoint"] = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
         parts.append(train(net, data, **given))
     return Runs([t for part in parts for t in part], [n for part in parts for n in part.networks],
