@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import pathlens as pl
 from pathlens.errors import BudgetError, OptionError, RegionError, ShapeError
 from pathlens.models import GatedNetwork
-from pathlens.regions import Plane, Slice2D, segment1d, slice2d
+from pathlens.regions import Plane, Slice2D, segment1d, slice2d, tracking
 from pathlens.regions.cells import Polygons
 
 
@@ -411,6 +411,21 @@ def test_too_many_cells() -> None:
         slice2d(net, max_cells=30)
     with pytest.raises(BudgetError, match="more than 5 cells"):
         segment1d(net, [-3.0, 0], [3.0, 0], max_cells=5)
+
+
+def test_cells_that_wait_count_towards_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = pl.models.relu(2, (8, 8, 8), bias=True, seed=0)
+    cells = len(slice2d(net, box=2.0))
+    assert len(slice2d(net, box=2.0, max_cells=cells)) == cells
+    monkeypatch.setattr(tracking, "_MOST", 3)
+    finished = []
+    finish = tracking.Tracker._finish
+    monkeypatch.setattr(tracking.Tracker, "_finish", lambda *a: (finished.append(len(a[1])), finish(*a))[1])
+    assert len(slice2d(net, box=2.0, max_cells=cells)) == cells
+    finished.clear()
+    with pytest.raises(BudgetError, match=f"more than {cells // 2} cells"):
+        slice2d(net, box=2.0, max_cells=cells // 2)
+    assert sum(finished) < cells // 4  # the others had not been followed to their end
 
 
 def test_cells_go_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

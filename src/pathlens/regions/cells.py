@@ -29,7 +29,7 @@ class Cells(Protocol):
 
     def __len__(self) -> int: ...
     def part(self, rows: slice) -> Cells: ...
-    def cut(self, coefficients: Floats, first: int, limit: int) -> tuple[Cells, Ints, Bits]: ...
+    def cut(self, coefficients: Floats, first: int, limit: int, others: int = 0) -> tuple[Cells, Ints, Bits]: ...
     def measures(self) -> Floats: ...
 
 
@@ -111,7 +111,7 @@ class Polygons:
         d = self.corners - self.corners[:, :1]  # padding repeats the last corner and adds nothing
         return 0.5 * (d[:, :-1, 0] * d[:, 1:, 1] - d[:, :-1, 1] * d[:, 1:, 0]).sum(1)
 
-    def cut(self, coefficients: Floats, first: int, limit: int) -> tuple[Polygons, Ints, Bits]:
+    def cut(self, coefficients: Floats, first: int, limit: int, others: int = 0) -> tuple[Polygons, Ints, Bits]:
         """Cut every polygon by the zero lines of functions that are affine on it.
 
         Each polygon takes, round by round, the line of those crossing it that is nearest to its middle, so that a
@@ -125,6 +125,8 @@ class Polygons:
             The number of the first cut, for `edges`.
         limit : int
             Most polygons that may come out.
+        others : int
+            Polygons elsewhere that count towards the limit.
 
         Returns
         -------
@@ -147,7 +149,7 @@ class Polygons:
                 break
             place = np.cumsum(busy) - 1  # of each busy polygon among the busy ones
             todo, origin, owner = todo._rows(busy), origin[busy], place[owner]
-            if finished + 2 * len(todo) > limit:
+            if others + finished + 2 * len(todo) > limit:
                 raise too_many(limit)
             chosen = _nearest(todo.centres(), owner, lines)
             numbers = first + np.arange(len(todo))
@@ -293,7 +295,7 @@ class Intervals:
         """Lengths (K,)."""
         return self.ends[:, 1] - self.ends[:, 0]
 
-    def cut(self, coefficients: Floats, first: int, limit: int) -> tuple[Intervals, Ints, Bits]:
+    def cut(self, coefficients: Floats, first: int, limit: int, others: int = 0) -> tuple[Intervals, Ints, Bits]:
         """Cut every interval at the zeros of functions that are affine on it; as `Polygons.cut`."""
         c = np.broadcast_to(coefficients, (len(self), *coefficients.shape[1:]))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -305,7 +307,7 @@ class Intervals:
         new = np.ones(len(k), dtype=bool)
         new[1:] = (k[1:] != k[:-1]) | (place[1:] - place[:-1] > TOLERANCE)
         k, place = k[new], place[new]
-        if len(self) + len(k) > limit:
+        if others + len(self) + len(k) > limit:
             raise too_many(limit)
         parent = np.concatenate([np.arange(len(self)), k])
         starts, stops = np.concatenate([self.ends[:, 0], place]), np.concatenate([self.ends[:, 1], place])

@@ -198,6 +198,7 @@ class Tracker:
     def run(self, box: Cells, limit: int) -> list[Leaf]:
         """Cut a box (one cell) to the end; more than `limit` cells are refused."""
         self._limit, self._cuts, self._leaves = limit, 1, list[Leaf]()
+        self._others = 0  # cells outside those now cut: finished, or waiting, of which each becomes one at least
         whole = float(box.measures().sum())
         with torch.no_grad(), Meter(f"{self.where} (‰ of the box)", 1000) as meter:
             self._meter, self._whole, self._done, self._shown = meter, whole, 0.0, 0
@@ -224,16 +225,18 @@ class Tracker:
         q = read if isinstance(read, Tensor) else self._shared.get(read)
         values = (env[read] if q is None else q).reshape(-1, self.count, int(np.prod(self._shape(site))))  # type: ignore[index]
         self._forget(now, env)
-        limit = self._limit - sum(len(leaf.cells) for leaf in self._leaves)
-        pieces, parent, on = cells.cut(_coefficients(values), self._cuts, limit)
+        pieces, parent, on = cells.cut(_coefficients(values), self._cuts, self._limit, self._others)
         self._cuts += len(pieces)
+        self._others += len(pieces)
         gates = torch.from_numpy(on)
         for lo in range(0, len(pieces), self.together):
             rows = slice(lo, lo + self.together)
             index = torch.from_numpy(parent[rows])
             own = {n: _map(v, lambda t, i=index: self._of_cells(t, i)) for n, v in env.items()}
             switched = {j: b[index] for j, b in bits.items()} | {site: gates[rows]}
-            self._advance(now + 1, pieces.part(rows), own, switched)
+            part = pieces.part(rows)
+            self._others -= len(part)
+            self._advance(now + 1, part, own, switched)
 
     def _shape(self, site: int) -> tuple[int, ...]:
         return self.hard.shapes[self.hard.sites[site]]
@@ -277,6 +280,7 @@ class Tracker:
         ones = [np.ones((len(cells), int(np.prod(s))), dtype=bool) for s in self.hard.shapes.values()]
         found = [bits[i].numpy() if i in bits else ones[i] for i in range(len(ones))]
         self._leaves.append(Leaf(cells, found, outputs))
+        self._others += len(cells)
         self._done += float(cells.measures().sum()) / self._whole
         steps = int(1000 * self._done) - self._shown
         self._shown += steps
