@@ -94,7 +94,7 @@ class SolverError(PathlensError, ArithmeticError):
 
 
 class RowIndexError(PathlensError, IndexError):
-    """A row or column index lies outside a kernel, or is of a kind that cannot index."""
+    """A row or column index lies outside a kernel or an explanation, or is of a kind that cannot index."""
 
 
 # --- regions ---------------------------------------------------------------------------------------------------

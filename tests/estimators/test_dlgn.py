@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 
 import pathlens as pl
 from pathlens import DLGNClassifier, DLGNRegressor, paths
-from pathlens.errors import FileFormatError, LabelError, OptionError
+from pathlens.errors import FileFormatError, LabelError, OptionError, RowIndexError
 from pathlens.estimators import predict_from_export
 
 # --- one function in all its forms -----------------------------------------------------------------------------
@@ -373,3 +373,7 @@ def test_pictures(fitted, tmp_path):
     drawn = sum(bar.get_width() for bar in bars.patches)
     assert drawn == pytest.approx(float(told.outputs[0, told.chosen[0]]), rel=1e-9, abs=1e-9)
     plt.close("all")
+    for look in (told.plot, told.top):
+        with pytest.raises(RowIndexError, match="index 99 is out of range for 1 rows"):
+            look(99)
+    assert not plt.get_fignums()  # nothing was begun

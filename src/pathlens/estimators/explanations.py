@@ -14,6 +14,7 @@ import numpy as np
 
 from pathlens.errors import need_extra
 from pathlens.estimators.halfspaces import HalfSpaceModel
+from pathlens.linops.indexing import as_number
 
 # --- rules -----------------------------------------------------------------------------------------------------
 
@@ -172,6 +173,7 @@ class Explanation:
 
     def top(self, row: int = 0, k: int = 5) -> list[tuple[float, str]]:
         """The k largest contributions to a row's chosen output, with their half-spaces."""
+        row = as_number(row, len(self), "rows")
         values = self.contributions[row, self.chosen[row]]
         order = [int(i) for i in np.argsort(-np.abs(values), kind="stable")[:k] if values[i] != 0]
         return [(float(values[i]), self.rules[i]) for i in order]
@@ -195,8 +197,8 @@ class Explanation:
 
     def plot(self, row: int = 0, k: int = 8, ax: Any = None) -> Any:
         """Bars of the k largest contributions to one row's prediction; returns the axes."""
-        axes = _axes(ax, (8.0, 0.45 * k + 1.5))
         shown = self.top(row, k)
+        axes = _axes(ax, (8.0, 0.45 * k + 1.5))
         out = int(self.chosen[row])
         rest = float(self.outputs[row, out] - self.bias[out] - sum(v for v, _ in shown))
         bars = [*shown, (rest, "all other half-spaces"), (float(self.bias[out]), "bias")]

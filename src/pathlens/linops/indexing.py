@@ -38,10 +38,7 @@ def as_index(key: Any, n: int, axis: str) -> Index:
     if isinstance(key, range):
         key = list(key)
     if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
-        at = int(key)
-        if not -n <= at < n:
-            raise RowIndexError(f"{axis} index {at} is out of range for {n} {axis}.")
-        at %= n
+        at = as_number(key, n, axis)
         return range(at, at + 1)
     if not isinstance(key, (Tensor, np.ndarray, Sequence)) or isinstance(key, (str, bytes)):
         raise RowIndexError(f"{axis} cannot be indexed by {type(key).__name__} {key!r}. "
@@ -59,8 +56,25 @@ def as_index(key: Any, n: int, axis: str) -> Index:
         raise RowIndexError(f"the index selects no {axis} out of {n}. Select at least one.")
     low, high = int(array.min()), int(array.max())
     if low < -n or high >= n:
-        raise RowIndexError(f"{axis} index {low if low < -n else high} is out of range for {n} {axis}.")
+        raise _outside(low if low < -n else high, n, axis)
     return torch.where(array < 0, array + n, array)
+
+
+def as_number(key: Any, n: int, axis: str) -> int:
+    """One of ``n`` rows as its number from 0; negative ones count from the end.
+
+    >>> as_number(-1, 5, "rows")
+    4
+    """
+    if not isinstance(key, (int, np.integer)) or isinstance(key, (bool, np.bool_)):
+        raise RowIndexError(f"one of {n} {axis} is chosen by an integer, got {type(key).__name__} {key!r}.")
+    if not -n <= key < n:
+        raise _outside(int(key), n, axis)
+    return int(key) % n
+
+
+def _outside(at: int, n: int, axis: str) -> RowIndexError:
+    return RowIndexError(f"{axis} index {at} is out of range for {n} {axis}. Use 0 to {n - 1}, or -1 for the last.")
 
 
 def as_tensor(index: Index, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """Single paths: the largest ones, the contributions of given ones, and how far all of them cancel.
 
-Sums over groups of paths live in `grouping`. May import linops (progress) and the errors.
+Sums over groups of paths live in `grouping`. May import linops and the errors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pathlens.errors import OptionError, ShapeError
 from pathlens.linops.budget import blocks
+from pathlens.linops.indexing import as_number
 from pathlens.linops.progress import Meter
 from pathlens.paths.explanation import MISLEADING, Explanation, axes, positive, r_squared, ratio, shown
 from pathlens.paths.trellis import Trellis, reads_ones, take_trellis
@@ -74,6 +75,7 @@ class TopPaths(Explanation):
 
     def plot(self, row: int = 0, ax: Any = None) -> Any:
         """The running sum of the listed contributions of one row against f; needs matplotlib."""
+        row = as_number(row, len(self.f), "rows")
         ax = axes(ax, "drawing the largest paths")
         sums = self.contributions[row, : int(self.listed[row])].cumsum(0)
         ax.plot(np.arange(1, len(sums) + 1), sums.cpu().numpy(), marker=".", label="sum of the largest paths")
