@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import matplotlib
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 
 import pathlens as pl
 from pathlens import paths
+from pathlens.errors import RowIndexError
 from pathlens.models import GatedNetwork
+from pathlens.paths.explanation import r_squared
 
 matplotlib.use("Agg")
 
@@ -270,6 +273,16 @@ def test_explanations_say_fidelity_and_cancellation_first_and_can_be_drawn(train
         ax = explanation.plot()  # type: ignore[attr-defined]
         assert ax.get_title() or ax.get_ylabel()
         matplotlib.pyplot.close(ax.figure)
+    with pytest.raises(RowIndexError, match=f"Use 0 to {len(X) - 1}"):
+        made[0].plot(len(X))
+
+
+def test_fidelity_is_undefined_where_the_output_varies_by_rounding_alone() -> None:
+    f = torch.full((7,), 0.08, dtype=torch.float64)
+    f[3:] += 1e-16
+    assert f.std() > 0 and math.isnan(r_squared(f - 0.01, f))
+    assert math.isnan(r_squared(f * 0, f * 0))
+    assert r_squared(1e-9 * torch.arange(3), 1e-9 * torch.arange(3)) == 1.0
 
 
 def test_gates_of_a_soft_network_are_soft_in_contributions_and_hard_in_regions() -> None:

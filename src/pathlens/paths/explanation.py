@@ -21,13 +21,14 @@ MISLEADING = 2.0
 
 
 def r_squared(told: Tensor, f: Tensor) -> float:
-    """1 − Σ(f − told)² / Σ(f − mean f)²; NaN where f does not vary, so that there is nothing to tell.
+    """1 − Σ(f − told)² / Σ(f − mean f)²; NaN where f varies by rounding alone, so that there is nothing to tell.
 
     >>> r_squared(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 3.0]))
     0.5
     """
     spread = (f - f.mean()).square().sum()
-    return math.nan if len(f) < 2 or float(spread) == 0 else float(1 - (f - told).square().sum() / spread)
+    rounding = len(f) * (1e-12 * f.abs().max()).square()
+    return math.nan if len(f) < 2 or bool(spread <= rounding) else float(1 - (f - told).square().sum() / spread)
 
 
 def ratio(size: Tensor, f: Tensor) -> Tensor:
