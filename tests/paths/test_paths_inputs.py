@@ -10,7 +10,7 @@ from torch import nn
 
 import pathlens as pl
 from pathlens import paths
-from pathlens.errors import OptionError, RecordError, ShapeError
+from pathlens.errors import OptionError, RecordError, RowIndexError, ShapeError
 
 
 def rows(*shape, seed=0):
@@ -91,6 +91,9 @@ def test_of_encoded_images_the_map_is_that_of_pixels():
     assert found.maps().shape == (3, 6, 6)
     assert torch.allclose(found.maps().flatten(1).sum(1) + found.rest, found.f, atol=1e-10)
     assert "54 × 6 × 6 inputs on 3 rows" in repr(found)
+    for row in (99, -4):
+        with pytest.raises(RowIndexError, match=f"index {row} is out of range for 3 rows. Use 0 to 2"):
+            found.plot(row)
     ax = found.plot(1)
     assert ax.images[0].get_array().shape == (6, 6)
     import matplotlib.pyplot as plt
@@ -117,5 +120,7 @@ def test_what_has_no_such_sum_is_refused():
     with pytest.raises(RecordError, match="dropout is random"):
         paths.inputs(dropping, x)
     assert torch.equal(paths.inputs(torch.compile(net), x).f, paths.inputs(net, x).f)  # the network behind it
+    with pytest.raises(ShapeError, match=r"must return \(n, c\), got \(1, 1, 1\) .* first layer reads \(n, 3\)"):
+        paths.inputs(net, x[:, None])
     with pytest.raises(ShapeError, match="encoded inputs"):
         paths.inputs(residual.eval(), rows(3, 1, 8, 8))

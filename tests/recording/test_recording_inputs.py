@@ -62,8 +62,10 @@ def test_inputs_of_every_kind(name: str) -> None:
 )
 def test_whole_numbers_take_the_dtype_of_the_network(values: np.ndarray) -> None:
     net = models.relu(values.shape[1], (4,), seed=0)
-    assert torch.equal(record(net, values).x, torch.tensor(values, dtype=torch.float32))
-    assert torch.equal(record(net.double(), values).x, torch.tensor(values, dtype=torch.float64))
+    for given in (values, torch.from_numpy(values)):
+        assert torch.equal(record(net.float(), given).x, torch.tensor(values, dtype=torch.float32))
+        assert torch.equal(record(net.double(), given).x, torch.tensor(values, dtype=torch.float64))
+        assert torch.equal(as_rows(given), torch.tensor(values, dtype=torch.float32))
 
 
 def test_arrays_that_torch_itself_would_not_take() -> None:
@@ -92,7 +94,9 @@ def with_nan(row: int) -> Tensor:
 
 BAD: list[tuple[str, Any, type[PathlensError], str]] = [
     ("float64 tensor", X.double(), DTypeError, r"Inputs are torch.float64, the network is torch.float32\. Convert"),
-    ("integer tensor", torch.ones(2, 3, dtype=torch.int64), DTypeError, "Inputs are torch.int64"),
+    ("complex tensor", torch.ones(2, 3, dtype=torch.complex64), DTypeError, "Inputs are torch.complex64"),
+    ("columns", X[:, :2], ShapeError, r"record: .* not accept inputs of shape \(6, 2\): .* reads \(n, 3\)\. Give rows"),
+    ("images", X[:, None], PathlensError, r"shape \(6, 1, 1\) for inputs of shape \(6, 1, 3\).* reads \(n, 3\)"),
     ("NaN", with_nan(4), NotFiniteError, "first in row 4"),
     ("infinity", np.array([[1.0, 2.0, np.inf]]), NotFiniteError, "first in row 0"),
     ("too large for float32", np.full((2, 3), 1e300), NotFiniteError, "infinity"),
@@ -118,6 +122,26 @@ BAD: list[tuple[str, Any, type[PathlensError], str]] = [
 def test_bad_inputs(value: Any, error: type[PathlensError], message: str) -> None:
     with pytest.raises(error, match=message):
         record(models.relu(3, (4,), seed=0), value)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("shape", [(5, 192), (5, 1, 8, 8), (5, 3, 2, 2), (5, 3, 9, 9)])
+def test_shapes_that_a_network_of_images_does_not_take(shape: tuple[int, ...], stream: bool) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2)
+    ).eval()
+    assert record(net, torch.randn(5, 3, 8, 8), stream=stream).n == 5
+    with pytest.raises(ShapeError, match=r"record: the network does not accept .* reads \(n, 3, height, width\)"):
+        record(net, torch.randn(shape), stream=stream)
+
+
+def test_a_network_that_says_itself_what_is_wrong() -> None:
+    class Picky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("too many\nrows")
+
+    with pytest.raises(ShapeError, match=r"shape \(6, 3\): too many\. Give rows"):
+        record(Picky(), X)
 
 
 def test_networks_without_parameters() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pathlens as pl
-from pathlens.errors import BudgetError, OptionError, RegionError, ShapeError, UnknownNameError
+from pathlens.errors import BudgetError, NotFiniteError, OptionError, RegionError, ShapeError, UnknownNameError
 from pathlens.models import GatedNetwork
 from pathlens.regions import HalfSpaces, halfspaces
 
@@ -80,6 +80,22 @@ def test_residual_networks() -> None:
         template = pl.models.ResNet((1, 1), (2, 4), outputs=2, channels=1, shortcut=shortcut).eval()
         net = pl.gated_twin(template, "dlgn", torch.randn(2, 1, 6, 6), seed=0)
         check(net, halfspaces(net, (1, 6, 6)))
+
+
+def test_points_of_other_shapes() -> None:
+    spaces = halfspaces(conv_twin(), (2, 6, 6))
+    x = torch.randn(5, 2, 6, 6)
+    on = spaces.contains(0, x)
+    for same in (x.flatten(1), x.double(), x.numpy(), x.tolist()):
+        assert np.array_equal(spaces.contains(0, same), on)
+    assert spaces.contains(0, torch.ones(5, 72, dtype=torch.uint8)).shape == on.shape
+    for wrong in (x[0], torch.randn(36, 4), np.ones((5, 71))):
+        with pytest.raises(ShapeError, match=r"expected points of shape \(n, 72\).*For one point use X\[None\]"):
+            spaces.contains(0, wrong)
+    with pytest.raises(ShapeError, match="need a batch dimension"):
+        spaces.contains(0, x[0].flatten())
+    with pytest.raises(NotFiniteError, match="first in row 0"):
+        spaces.contains(0, x.flatten(1) * torch.nan)
 
 
 def test_both_ways_of_computing_agree() -> None:

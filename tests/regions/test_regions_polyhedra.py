@@ -229,7 +229,7 @@ def test_refusals() -> None:
     with pytest.raises(RegionError, match="no interior point in common"):
         region.sample(5, box=((-2, -1), (0, 1)))
     with pytest.raises(ShapeError, match=r"points of shape \(n, 2\)"):
-        region.contains([1.0, 2.0])
+        region.contains([[1.0, 2.0, 3.0]])
     with pytest.raises(ShapeError, match="expected normals"):
         PathRegion([1.0, 2.0], [0.0])
     with pytest.raises(RegionError, match="NaN"):

@@ -86,6 +86,16 @@ def test_forms_of_data_give_the_same_training(data, form):
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
 
 
+@pytest.mark.parametrize("given", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
+def test_whole_numbers_are_taken_as_they_are(given):
+    x = np.random.default_rng(0).integers(0, 256, (12, 4), dtype=np.uint8)
+    a, b = pl.models.relu(4, (8,), seed=0), pl.models.relu(4, (8,), seed=0)
+    y = torch.randn(12, 1, generator=torch.Generator().manual_seed(0))
+    pl.train(a, (torch.tensor(x, dtype=torch.float32), y), epochs=2, progress=False)
+    pl.train(b, (given(x), y), epochs=2, progress=False)
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+
+
 def test_fresh_batches_from_a_sampler():
     nlgp = pl.data.NLGP(20, xi=(3.0, 1.0), gain=3.0)
     net = pl.models.LocalisationNet(20, 8)

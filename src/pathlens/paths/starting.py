@@ -1,7 +1,7 @@
 """Exact decompositions of predictions by the input at which paths start: of images, maps of evidence.
 
-Any wiring, convolutions and shortcuts too: nothing is followed path by path. May import recording, models, the rest of
-`paths` and the errors.
+Any wiring, convolutions and shortcuts too: nothing is followed path by path. May import recording, models, linops
+(indexing), the rest of `paths` and the errors.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
+from pathlens.linops.indexing import as_number
 from pathlens.models import GatedNetwork
 from pathlens.paths.explanation import Explanation, axes, r_squared, ratio
 from pathlens.recording import as_rows
+from pathlens.recording.inputs import output_width
 from pathlens.recording.taking import check_net, unwrapped
 
 _AT_ONCE = 64  # rows whose float64 activations are held at the same time
@@ -58,6 +60,7 @@ class Inputs(Explanation):
 
     def plot(self, row: int = 0, ax: Any = None) -> Any:
         """The map of one image, red for and blue against, white at zero; needs matplotlib."""
+        row = as_number(row, len(self.f), "rows")
         found = self.maps()[row].cpu()
         ax = axes(ax, "drawing a map of contributions")
         top = float(found.abs().max())
@@ -114,13 +117,7 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
             f"paths.inputs: output must be an integer, or one for each of the {len(rows)} rows, got {chosen.dtype} of "
             f"shape {tuple(chosen.shape)}."
         )
-    try:
-        net.gates(rows[:1])
-    except (RuntimeError, ValueError) as error:
-        raise ShapeError(
-            f"paths.inputs: the network does not accept inputs of shape {tuple(rows.shape)}: {error}. Behind an "
-            "encoding it takes encoded inputs."
-        ) from error
+    output_width(net, rows, "paths.inputs")
     parts = zip(rows.split(_AT_ONCE), chosen.long().expand(len(rows)).split(_AT_ONCE))
     found = [_contributions(net, values, part, which) for part, which in parts]
     contributions, rest, f = (torch.cat(tensors) for tensors in zip(*found))

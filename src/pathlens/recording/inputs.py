@@ -1,27 +1,31 @@
-"""What a user gives as X, as one tensor of rows, checked."""
+"""What a user gives as X, as one tensor of rows, checked; and whether a network takes them."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, RowIndexError, ShapeError
+from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, PathlensError, RowIndexError, ShapeError
 from pathlens.models import GatedNetwork
-from pathlens.models.sources import TableSource
+from pathlens.models.sources import GraphSource, ShallowSource, TableSource
 
 
-def as_rows(X: Any, like: nn.Module | None = None) -> Tensor:
+def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
     """Inputs as one tensor: from a tensor, an array, a Dataset of (x, ...) items or a DataLoader of such batches.
 
     Parameters
     ----------
     X : Tensor, array, nested list, Dataset or DataLoader
         n rows; a Dataset or DataLoader is read to its end, in its own order.
-    like : nn.Module, optional
-        Arrays and data sets take this module's dtype and everything its device; a tensor of another dtype is refused.
+    like : nn.Module or torch.dtype, optional
+        Arrays, data sets and whole numbers take this dtype, or the module's, and everything takes the module's device;
+        nothing is scaled. A tensor of another floating dtype is refused, for rounding it is the caller's choice.
 
     Returns
     -------
@@ -34,10 +38,12 @@ def as_rows(X: Any, like: nn.Module | None = None) -> Tensor:
     tensor([[1., 2.],
             [3., 4.]])
     """
-    reference = next(like.parameters(), None) if like is not None else None
-    dtype = reference.dtype if reference is not None else None
+    reference = next(like.parameters(), None) if isinstance(like, nn.Module) else None
+    dtype = like if isinstance(like, torch.dtype) else reference.dtype if reference is not None else None
     if isinstance(X, Tensor):
         x = X.detach()
+        if not (x.is_floating_point() or x.is_complex()):
+            x = x.to(dtype or torch.float32)
         if dtype is not None and x.dtype != dtype:
             raise DTypeError(f"Inputs are {x.dtype}, the network is {dtype}. Convert one of them, e.g. X.to({dtype}).")
     elif isinstance(X, (torch.utils.data.DataLoader, torch.utils.data.Dataset)):
@@ -100,6 +106,66 @@ def _from_array(X: Any, dtype: torch.dtype | None) -> Tensor:
 
 def _first(item: Any) -> Any:
     return item[0] if isinstance(item, (tuple, list)) and len(item) else item
+
+
+@contextmanager
+def accepting(x: Tensor, net: nn.Module, where: str, who: str = "the network") -> Iterator[None]:
+    """While a network runs on rows x: what torch says of shapes that do not fit becomes an error that a user can read.
+
+    Parameters
+    ----------
+    where, who : str
+        The public function that asks and the network's part in it, for messages.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # batch-norm raises the second
+        if isinstance(error, (PathlensError, torch.OutOfMemoryError)):
+            raise
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ShapeError(
+            f"{where}: {who} does not accept inputs of shape {tuple(x.shape)}: {reason}.{first_reads(net)} Give rows "
+            "of the shape that it was built for; behind an encoding, encoded inputs."
+        ) from error
+
+
+def output_width(net: nn.Module, x: Tensor, where: str) -> int:
+    """Number of outputs of a network on rows like those of x; refuses rows that it does not take."""
+    probe = copy.deepcopy(net).to(x.device).eval()
+    rows = torch.zeros(1, dtype=torch.long, device=x.device)
+    with torch.no_grad(), accepting(x, net, where):
+        out = probe(x[:1], rows) if getattr(net, "needs_rows", False) else probe(x[:1])
+    if not isinstance(out, Tensor) or out.ndim != 2:
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ShapeError(
+            f"{where}: the network must return (n, c), got {got} for one row of shape {tuple(x.shape[1:])}."
+            f"{first_reads(net)}"
+        )
+    return int(out.shape[1])
+
+
+def first_layer(net: nn.Module) -> nn.Module | None:
+    """The first module with parameters of its own, which reads the inputs; of a gated network, the one gates read."""
+    start: nn.Module = net
+    if isinstance(net, GatedNetwork):
+        start = net.source if isinstance(net.source, (GraphSource, ShallowSource)) else net.values
+    return next((m for m in start.modules() if any(True for _ in m.parameters(recurse=False))), None)
+
+
+def first_reads(net: nn.Module) -> str:
+    """A sentence that says which rows the first layer of a network reads, for messages; "" where it does not tell.
+
+    >>> first_reads(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)))
+    ' Its first layer reads (n, 3).'
+    """
+    layer = first_layer(net)
+    if isinstance(layer, nn.Linear):
+        shape = f"{layer.in_features}"
+    elif isinstance(layer, nn.Conv2d):
+        shape = f"{layer.in_channels}, height, width"
+    else:
+        return ""
+    return f" Its first layer reads (n, {shape})."
 
 
 def row_numbers(net: nn.Module, rows: Any, x: Tensor) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pathlens.errors import RecordError
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
+from pathlens.recording.inputs import accepting, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
 
@@ -125,7 +126,7 @@ def take_within(
     """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
     if limit is not None and not _keeps_rows(net):
         # one row alone tells rows from other dimensions of equal size, and how much all of them would take
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), accepting(x, net, "record"):
             one, tape = _run(net, x[:1].clone(), None, clone=False)
             _by_weight(tape, 1)
             count = len(outputs) if outputs is not None else one.numel() if isinstance(one, Tensor) else 1
@@ -133,14 +134,15 @@ def take_within(
                 return None
     n = x.shape[0]
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
-        x, f, tape = _listen(net, x, ids)
+        with accepting(x, net, "record"):
+            x, f, tape = _listen(net, x, ids)
         if isinstance(f, Tensor) and f.ndim == 0 and n == 1:  # a network that ends in squeeze()
             f = f.reshape(1)
         if not isinstance(f, Tensor) or f.ndim not in (1, 2) or f.shape[0] != n:
             got = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
             raise RecordError(
-                f"record: the network must return a tensor of shape (n, c), got {got} for {n} rows. Wrap it so that "
-                "it returns its outputs alone, rows first."
+                f"record: the network must return a tensor of shape (n, c), got {got} for inputs of shape "
+                f"{tuple(x.shape)}.{first_reads(net)} Wrap it so that it returns its outputs alone, rows first."
             )
         f2 = f if f.ndim == 2 else f[:, None]
         wanted = list(range(f2.shape[1])) if outputs is None else list(outputs)

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathlens.errors import BudgetError, OptionError, RegionError, unknown_name
+from pathlens.errors import BudgetError, OptionError, RegionError, ShapeError, unknown_name
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
+from pathlens.recording import as_rows
 from pathlens.regions.cells import Floats, Ints
 from pathlens.regions.networks import HardNetwork, hard_network
 
@@ -213,9 +214,8 @@ class HalfSpaces:
         return _constant(np.linalg.norm(normals, axis=1), offsets)
 
     def contains(self, site: str | int, X: Any) -> np.ndarray:
-        """Which gates of a site are on, from normals and offsets: (n, units)."""
-        x = np.asarray(X.detach().cpu() if isinstance(X, Tensor) else X, dtype=np.float64)
-        return x.reshape(-1, self.dim) @ self.normals(site).T + self.offsets(site) > 0
+        """Which gates of a site are on, from normals and offsets: (n, d) or (n, *input shape) → (n, units)."""
+        return as_points(X, self.dim) @ self.normals(site).T + self.offsets(site) > 0
 
     def groups(self, angle: float = 1.0, offset: float = 1e-6, sites: Sequence[str | int] | None = None) -> Groups:
         """Half-spaces whose boundaries nearly coincide.
@@ -295,6 +295,17 @@ class HalfSpaces:
             f"HalfSpaces({sum(self.units(n) for n in self.sites)} gates, on where n·x + b > 0, x of shape "
             f"{self.input_shape}; {units}{more}; {self.label})"
         )
+
+
+def as_points(X: Any, d: int) -> Floats:
+    """Inputs as float64 rows: (n, d) or (n, *input shape) → (n, d)."""
+    x = as_rows(X.double() if isinstance(X, Tensor) else X, torch.float64)
+    if x[0].numel() != d:
+        raise ShapeError(
+            f"contains: expected points of shape (n, {d}), or n of them in the shape of an input, got "
+            f"{tuple(x.shape)}. For one point use X[None]."
+        )
+    return x.flatten(1).cpu().numpy()
 
 
 def _constant(sizes: Floats, offsets: Floats) -> Ints:

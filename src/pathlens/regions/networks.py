@@ -20,8 +20,9 @@ from torch import fx, nn
 from pathlens import models
 from pathlens.errors import RegionError, ShapeError
 from pathlens.models import GatedNetwork, Hard, Open, gated_twin
-from pathlens.models.sources import FunctionSource, GraphSource, QuadraticSource, ShallowSource, TableSource
+from pathlens.models.sources import FunctionSource, GraphSource, QuadraticSource, TableSource
 from pathlens.models.tracing import apply_site, describe
+from pathlens.recording.inputs import first_layer
 from pathlens.recording.taking import check_net, unwrapped
 from pathlens.records import Snapshot
 
@@ -183,10 +184,7 @@ def _input_shape(net: nn.Module, given: Sequence[int] | None, where: str) -> tup
     """As given, or the input size of the first layer where that is fully connected."""
     if given is not None:
         return tuple(int(s) for s in given)
-    start: nn.Module = net
-    if isinstance(net, GatedNetwork):
-        start = net.source if isinstance(net.source, (GraphSource, ShallowSource)) else net.values
-    first = next((m for m in start.modules() if any(True for _ in m.parameters(recurse=False))), None)
+    first = first_layer(net)
     if isinstance(first, nn.Linear):
         return (first.in_features,)
     raise ShapeError(

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import linprog
-from torch import Tensor
 
 from pathlens.errors import OptionError, RegionError, ShapeError
 from pathlens.regions.cells import Bits, Floats, Polygons
-from pathlens.regions.halfspaces import HalfSpaces
+from pathlens.regions.halfspaces import HalfSpaces, as_points
 from pathlens.regions.networks import hard_network
 
 _LP = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
@@ -114,10 +113,7 @@ class PathRegion:
 
     def contains(self, X: Any) -> Bits:
         """Whether points lie in the open region: (n, d) or (n, *input shape) → (n,)."""
-        x = np.asarray(X.detach().cpu() if isinstance(X, Tensor) else X, dtype=np.float64)
-        if x.ndim < 2 or math.prod(x.shape[1:]) != self.dim:
-            raise ShapeError(f"contains: expected points of shape (n, {self.dim}), got {x.shape}.")
-        return (x.reshape(len(x), -1) @ self.normals.T + self.offsets > 0).all(1)
+        return (as_points(X, self.dim) @ self.normals.T + self.offsets > 0).all(1)
 
     # --- emptiness -----------------------------------------------------------------------------------------------
 

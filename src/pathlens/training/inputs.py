@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from pathlens.data import DataSet
 from pathlens.errors import EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
 from pathlens.recording import as_rows
+from pathlens.recording.inputs import output_width
 from pathlens.training.stack import Loss
 
 
@@ -108,7 +108,7 @@ def _checked(x: Any, y: Any, net: nn.Module, loss: str | Loss, device: torch.dev
         raise ShapeError(
             f"train: {x.shape[0]} inputs and {y.shape[0] if y.ndim else 'no'} targets. They must match row by row."
         )
-    c = output_width(net, x)
+    c = output_width(net, x, "train")
     if loss == "cross_entropy":
         if y.dtype.is_floating_point or y.dtype == torch.bool or y.ndim != 1:
             raise LabelError(
@@ -138,17 +138,3 @@ def _checked(x: Any, y: Any, net: nn.Module, loss: str | Loss, device: torch.dev
             )
         y = y.to(x.dtype)
     return x, y
-
-
-def output_width(net: nn.Module, x: Tensor) -> int:
-    """Number of outputs of a network that is known to take rows of `x`, or an error that says what it does."""
-    probe = copy.deepcopy(net).to(x.device).eval()
-    rows = torch.zeros(1, dtype=torch.long, device=x.device)
-    with torch.no_grad():
-        try:
-            out = probe(x[:1], rows) if getattr(net, "needs_rows", False) else probe(x[:1])
-        except RuntimeError as e:
-            raise ShapeError(f"train: the network does not accept inputs of shape {tuple(x.shape)}: {e}") from e
-    if out.ndim != 2:
-        raise ShapeError(f"train: the network must return (n, c), got {tuple(out.shape)} for one row.")
-    return int(out.shape[1])

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, OptionError, unknown_name
 from pathlens.recording import Trajectory, as_rows
+from pathlens.recording.inputs import output_width
 from pathlens.training.checkpoints import forget_checkpoints
-from pathlens.training.inputs import LOSSES, Data, output_width, prepare, prepare_validation
+from pathlens.training.inputs import LOSSES, Data, prepare, prepare_validation
 from pathlens.training.run import OPTIMISERS, Run, Watch, derive_seed
 from pathlens.training.schedules import Schedule, rate_schedule
 from pathlens.training.stack import Loss, Penalty, gated_parts
@@ -226,7 +227,8 @@ def train(
         )
     tutor = None
     if teacher is not None:
-        tutor = Teacher(teacher, loss, temperature, prepared.x, output_width(members[0], prepared.x), autocast)
+        outputs = output_width(members[0], prepared.x, "train")
+        tutor = Teacher(teacher, loss, temperature, prepared.x, outputs, autocast)
     config = {
         "kind": getattr(members[0], "kind", type(members[0]).__name__),
         "parameters": sum(p.numel() for p in members[0].parameters()),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, ShapeError
+from pathlens.recording.inputs import accepting
 from pathlens.training.stack import Loss
 
 
@@ -45,12 +46,8 @@ class Teacher:
         self.probabilities = loss == "cross_entropy"
         self.temperature = float(temperature)
         self.autocast = autocast
-        try:
+        with accepting(x, self.net, "train", "the teacher"):
             said = self.net(x[:1])
-        except RuntimeError as error:
-            raise ShapeError(
-                f"train: the teacher does not accept inputs of shape {tuple(x.shape)}: {error}"
-            ) from error
         if not isinstance(said, Tensor) or said.shape != (1, outputs):
             got = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
             raise ShapeError(f"train: the teacher gives {got} for one row, the network (1, {outputs}).")
