@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+#: the repository, where the package runs from one; above an installed package there is no docs/results.md
+SOURCE = Path(__file__).resolve().parents[2]
 DEMO = ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6")
 _COLOURS = {"reproduced": "green", "not reproduced": "dark_orange", "cannot tell": "bright_black",
             "holds": "green", "printed form wrong, corrected holds": "dark_orange", "fails": "red",
@@ -411,6 +413,10 @@ def list_experiments(
     console.print(table)
     console.print("quick, paper: expected time at each scale, on two cores or one GPU; operations: floating-point, at "
                   "paper scale. Run one with: pathlens run NAME", style="bright_black", highlight=False)
+    page = SOURCE / "docs" / "results.md"
+    where = f"{page}" if page.is_file() else "docs/results.md of the source repository, which an installed package lacks"
+    console.print(f"What came out at the papers' sizes, where we ran it: {where}", style="bright_black",
+                  soft_wrap=True, highlight=False, markup=False)
 
 
 def _artifact_folder(folder: Path) -> Path:

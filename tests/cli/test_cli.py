@@ -160,6 +160,12 @@ def test_a_device_that_cannot_be_used(device: str) -> None:
     assert not TRAININGS
 
 
+def test_list_says_where_results_at_paper_scale_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(Path(__file__).parents[2] / "docs" / "results.md") in invoke("list").splitlines()[-1]
+    monkeypatch.setattr(cli, "SOURCE", tmp_path)
+    assert "docs/results.md of the source repository, which an installed" in invoke("list").splitlines()[-1]
+
+
 def test_list_shows_needs_and_status(tmp_path: Path) -> None:
     assert invoke("list").count("not run") == 3
     invoke("run", "fake.one", "fake.two", "--device", "cpu", "--out", "o")
