@@ -226,6 +226,9 @@ def test_refusals() -> None:
         region.volume(((0, 1), (1, 0)))
     with pytest.raises(OptionError, match="positive number of points"):
         region.sample(0, box=1.0)
+    for wrong in ({"steps": 0}, {"seed": -1}):
+        with pytest.raises(OptionError, match="steps must be at least 1 and seed at least 0"):
+            region.sample(5, box=1.0, **wrong)
     with pytest.raises(RegionError, match="no interior point in common"):
         region.sample(5, box=((-2, -1), (0, 1)))
     with pytest.raises(ShapeError, match=r"points of shape \(n, 2\)"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pathlens as pl
-from pathlens.errors import BudgetError, OptionError, RegionError, ShapeError
+from pathlens.errors import BudgetError, OptionError, RegionError, RowIndexError, ShapeError
 from pathlens.models import GatedNetwork
 from pathlens.regions import Plane, Slice2D, segment1d, slice2d, tracking
 from pathlens.regions.cells import Polygons
@@ -411,6 +411,21 @@ def test_too_many_cells() -> None:
         slice2d(net, max_cells=30)
     with pytest.raises(BudgetError, match="more than 5 cells"):
         segment1d(net, [-3.0, 0], [3.0, 0], max_cells=5)
+
+
+def test_places_and_polygons_that_a_slice_does_not_have() -> None:
+    cells = slice2d(pl.models.relu(2, (4, 4), bias=True, seed=0))
+    assert cells.locate([0.5, 0.5]).shape == (1,) and np.isnan(cells.evaluate([[np.nan, 0.0]])).all()
+    for look in (cells.locate, cells.evaluate):
+        for wrong in ([0.1, 0.2, 0.3], [[0.1, 0.2, 0.3]], np.zeros((4, 4, 2)), "ab"):
+            with pytest.raises(ShapeError, match=r"expected plane coordinates of shape \(n, 2\), got"):
+                look(wrong)
+    with pytest.raises(RowIndexError, match=f"polygons index {len(cells)} is out of range"):
+        cells.polygon(len(cells))
+    with pytest.raises(ShapeError, match="points must have one shape"):
+        Plane.through([0.0, 0], [1.0, 0, 0], [0.0, 1])
+    with pytest.raises(RegionError, match="a is no array of numbers"):
+        segment1d(pl.models.relu(2, (4, 4)), ["a", "b"], [0.0, 1.0])
 
 
 def test_cells_that_wait_count_towards_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

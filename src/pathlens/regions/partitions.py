@@ -1,6 +1,6 @@
 """Partitions of a plane or a segment, as a user sees them: polygons and intervals with gates, path counts and outputs.
 
-They are made by `slices.py`. May import the errors and the other modules of regions.
+They are made by `slices.py`. May import the errors, linops (indexing) and the other modules of regions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pathlens.errors import RegionError, ShapeError
+from pathlens.linops.indexing import as_number
 from pathlens.regions.cells import Bits, Floats, Ints, Polygons
 from pathlens.regions.networks import HardNetwork
 from pathlens.regions.summaries import SliceSummary, components, summarise
@@ -23,7 +24,10 @@ from pathlens.regions.summaries import SliceSummary, components, summarise
 
 def as_point(value: Any, name: str, where: str) -> Floats:
     """An input as a finite float64 array."""
-    array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
+    try:
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise RegionError(f"{where}: {name} is no array of numbers ({error}).") from error
     if not np.isfinite(array).all():
         raise RegionError(f"{where}: {name} holds NaN or infinity. Give finite numbers.")
     return array
@@ -67,11 +71,25 @@ class Plane:
     def through(cls, a: Any, b: Any, c: Any) -> Plane:
         """The plane through three inputs, at coordinates (0, 0), (1, 0) and (0, 1)."""
         a, b, c = (as_point(p, "a point", "Plane.through") for p in (a, b, c))
+        if not a.shape == b.shape == c.shape:
+            raise ShapeError(f"Plane.through: points must have one shape, got {a.shape}, {b.shape} and {c.shape}.")
         return cls(a, b - a, c - a)
 
     def points(self, coordinates: Any) -> Floats:
         """Inputs at coordinates (n, 2)."""
         return self.origin + np.tensordot(np.asarray(coordinates, dtype=np.float64), np.stack([self.u, self.v]), 1)
+
+
+def _plane_coordinates(value: Any, where: str) -> Floats:
+    """Places in a plane as float64, (n, 2); one place becomes a row. NaN stays, and lies in no cell."""
+    try:
+        array = np.atleast_2d(np.asarray(value, dtype=np.float64))
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.ndim != 2 or array.shape[1] != 2:
+        got = np.shape(value) if array.size else repr(value)
+        raise ShapeError(f"{where}: expected plane coordinates of shape (n, 2), got {got}.")
+    return array
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +179,7 @@ class Slice2D(Partition):
 
     def polygon(self, k: int) -> Floats:
         """Corners of one polygon: (V, 2)."""
+        k = as_number(k, len(self), "polygons")
         return self._out(self._cells.corners[k, : self._cells.sizes[k]])
 
     @property
@@ -189,10 +208,8 @@ class Slice2D(Partition):
 
         A point on an edge counts to the polygon with the smallest number.
         """
-        z = (np.atleast_2d(np.asarray(coordinates, dtype=np.float64)) - self.box.mean(1)) * 2
+        z = (_plane_coordinates(coordinates, "locate") - self.box.mean(1)) * 2
         z /= self.box[:, 1] - self.box[:, 0]
-        if z.shape[1] != 2:
-            raise ShapeError(f"locate: expected plane coordinates of shape (n, 2), got {z.shape}.")
         normals, offsets = self._sides
         found = np.full(len(z), -1)
         step = max(1, (1 << 22) // offsets.size)
@@ -215,7 +232,7 @@ class Slice2D(Partition):
 
     def evaluate(self, coordinates: Any) -> Floats:
         """Outputs at plane coordinates (n, 2) from the affine maps: (n, c); NaN outside the box."""
-        z = np.atleast_2d(np.asarray(coordinates, dtype=np.float64))
+        z = _plane_coordinates(coordinates, "evaluate")
         cell = self.locate(z)
         values = self.maps[cell, :, 0] + np.einsum("ncd,nd->nc", self.maps[cell, :, 1:], z)
         values[cell < 0] = np.nan

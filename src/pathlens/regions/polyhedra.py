@@ -295,6 +295,9 @@ class PathRegion:
         self._interior("sample")
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise OptionError(f"sample: n must be a positive number of points, got {n!r}.")
+        steps = 20 + 10 * self.dim if steps is None else steps
+        if steps < 1 or seed < 0:
+            raise OptionError(f"sample: steps must be at least 1 and seed at least 0, got {steps!r} and {seed!r}.")
         if box is None and not self.is_bounded:
             raise RegionError("sample: the region is unbounded. Give a box, such as box=1.0.")
         lo, hi = self._extent() if box is None else _box(box, self.dim)
@@ -305,7 +308,7 @@ class PathRegion:
         generator = np.random.default_rng(seed)
         A, b = np.concatenate([A, np.eye(self.dim), -np.eye(self.dim)]), np.concatenate([b, -lo, hi])
         x = np.tile(start[0], (n, 1))
-        for _ in range(20 + 10 * self.dim if steps is None else steps):
+        for _ in range(steps):
             v = generator.standard_normal((n, self.dim))
             v /= np.linalg.norm(v, axis=1, keepdims=True)
             room, speed = x @ A.T + b, v @ A.T  # room ≥ 0 is left, and shrinks by −speed
