@@ -110,7 +110,7 @@ def demo(
 
     _need_matplotlib()  # say so before the training, not after
     console = _console()
-    plan = Plan("quick", out, seeds, _device(device))
+    plan = Plan("quick", _folder(out), seeds, _device(device))
     with _bars(console) as progress:
         outcomes = run_all([find(name) for name in DEMO], plan, progress=progress)
     for outcome in outcomes:
@@ -153,7 +153,7 @@ def run(
 
     console = _console()
     chosen = select(names)
-    plan = Plan(scale.value, out, seeds, _device(device), _changes(changes or []), again)
+    plan = Plan(scale.value, _folder(out), seeds, _device(device), _changes(changes or []), again)
     if scale is Scale.paper:
         _print_estimates(chosen, plan, console)
     ended = 0
@@ -363,15 +363,19 @@ def _device(text: str) -> str:
 
     if text == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(text).type
-        torch.empty(0, device=text)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise OptionError(f"--device {text!r} cannot be used: {reason}. Use cpu, cuda or auto.") from error
-    if kind == "meta":
-        raise OptionError("--device 'meta' holds no numbers. Use cpu, cuda or auto.")
+    from pathlens.training.inputs import as_device
+
+    as_device(text, "--device")
     return text
+
+
+def _folder(path: Path) -> Path:
+    """The folder, made before anything is trained for it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"--out {path} cannot be made: {error.strerror or error}. Choose another.") from error
+    return path
 
 
 def _need_matplotlib() -> None:
@@ -414,7 +418,7 @@ def list_experiments(
     console.print("quick, paper: expected time at each scale, on two cores or one GPU; operations: floating-point, at "
                   "paper scale. Run one with: pathlens run NAME", style="bright_black", highlight=False)
     page = SOURCE / "docs" / "results.md"
-    where = f"{page}" if page.is_file() else "docs/results.md of the source repository, which an installed package lacks"
+    where = str(page) if page.is_file() else "docs/results.md of the source repository; an installed package has none"
     console.print(f"What came out at the papers' sizes, where we ran it: {where}", style="bright_black",
                   soft_wrap=True, highlight=False, markup=False)
 

@@ -156,14 +156,22 @@ def test_wrong_usage_is_exit_code_two(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta"])
 def test_a_device_that_cannot_be_used(device: str) -> None:
     output = invoke("run", "fake.one", "--device", device, code=1)
-    assert f"--device '{device}'" in output and "Use cpu, cuda or auto." in output
+    assert f"--device '{device}'" in output and "Use cpu or cuda." in output
+    assert not TRAININGS
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for command in (["run", "fake.one"], ["demo"]):
+        output = invoke(*command, "--device", "cpu", "--out", "file/o", code=1)
+        assert "--out file/o cannot be made: " in output and "Choose another." in output
     assert not TRAININGS
 
 
 def test_list_says_where_results_at_paper_scale_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(Path(__file__).parents[2] / "docs" / "results.md") in invoke("list").splitlines()[-1]
     monkeypatch.setattr(cli, "SOURCE", tmp_path)
-    assert "docs/results.md of the source repository, which an installed" in invoke("list").splitlines()[-1]
+    assert "docs/results.md of the source repository; an installed" in invoke("list").splitlines()[-1]
 
 
 def test_list_shows_needs_and_status(tmp_path: Path) -> None:

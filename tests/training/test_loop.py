@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 import pathlens as pl
 from pathlens import errors
@@ -154,6 +154,24 @@ BAD = [
     (lambda: pl.train(relu(), (X.double(), Y), epochs=1), errors.DTypeError, "float64"),
     (lambda: pl.train(relu(), 3, epochs=1), errors.ShapeError, "got int"),
     (lambda: pl.train(relu(), (X, Y), epochs=0), errors.OptionError, "epochs=0"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1.5), errors.OptionError, "integers of at least 1, got epochs=1.5"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, clip=-1.0), errors.OptionError, "clip must be positive"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, weight_decay=-1.0), errors.OptionError, "weight_decay and momentum"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, settings=[{"momentum": -1}]), errors.OptionError, "at least 0"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, beta=10.0), errors.OptionError, "a function of progress.*got 10.0"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, seeds=3), errors.OptionError, r"Give range\(3\)"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, device="gpu"), errors.OptionError, "device 'gpu' cannot be used"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, device="meta"), errors.OptionError, "holds no numbers"),
+    (lambda: pl.train(X, (relu(), Y), epochs=1), errors.OptionError, "a network .* first, got Tensor"),
+    (lambda: pl.train([relu(), 3], (X, Y), epochs=1), errors.OptionError, "first, got int"),
+    (lambda: pl.train(torch.nn.ReLU(), (X, Y), epochs=1), errors.OptionError, "ReLU has no parameters"),
+    (lambda: pl.train(relu(), (X, None), epochs=1), errors.DTypeError, "targets must be numbers, got NoneType"),
+    (lambda: pl.train(relu(), (X, ["a"] * 10), epochs=1), errors.DTypeError, "Classes are numbered 0, 1"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, weights="a"), errors.DTypeError, "weights must be numbers, got str"),
+    (lambda: pl.train(relu(), ConcatDataset([TensorDataset(X, Y), TensorDataset(X[:, :1], Y)]), epochs=1),
+     errors.ShapeError, "items of the data have different shapes"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, seeds=[0], progress=False).history("los"), errors.UnknownNameError,
+     "Did you mean 'loss'"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, batch_size=0), errors.OptionError, "batch_size=0"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, lr=0.0), errors.OptionError, "positive"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, optimizer="adma"), errors.UnknownNameError, "Did you mean 'adam'"),

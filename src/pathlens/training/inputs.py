@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathlens.data import DataSet
-from pathlens.errors import EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
+from pathlens.errors import DTypeError, EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
 from pathlens.recording import as_rows
 from pathlens.recording.inputs import output_width
 from pathlens.training.stack import Loss
@@ -63,7 +63,10 @@ def prepare(data: Any, net: nn.Module, loss: str | Loss, device: torch.device, w
         if not all(isinstance(p, (tuple, list)) and len(p) >= 2 for p in pairs):
             raise ShapeError("train: a Dataset or DataLoader must give (input, target) pairs.")
         join = torch.cat if isinstance(data, torch.utils.data.DataLoader) else torch.stack
-        x, y = (join([torch.as_tensor(p[i]) for p in pairs]) for i in (0, 1))
+        try:
+            x, y = (join([torch.as_tensor(p[i]) for p in pairs]) for i in (0, 1))
+        except RuntimeError as error:
+            raise ShapeError(f"train: items of the data have different shapes: {error}. Make them equal.") from error
     else:
         raise ShapeError(
             f"train: data must be a DataSet, an (X, y) pair, a Dataset or a DataLoader, got {type(data).__name__}."
@@ -85,8 +88,30 @@ def prepare_validation(validation: Any, net: nn.Module, loss: str | Loss, device
     return Data(x, y, weights=None if len(validation) == 2 else _checked_weights(validation[2], x))
 
 
+def as_device(device: Any, where: str) -> torch.device:
+    """The device of that name, if this machine has it."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise OptionError(f"{where} {str(device)!r} cannot be used: {reason}. Use cpu or cuda.") from error
+    if found.type == "meta":
+        raise OptionError(f"{where} 'meta' holds no numbers. Use cpu or cuda.")
+    return found
+
+
+def _numbers(value: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DTypeError(
+            f"train: {what} must be numbers, got {type(value).__name__} ({error}). Classes are numbered 0, 1, …"
+        ) from error
+
+
 def _checked_weights(weights: Any, x: Tensor) -> Tensor:
-    w = torch.as_tensor(weights)
+    w = _numbers(weights, "weights")
     if w.shape != x.shape[:1]:
         raise ShapeError(
             f"train: weights have shape {tuple(w.shape)}, expected ({x.shape[0]},): one number for each row."
@@ -103,7 +128,7 @@ def _checked_weights(weights: Any, x: Tensor) -> Tensor:
 
 def _checked(x: Any, y: Any, net: nn.Module, loss: str | Loss, device: torch.device) -> tuple[Tensor, Tensor]:
     x = as_rows(x, net).to(device)
-    y = torch.as_tensor(y).to(device)
+    y = _numbers(y, "targets").to(device)
     if y.shape[:1] != x.shape[:1]:
         raise ShapeError(
             f"train: {x.shape[0]} inputs and {y.shape[0] if y.ndim else 'no'} targets. They must match row by row."

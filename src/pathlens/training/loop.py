@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pathlens.errors import EmptyDataError, OptionError, unknown_name
 from pathlens.recording import Trajectory, as_rows
 from pathlens.recording.inputs import output_width
 from pathlens.training.checkpoints import forget_checkpoints
-from pathlens.training.inputs import LOSSES, Data, prepare, prepare_validation
+from pathlens.training.inputs import LOSSES, Data, as_device, prepare, prepare_validation
 from pathlens.training.run import OPTIMISERS, Run, Watch, derive_seed
 from pathlens.training.schedules import Schedule, rate_schedule
 from pathlens.training.stack import Loss, Penalty, gated_parts
@@ -47,6 +48,8 @@ class Runs(list[Trajectory]):
 
     def history(self, name: str = "loss") -> np.ndarray:
         """One row per run, one column per epoch, the first at initialisation; runs that stopped early end in NaN."""
+        if name not in self[0].history:
+            raise unknown_name("history", name, self[0].history)
         length = max(len(t.history[name]) for t in self)
         out = np.full((len(self), length), np.nan)
         for row, t in zip(out, self):
@@ -196,9 +199,11 @@ def train(
     """
     single = isinstance(net, nn.Module) and seeds is None and settings is None
     members, member_settings = _members(net, seed, seeds, settings, lr, weight_decay, momentum)
-    if epochs < 1 or (batch_size is not None and batch_size < 1):
+    whole = (epochs, 1 if batch_size is None else batch_size)
+    if not all(isinstance(number, Integral) and number >= 1 for number in whole):
         raise OptionError(
-            f"train: epochs and batch_size must be at least 1, got epochs={epochs}, batch_size={batch_size}."
+            f"train: epochs and batch_size must be integers of at least 1, got epochs={epochs}, "
+            f"batch_size={batch_size}."
         )
     if evaluate not in ("full", "running"):
         raise OptionError(f"train: evaluate must be 'full' or 'running', got {evaluate!r}.")
@@ -208,7 +213,18 @@ def train(
         raise unknown_name("optimizer", optimizer, OPTIMISERS)
     if not all(s["lr"] > 0 for s in member_settings):
         raise OptionError(f"train: the learning rate must be positive, got {lr}.")
-    place = torch.device(device) if device is not None else next(members[0].parameters()).device
+    if not all(s["weight_decay"] >= 0 and s["momentum"] >= 0 for s in member_settings):
+        raise OptionError(
+            f"train: weight_decay and momentum must be at least 0, got {weight_decay} and {momentum}, or settings."
+        )
+    if clip is not None and not clip > 0:
+        raise OptionError(f"train: clip must be positive, or None for no clipping, got {clip}.")
+    if beta is not None and not callable(beta):
+        raise OptionError(
+            f"train: beta is a schedule, a function of progress from 0 to 1, got {beta!r}. For a fixed β build the "
+            "network with it, or give settings=[{'beta': …}]."
+        )
+    place = next(members[0].parameters()).device if device is None else as_device(device, "train: device")
     sampler = data if hasattr(data, "sample") else None
     if sampler is not None:
         batch_size = batch_size or 1000
@@ -337,8 +353,15 @@ def _members(
     momentum: float,
 ) -> tuple[list[nn.Module], list[dict[str, Any]]]:
     base = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+    nets = list(net) if isinstance(net, Sequence) else [net]
+    for one in nets:
+        if not isinstance(one, nn.Module):
+            raise OptionError(f"train: expected a network or a list of them first, got {type(one).__name__}.")
+        if next(one.parameters(), None) is None:
+            raise OptionError(f"train: {type(one).__name__} has no parameters to train.")
+    if isinstance(seeds, Integral):
+        raise OptionError(f"train: seeds are a sequence, one network each, got {seeds}. Give range({seeds}).")
     if not isinstance(net, nn.Module):
-        nets = list(net)
         if seeds is not None or settings is not None:
             raise OptionError("train: give either a list of networks, or one network with seeds or settings.")
         if not nets:
