@@ -72,6 +72,12 @@ def test_a_smaller_run_costs_less() -> None:
     assert less[0] == pytest.approx(0.1 * full[0]) and less[1] == pytest.approx(0.1 * full[1])  # type: ignore[operator]
 
 
+def test_one_value_is_for_all_networks_that_have_a_size_each() -> None:
+    run = Run("quick", changes={"epochs": 3, "points": 64})
+    assert run.sizes("hs.fig2")["epochs"] == {"relu": 3, "dlgn_pwc": 3, "frozen": 3}
+    assert run.sizes("hs.fig2")["points"] == 64
+
+
 def test_a_run_cannot_forget_that_it_is_smaller(table: dict[str, dict[str, Any]]) -> None:
     run = Run("paper", seeds=(0, 1, 2), changes={"epochs": 5})
     artifact = perform(small(), run)  # says nothing of its sizes

@@ -58,7 +58,7 @@ class Run:
         ``progress(what, done, total)``.
     changes : mapping
         Sizes to use in place of those in :mod:`pathlens.experiments.sizes`: ``{"epochs": 30}``. At paper scale the
-        artifact is then marked REDUCED.
+        artifact is then marked REDUCED. Where an experiment has a size for each of its networks, one value is for all.
     again : bool
         Trainings start over where checkpoints of an earlier run are there.
 
@@ -98,7 +98,13 @@ class Run:
     def sizes(self, name: str) -> dict[str, Any]:
         """The sizes of an experiment at this run's scale, with this run's changes and its number of seeds."""
         sizes = SIZES[name][self.scale]
-        changed = {key: value for key, value in self.changes.items() if key in sizes}
+        changed = {
+            key: dict.fromkeys(sizes[key], value)
+            if isinstance(sizes[key], dict) and not isinstance(value, Mapping)
+            else value
+            for key, value in self.changes.items()
+            if key in sizes
+        }
         return {**sizes, **changed, **({"seeds": len(self.seeds)} if "seeds" in sizes else {})}
 
     def checkpoint(self, *words: str) -> Path | None:
