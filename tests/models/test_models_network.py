@@ -286,6 +286,8 @@ def test_beta_must_be_positive(kind: str, beta: float) -> None:
         (lambda: models.frg(2, examples=2.5), ShapeError, "examples must be a positive integer"),
         (lambda: models.frg(2, examples=3, probability=0.0), OptionError, r"\(0, 1\]"),
         (lambda: models.frg(2, examples=3, probability=1.5), OptionError, r"\(0, 1\]"),
+        (lambda: models.galu(2, dependent="II"), OptionError, r"False \(FRNPF-II\), got 'II'"),
+        (lambda: models.gdln(2, (3,), gates=torch.ones(3)), OptionError, "a function of x .*got Tensor"),
         (lambda: models.gdln(2, (3,), gates=lambda x: x)(torch.zeros(4, 2)), ShapeError, r"\(4, 3\).*\(4, 2\)"),
     ],
 )  # fmt: skip

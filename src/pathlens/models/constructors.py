@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from pathlens.errors import OptionError
 from pathlens.models.gates import Gate, make_gate
 from pathlens.models.initialisation import Init
 from pathlens.models.network import GatedNetwork
@@ -118,6 +119,8 @@ def galu(
     dependent : bool
         The gate network starts as a copy of the values (FRNPF-DI) instead of independent of them (FRNPF-II).
     """
+    if not isinstance(dependent, bool):
+        raise OptionError(f"galu: dependent must be True (FRNPF-DI) or False (FRNPF-II), got {dependent!r}.")
     return _fully_connected(
         "galu", inputs, hidden, outputs, bias, init, seed, gates_from="dependent" if dependent else "independent"
     )

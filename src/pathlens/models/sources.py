@@ -158,6 +158,8 @@ class FunctionSource(GateSource):
 
     def __init__(self, function: Callable[[Tensor], Tensor | Sequence[Tensor]], widths: Sequence[int]) -> None:
         super().__init__()
+        if not callable(function):
+            raise OptionError(f"Gates must be a function of x that returns scores, got {type(function).__name__}.")
         self.function = copy.deepcopy(function) if isinstance(function, nn.Module) else function
         self.widths = tuple(widths)
 
