@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 
 import pathlens as pl
 from pathlens import DLGNClassifier, DLGNRegressor, paths
-from pathlens.errors import FileFormatError, LabelError, OptionError, RowIndexError
+from pathlens.errors import FileFormatError, LabelError, OptionError, RowIndexError, ShapeError
 from pathlens.estimators import predict_from_export
 
 # --- one function in all its forms -----------------------------------------------------------------------------
@@ -355,6 +355,11 @@ def test_errors_that_users_expect(flowers, iris, quick):
         DLGNClassifier(**quick).fit(X, np.full(len(X), "rose"))
     with pytest.raises(ValueError, match=r"(?i)negative"):
         DLGNClassifier(**quick).fit(X, y, -np.ones(len(y)))
+    with pytest.raises(ShapeError, match=r"Rule: expected rows of 4 features, got shape \(150, 3\)"):
+        flowers.rules()[0](X[:, :3])
+    for option in ("digits", "terms", "top"):
+        with pytest.raises(OptionError, match=f"rules: {option} must be at least 1, got 0"):
+            flowers.rules(**{option: 0})
 
 
 # --- pictures --------------------------------------------------------------------------------------------------

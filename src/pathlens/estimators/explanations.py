@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.errors import need_extra
+from pathlens.errors import OptionError, ShapeError, need_extra
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.linops.indexing import as_number
 
@@ -47,7 +47,10 @@ class Rule:
 
     def __call__(self, X: Any) -> np.ndarray:
         """Which rows lie inside, bool (n,)."""
-        return np.asarray(X, dtype=np.float64) @ self.normal + self.offset > 0
+        rows = np.asarray(X, dtype=np.float64)
+        if rows.shape[-1:] != self.normal.shape:
+            raise ShapeError(f"Rule: expected rows of {len(self.normal)} features, got shape {rows.shape}.")
+        return rows @ self.normal + self.offset > 0
 
     def __str__(self) -> str:
         return self.text
@@ -81,6 +84,9 @@ class Rules:
 
 def rules_of(model: HalfSpaceModel, names: Sequence[str], digits: int, terms: int | None, top: int | None) -> Rules:
     """Every half-space that cuts the training rows in two, as a `Rule`, by importance."""
+    for name, value in (("digits", digits), ("terms", terms), ("top", top)):
+        if value is not None and value < 1:
+            raise OptionError(f"rules: {name} must be at least 1, got {value}.")
     found = [
         Rule(layer + 1, unit, model.normals[layer][unit], float(model.offsets[layer][unit]),
              float(model.importances[layer][unit]), float(model.open_shares[layer][unit]),
