@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pathlens import Record, Snapshot, Trajectory, models, record, records, snapshot
-from pathlens.errors import CheckpointError, FileFormatError, NotFiniteError, RecordError
+from pathlens.errors import CheckpointError, FileFormatError, NotFiniteError, RecordError, UnknownNameError
 from pathlens.records import load_tensors, save_tensors, write_atomically
 
 
@@ -158,6 +158,8 @@ def test_questions_to_a_trajectory() -> None:
     with pytest.raises(RecordError, match=r"nothing was kept at epoch 7; kept: \[0.0, 0.5, 1.0\]"):
         trajectory.at_epoch(7)
     assert trajectory.epoch_reached(0.5) == 2 and trajectory.epoch_reached(0.1) is None
+    with pytest.raises(UnknownNameError, match="Did you mean 'loss'"):
+        trajectory.epoch_reached(0.5, "lose")
 
 
 def test_append_from_a_loop_with_batch_norm_in_train_mode() -> None:

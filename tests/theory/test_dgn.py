@@ -322,6 +322,9 @@ def test_what_does_not_fit_is_refused():
         theory.gram_moments(x, [np.ones((3, 4))], [1.0, 1.0, 1.0])
     with pytest.raises(OptionError, match="paths"):
         theory.path_table(models.relu(2, hidden=(200, 200), seed=0), x.float())
+    for call in (theory.signal_wire, theory.path_table):
+        with pytest.raises(OptionError, match="output 1 asked for, the network has 1"):
+            call(models.relu(2, hidden=(4,), seed=0), x.float(), output=1)
     with pytest.raises(RecordError, match="biases"):
         theory.signal_wire(models.relu(2, hidden=(4,), bias=True, seed=0), x.float())
     with pytest.raises(OptionError, match="soft gates"):

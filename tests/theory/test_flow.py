@@ -227,6 +227,8 @@ def bad_calls() -> dict[str, tuple[type[Exception], object]]:
         "steps": (OptionError, lambda: net.iterate(-1, 0.1)),
         "step": (OptionError, lambda: net.iterate(1, 0.0)),
         "edges": (OptionError, lambda: theory.tiling([1.0], [1.0, 0.0])),
+        "no half-spaces": (OptionError, lambda: theory.random_half_spaces(0, 2)),
+        "other inputs": (ShapeError, lambda: theory.GDLN.of(theory.random_half_spaces(2, x.shape[1] + 1), (x, y))),
         "copies": (OptionError, lambda: theory.redundant(open_gate, 0)),
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from pathlens.errors import FileFormatError, RecordError
+from pathlens.errors import FileFormatError, RecordError, unknown_name
 from pathlens.recording.streams import record, snapshot
 from pathlens.records import Record, Snapshot, read_header, write_header
 
@@ -101,6 +101,8 @@ class Trajectory:
 
     def epoch_reached(self, loss: float, name: str = "loss") -> int | None:
         """The first epoch whose loss is below a value, or None."""
+        if self.history and name not in self.history:
+            raise unknown_name("history", name, self.history)
         return next((e for e, v in enumerate(self.history.get(name, [])) if v < loss), None)
 
     def save(self, folder: str | Path) -> None:

@@ -100,7 +100,7 @@ def signal_wire(net: GatedNetwork, X: Any, *, output: int = 0) -> SignalWire:
     >>> np.allclose(parts.gram, ntk(net, X).dense()), np.allclose(parts.gram, parts.printed)
     (True, False)
     """
-    x, weights, gates = _chain("signal_wire", net, X)
+    x, weights, gates = _chain("signal_wire", net, X, output)
     n, d = x.shape
     responses = [np.broadcast_to(np.eye(d), (n, d, d))]
     for w, g in zip(weights, gates):
@@ -115,11 +115,15 @@ def signal_wire(net: GatedNetwork, X: Any, *, output: int = 0) -> SignalWire:
     return SignalWire(x, kappa)
 
 
-def _chain(what: str, net: GatedNetwork, X: Any) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+def _chain(
+    what: str, net: GatedNetwork, X: Any, output: int
+) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """What the values read, the value weights (w_l, w_{l−1}) and the gates (n, w_l) of a fully connected network."""
     if not isinstance(net, GatedNetwork):
         raise OptionError(f"{what}: expected a GatedNetwork, got {type(net).__name__}. Convert it with gated_twin.")
     rec = record(net, X, sensitivities=False, stream=False)
+    if not 0 <= output < rec.outputs:
+        raise OptionError(f"{what}: output {output} asked for, the network has {rec.outputs}, numbered from 0.")
     check_chain(what, rec)  # type: ignore[arg-type]
     layers = [layer for layer in rec.layers if layer.part != "gate"]
     parameters = dict(net.named_parameters())
@@ -321,7 +325,7 @@ def path_table(net: GatedNetwork, X: Any, *, output: int = 0) -> PathTable:
     >>> path_table(models.relu(2, hidden=(3, 3), seed=0), torch.ones(1, 2)).units.shape
     (18, 3)
     """
-    x, weights, gates = _chain("path_table", net, X)
+    x, weights, gates = _chain("path_table", net, X, output)
     sizes = [x.shape[1], *(g.shape[1] for g in gates)]
     total = math.prod(sizes)
     if total > MOST_PATHS:

@@ -75,7 +75,13 @@ def half_spaces(normals: Any, offsets: Any = 0.0) -> Gates:
     v, theta = float_array(normals), float_array(offsets)
     if v.ndim != 2:
         raise ShapeError(f"half_spaces: normals have shape {v.shape}, expected (K, d).")
-    return Gates(lambda X: X @ v.T - theta, f"{len(v)} half-spaces")
+
+    def scores(X: np.ndarray) -> np.ndarray:
+        if X.shape[1:] != v.shape[1:]:
+            raise ShapeError(f"half_spaces: rows have shape {X.shape}, expected (n, {v.shape[1]}) as the normals.")
+        return X @ v.T - theta
+
+    return Gates(scores, f"{len(v)} half-spaces")
 
 
 def random_half_spaces(K: int, d: int, seed: int = 0) -> Gates:
@@ -86,6 +92,8 @@ def random_half_spaces(K: int, d: int, seed: int = 0) -> Gates:
     >>> random_half_spaces(3, 2, seed=0)(np.eye(2)).shape
     (2, 3)
     """
+    if K < 1 or d < 1 or seed < 0:
+        raise OptionError(f"random_half_spaces: K and d must be at least 1 and seed at least 0, got {K}, {d}, {seed}.")
     return half_spaces(np.random.default_rng(seed).standard_normal((K, d)))
 
 
