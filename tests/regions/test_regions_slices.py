@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -411,6 +413,34 @@ def test_too_many_cells() -> None:
         slice2d(net, max_cells=30)
     with pytest.raises(BudgetError, match="more than 5 cells"):
         segment1d(net, [-3.0, 0], [3.0, 0], max_cells=5)
+    with pytest.raises(OptionError, match=r"max_cells must be a positive integer or None, got 0\."):
+        slice2d(net, max_cells=0)
+
+
+def test_a_slice_stops_before_memory_runs_out() -> None:
+    """In a process of its own, whose highest memory is that of the slices."""
+    code = """
+import resource, torch
+import pathlens as pl
+from pathlens.regions import Plane, slice2d, slices
+def most(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+net = pl.models.relu(64, (512,) * 3, bias=True, seed=0)
+plane = Plane(*torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).numpy())
+slice2d(net, plane, 0.02)  # what the first call loads
+budget, before = 800 * 2**20, most()
+slices.resolve_budget = lambda given, device: budget
+cells = len(slice2d(net, plane, 0.19))
+print(cells * (48 * 512 + 4 * 3 * 512 + 1000) / budget, (most() - before) / budget)
+try:
+    slice2d(net, plane, 0.25)
+except pl.errors.BudgetError as error:
+    print(error, (most() - before) / budget)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *_, expected, taken = done.stdout.splitlines()[0].split()
+    assert 0.5 < float(taken) / float(expected) < 1.5
+    assert "more than 26,445 cells" in done.stdout
+    assert float(done.stdout.split()[-1]) < 1.5
 
 
 def test_places_and_polygons_that_a_slice_does_not_have() -> None:

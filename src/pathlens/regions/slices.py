@@ -1,11 +1,12 @@
 """`slice2d` and `segment1d`: the exact partition of a plane or a segment into the cells of a network's gates.
 
 On each cell all gates stand still and the network is affine. How the cells are found is `tracking.py`, what a user sees
-of them `partitions.py`. May import the errors and the other modules of regions.
+of them `partitions.py`. May import the errors, linops (budget) and the other modules of regions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from pathlens.errors import OptionError, RegionError, ShapeError
+from pathlens.linops.budget import resolve_budget
 from pathlens.regions.cells import Bits, Floats, Intervals, Polygons
 from pathlens.regions.networks import HardNetwork, hard_network
 from pathlens.regions.partitions import Plane, Segment1D, Slice2D, as_point
@@ -26,7 +28,7 @@ def slice2d(
     plane: Plane | Sequence[Any] | None = None,
     box: Any = 1.0,
     *,
-    max_cells: int = MOST_CELLS,
+    max_cells: int | None = None,
 ) -> Slice2D:
     """The exact partition of a rectangle in input space into the convex cells of a network's gates.
 
@@ -45,8 +47,9 @@ def slice2d(
         Arrays of the input's shape. For two inputs the default is the input space itself.
     box : float or ((s_min, s_max), (t_min, t_max))
         Bounds of the coordinates; a number r means [−r, r]².
-    max_cells : int
-        More cells than this raise a BudgetError.
+    max_cells : int, optional
+        More cells than this raise a BudgetError: two million unless given, fewer where they would take more than half
+        of the free memory.
 
     Returns
     -------
@@ -81,13 +84,13 @@ def slice2d(
     bounds = _bounds(box)
     middle, half = bounds.mean(1), (bounds[:, 1] - bounds[:, 0]) / 2
     points = plane.points(middle + np.array([[0, 0], [half[0], 0], [0, half[1]]]))
-    leaves = Tracker(hard, torch.from_numpy(points), where).run(Polygons.box(), max_cells)
+    leaves = Tracker(hard, torch.from_numpy(points), where).run(Polygons.box(), _limit(max_cells, hard, where))
     patterns, maps = _collect(hard, leaves, middle, half)
     cells = Polygons.joined([leaf.cells for leaf in leaves])  # type: ignore[misc]
     return Slice2D(patterns, maps, hard.label, hard, plane, bounds, cells)
 
 
-def segment1d(net: Any, a: Any, b: Any, *, max_cells: int = MOST_CELLS) -> Segment1D:
+def segment1d(net: Any, a: Any, b: Any, *, max_cells: int | None = None) -> Segment1D:
     """The exact partition of the segment from a to b into intervals on which all gates stand still.
 
     Parameters
@@ -96,8 +99,8 @@ def segment1d(net: Any, a: Any, b: Any, *, max_cells: int = MOST_CELLS) -> Segme
         As for `slice2d`.
     a, b : arrays of the input's shape
         The coordinate is 0 at a and 1 at b.
-    max_cells : int
-        More intervals than this raise a BudgetError.
+    max_cells : int, optional
+        More intervals than this raise a BudgetError; the default is that of `slice2d`.
 
     Examples
     --------
@@ -122,7 +125,7 @@ def segment1d(net: Any, a: Any, b: Any, *, max_cells: int = MOST_CELLS) -> Segme
         raise RegionError("segment1d: a and b are the same point. Give two different ones.")
     hard = hard_network(net, where, start.shape)
     points = np.stack([(start + end) / 2, end])
-    leaves = Tracker(hard, torch.from_numpy(points), where).run(Intervals.box(), max_cells)
+    leaves = Tracker(hard, torch.from_numpy(points), where).run(Intervals.box(), _limit(max_cells, hard, where))
     half = np.array([0.5])
     patterns, maps = _collect(hard, leaves, half, half)
     ends = np.concatenate([leaf.cells.ends for leaf in leaves])  # type: ignore[attr-defined]
@@ -130,6 +133,17 @@ def segment1d(net: Any, a: Any, b: Any, *, max_cells: int = MOST_CELLS) -> Segme
     breaks = np.append((1 + ends[order, 0]) / 2, 1.0)
     patterns = {name: bits[order] for name, bits in patterns.items()}
     return Segment1D(patterns, maps[order], hard.label, hard, start, end, breaks)
+
+
+def _limit(max_cells: int | None, hard: HardNetwork, where: str) -> int:
+    """Most cells: as given, or what fits; a cell holds its gates, and about two layers' affine maps while it is cut."""
+    if max_cells is not None:
+        if isinstance(max_cells, bool) or not isinstance(max_cells, int) or max_cells < 1:
+            raise OptionError(f"{where}: max_cells must be a positive integer or None, got {max_cells!r}.")
+        return max_cells
+    units = [math.prod(shape) for shape in hard.shapes.values()]
+    bytes_per_cell = 48 * max(units, default=0) + 4 * sum(units) + 1000
+    return min(MOST_CELLS, max(1, resolve_budget(None, torch.device("cpu")) // bytes_per_cell))
 
 
 def _collect(hard: HardNetwork, leaves: list[Leaf], middle: Floats, half: Floats) -> tuple[dict[str, Bits], Floats]:
