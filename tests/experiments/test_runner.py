@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from pathlens import cli
 from pathlens.artifacts import Artifact, load
+from pathlens.errors import OptionError
 from pathlens.experiments import registry, runner
 from pathlens.experiments.registry import Run, find
 from pathlens.experiments.runner import Plan, run_all
@@ -213,3 +215,18 @@ def test_two_runs_do_not_compute_the_same_at_once(tmp_path: Path) -> None:
 
     assert run.once("training", compute)
     assert other.once("training", lambda: True)  # free again
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("hs.best", {"epochs": "abc"}, "The size 'epochs' of hs.best is a number, such as 5; got 'abc'."),
+        ("hs.best", {"blocks": 2}, "The size 'blocks' of hs.best is a list, such as [1, 1]; got 2."),
+        ("hs.fig2", {"epochs": "abc"}, "The size 'epochs' of hs.fig2 is one value for each network, such as"),
+    ],
+)
+def test_a_size_of_another_kind_is_refused(tmp_path: Path, name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        Plan("quick", tmp_path, changes=changes).check([find(name)])
+    for fits in ({"epochs": 3}, {"epochs": None}):
+        Plan("quick", tmp_path, changes=fits).check([find("hs.best"), find("hs.fig2")])

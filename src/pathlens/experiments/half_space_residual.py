@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
-from pathlens.errors import DataMissingError
+from pathlens.errors import DataMissingError, OptionError, unknown_name
 from pathlens.experiments import half_space_residual_panels as panels
 from pathlens.experiments.half_space_cifar import GATED, NAMES, PAPER
 from pathlens.experiments.image_runs import (
@@ -307,6 +307,11 @@ def _held_out(run: Run, data: DataSet) -> dict[str, float]:
 def best(run: Run) -> Artifact:
     """Beyond the papers: a DLGN as good as we can make it, chosen on held-out images; its gates are half-spaces."""
     size = run.sizes("hs.best")
+    if not size["candidates"]:
+        raise OptionError("hs.best: candidates is empty. Name at least one, such as encoded_taught.")
+    for name in (*size["relus"], *size["candidates"]):
+        if name not in VARIANTS:
+            raise unknown_name("network", name, VARIANTS)
     data = _data(run, "hs.best", "cifar10")
     held = _held_out(run, data)
     chosen = max(held, key=held.__getitem__)
