@@ -143,6 +143,8 @@ def test_groups() -> None:
     assert [(m.site, m.unit) for m in near.groups[0].members] == [(a, 0), (a, 2), (a, 3), (b, 0)]
     assert near.groups[0].members[-1].degrees == pytest.approx(float(torch.rad2deg(cosine.arccos())))
     assert near.labels(b, 4).tolist() == [0, -1, -1, 1]
+    with pytest.raises(UnknownNameError, match="Unknown gate site 'relu9@0'"):
+        near.labels("relu9@0", 4)
     assert near.groups[0].representative.unit == 0 and len(near) == 3
     assert spaces.groups(angle=1.0, offset=0.1, sites=[1]).groups[0].members[0].site == b
     many = halfspaces(pl.models.dlgn(6, (50, 50), seed=0)).groups(angle=0)

@@ -78,6 +78,10 @@ class Groups:
 
     def labels(self, site: str, units: int) -> Ints:
         """The group of each unit of a site, −1 for constant gates: (units,)."""
+        known = {m.site for group in self.groups for m in group.members}
+        known |= {constant for constant, _ in (*self.always_on, *self.always_off)}
+        if site not in known:
+            raise unknown_name("gate site", site, known)
         found = np.full(units, -1)
         for number, group in enumerate(self.groups):
             found[[m.unit for m in group.members if m.site == site]] = number
