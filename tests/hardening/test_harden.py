@@ -138,6 +138,27 @@ def test_the_bound_by_hand(seed):
     assert cell_bound(linear, x, labels, "cross_entropy").loss is None
 
 
+def test_max_pooled_values_bend_inside_a_cell_and_have_no_bound():
+    x = torch.randn(300, 1, 2, generator=torch.Generator().manual_seed(0))
+    y = x.amax((1, 2))[:, None]
+    template = nn.Sequential(nn.Conv1d(1, 1, 1), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(1, 1), nn.ReLU(),
+                             nn.Linear(1, 1))  # fmt: skip
+    net = pl.gated_twin(template, "soft_galu", example=x[:2], gate="hard", seed=0)
+    with torch.no_grad():
+        for p in net.values.parameters():
+            p.copy_(torch.ones_like(p) if p.ndim > 1 else torch.zeros_like(p))
+        net.source.network.get_parameter("3.bias").fill_(100.0)  # one cell, in which the network is max(x1, x2)
+    assert torch.allclose(net(x), y, atol=1e-6)
+    bound = cell_bound(net, x, y)
+    assert bound.cells == 1 and bound.loss is None and "max-pooling" in bound.what
+
+
+def test_cells_of_one_class_each_have_a_bound_of_zero_and_not_of_minus_zero():
+    net = pl.models.dlgn(2, hidden=(4,), piecewise_constant=True, seed=0)
+    bound = cell_bound(net, torch.eye(2), torch.zeros(2, dtype=torch.long), "cross_entropy")
+    assert str(bound.loss) == "0.0"
+
+
 # --- labels, images, frozen halves -----------------------------------------------------------------------------
 
 

@@ -51,6 +51,40 @@ def test_the_sum_is_the_output_for_every_kind_and_wiring(kind, template):
     assert len(found.contributions) == 7
 
 
+@pytest.mark.parametrize("kind", ["relu", "galu", "soft_galu"])
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), lambda h: nn.functional.max_pool2d(h, 2), nn.AdaptiveMaxPool2d(1)])
+def test_max_pooling_keeps_the_units_that_won(kind, pool):
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 3, 1), nn.LazyLinear(2)
+            self.pool = pool
+
+        def forward(self, x):
+            return self.head(self.second(self.pool(torch.relu(self.first(x)))).flatten(1))
+
+    x = rows(9, 2, 4, 4).double()
+    template = Pooled().double()
+    template(x)
+    net = pl.gated_twin(template, kind, example=x[:2], seed=0).double()
+    found = paths.inputs(net, x, output=1)
+    gates = [g.detach() for g in net.gates(x).values()]
+
+    def values(read):
+        return net.values(read, *gates)[:, 1].sum()
+
+    # affine between x and points near it, where the same units win: f(x + h) - f(x) is the slope along h
+    slope = torch.autograd.functional.jacobian(values, x)
+    near = x + 1e-6 * x
+    told = (found.contributions.flatten(1).sum(1) + found.rest).sum()
+    assert told.item() == pytest.approx(values(x).item(), abs=1e-10)
+    assert torch.allclose(found.contributions, x * slope, atol=1e-12)
+    moved = found.rest.sum() + (near * slope).sum()  # the rest does not move with x
+    assert moved.item() == pytest.approx(values(near).item(), abs=1e-10)
+    assert torch.allclose(found.f, net(x)[:, 1], atol=1e-10)
+    assert found.fidelity == pytest.approx(1.0, abs=1e-9)
+
+
 def test_at_hard_gates_a_relu_networks_slope_is_its_gradient():
     net = pl.gated_twin(pl.models.gconv(3, (3, 4, 4), (5,)), "relu", example=rows(2, 3, 4, 4), seed=0).double().eval()
     x = rows(5, 3, 4, 4).double().requires_grad_()

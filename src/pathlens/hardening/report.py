@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathlens.models import GatedNetwork
+from pathlens.models.tracing import max_pools
 from pathlens.training.inputs import LOSSES
 
 _AT_ONCE = 1 << 20  # input numbers in one forward pass: some hundred megabytes of activations for images
@@ -181,7 +182,8 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
     A network whose values read ones is constant on each cell: the best constant is the mean of y there, or for labels
     their frequencies. One whose values read x is affine on each cell: for squared losses the best affine function of
     each cell is found by least squares. Networks with these gates are among the functions so described, hence a lower
-    bound; it is exact where the value network is wide enough to take any value on each cell.
+    bound; it is exact where the value network is wide enough to take any value on each cell. With max-pooling values
+    that read x bend inside a cell, and there is no bound.
 
     Parameters
     ----------
@@ -207,6 +209,8 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
     cell, count = cells_of(net, x)
     if net.value_input == "ones":
         return CellBound(_best_constants(cell, count, y, loss), count, "best constant on each cell")
+    if max_pools(net.values):
+        return CellBound(None, count, "with max-pooling the network is not affine on a cell")
     if loss == "cross_entropy":
         return CellBound(None, count, "cross-entropy of affine functions has no closed form")
     total = 0.0
@@ -227,6 +231,6 @@ def _best_constants(cell: Tensor, count: int, y: Tensor, loss: str) -> float:
     means.index_add_(0, cell, targets)
     means /= sizes
     if loss == "cross_entropy":
-        return float(-(sizes * torch.special.xlogy(means, means)).sum() / len(y))
+        return float((sizes * torch.special.entr(means)).sum() / len(y))
     mse = float((targets - means[cell]).square().mean())
     return mse / 2 if loss == "half_mse" else mse

@@ -513,6 +513,18 @@ def _refused(node: fx.Node, what: str) -> ConversionError:
     )
 
 
+def max_pools(network: fx.GraphModule) -> list[fx.Node]:
+    """Where the graph of a gated network pools by maxima: there it is not affine, even with its gates fixed."""
+
+    def pools(node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return type(network.get_submodule(str(node.target))) in _MAX_POOLS
+        called = node.op in ("call_function", "call_method")
+        return called and _operation(node).removesuffix("_with_indices") in _MAX_POOL_FUNCTIONS
+
+    return [node for node in network.graph.nodes if pools(node)]
+
+
 def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) -> None:
     """Replace max-pooling by average-pooling of the same windows, in place."""
     for node in [n for n in graph.nodes if n.name in names]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
 from pathlens.linops.indexing import as_number
 from pathlens.models import GatedNetwork
+from pathlens.models.tracing import max_pools
 from pathlens.paths.explanation import Explanation, axes, r_squared, ratio
 from pathlens.recording import as_rows
 from pathlens.recording.inputs import output_width
@@ -74,6 +75,7 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
     """Each prediction as a sum over the inputs at which paths start: pixels of an image, columns of a table.
 
     At fixed gates the value network is affine in what it reads, so that f = rest + Σ_j x_j ∂f/∂x_j with no remainder.
+    Max-pooling lets one unit of each window through; which one is held fixed, as the gates are.
     A piecewise-constant network reads ones: its contributions are those of places, not of their values. Where gates
     read an encoded image (`models.PatchParts`), X is the code, and the map of a pixel that of the patch around it.
 
@@ -111,6 +113,7 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
         raise RecordError("paths.inputs: gates from a table belong to numbered examples, not to inputs.")
     rows = as_rows(X, net)
     values = copy.deepcopy(net.values).double()
+    pooled = bool(max_pools(values))
     chosen = torch.as_tensor(output).detach().to(rows.device)
     if chosen.dtype.is_floating_point or chosen.dtype == torch.bool or chosen.shape not in ((), rows.shape[:1]):
         raise OptionError(
@@ -119,14 +122,16 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
         )
     output_width(net, rows, "paths.inputs")
     parts = zip(rows.split(_AT_ONCE), chosen.long().expand(len(rows)).split(_AT_ONCE))
-    found = [_contributions(net, values, part, which) for part, which in parts]
+    found = [_contributions(net, values, pooled, part, which) for part, which in parts]
     contributions, rest, f = (torch.cat(tensors) for tensors in zip(*found))
     ratios = ratio(contributions.abs().flatten(1).sum(1) + rest.abs(), f)
     told = contributions.flatten(1).sum(1) + rest
     return Inputs(r_squared(told, f), None, float(ratios.median()), net.gate.label, contributions, rest, f, ratios)
 
 
-def _contributions(net: GatedNetwork, values: nn.Module, x: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _contributions(
+    net: GatedNetwork, values: nn.Module, pooled: bool, x: Tensor, output: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Of one batch: x_j ∂f/∂x_j at the network's own gates, the output for x = 0 at these gates, and the output."""
     with torch.no_grad():
         gates = [g.double() for g in net.gates(x).values()]
@@ -142,4 +147,7 @@ def _contributions(net: GatedNetwork, values: nn.Module, x: Tensor, output: Tens
         (slope,) = torch.autograd.grad(f.sum(), read)
     if not bool(torch.isfinite(f).all()):
         raise NotFiniteError("paths.inputs: the network's output is NaN or infinite. Check its weights.")
-    return read.detach() * slope, rest[each, output], f.detach()
+    contributions, f = read.detach() * slope, f.detach()
+    if pooled:  # for x = 0 other units would win, and their biases are not those that f is made of
+        return contributions, f - contributions.flatten(1).sum(1), f
+    return contributions, rest[each, output], f

@@ -21,7 +21,7 @@ from pathlens import models
 from pathlens.errors import RegionError, ShapeError
 from pathlens.models import GatedNetwork, Hard, Open, gated_twin
 from pathlens.models.sources import FunctionSource, GraphSource, QuadraticSource, TableSource
-from pathlens.models.tracing import apply_site, describe
+from pathlens.models.tracing import apply_site, describe, max_pools
 from pathlens.recording.inputs import first_layer
 from pathlens.recording.taking import check_net, unwrapped
 from pathlens.records import Snapshot
@@ -162,15 +162,11 @@ def _refuse(net: GatedNetwork, where: str, linear_only: bool) -> None:
         raise RegionError(f"{where}: the gates of kind '{net.kind}' are no half-spaces. {_NO_HALFSPACES[reason]}")
     graphs = [source.network] if isinstance(source, GraphSource) else []
     for module in graphs if linear_only else [*graphs, net.values]:
-        for node in module.graph.nodes:
-            target = module.get_submodule(node.target) if node.op == "call_module" else node.target
-            name = getattr(target, "__name__", None) or type(target).__name__
-            name = target if isinstance(target, str) else name
-            if "maxpool" in name.lower().replace("_", "") or name == "boolean_dispatch":
-                raise RegionError(
-                    f"{where}: {describe(node)}: max-pooling switches by comparing units, which no gate tells. Use "
-                    "average-pooling: gated_twin(…, max_pool='average')."
-                )
+        for node in max_pools(module):
+            raise RegionError(
+                f"{where}: {describe(node)}: max-pooling switches by comparing units, which no gate tells. Use "
+                "average-pooling: gated_twin(…, max_pool='average')."
+            )
 
 
 _REMEDY = "Regions are told for DLGNs, ReLU networks and networks gated by a ReLU network."
