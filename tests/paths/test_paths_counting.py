@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from path_tables import KINDS, network, table
@@ -104,6 +106,45 @@ def test_templates_with_circular_convolutions_and_padded_shortcuts() -> None:
         want = pl.kernels.overlap(net, X.double()).diagonal()
         assert paths.count(net, X.double()).tolist() == [round(v) for v in want.tolist()]
         assert float(want.max()) > 1
+
+
+class _Head(nn.Module):
+    def __init__(self, pool: Callable[[torch.Tensor], torch.Tensor], width: int = 3) -> None:
+        super().__init__()
+        self.first, self.second, self.output = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 3, padding=1), nn.Linear(width, 2)
+        self.pool = pool
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.pool(torch.relu(self.second(torch.relu(self.first(x))))))
+
+
+POOLS = {
+    "mean": lambda h: h.mean((2, 3)),
+    "mean of means": lambda h: torch.mean(h, -1).mean(axis=-1),
+    "sum": lambda h: h.sum(dim=(2, 3), keepdim=True).flatten(1),
+    "avg_pool2d": lambda h: F.avg_pool2d(h, 4).view(h.size(0), -1),
+    "adaptive": lambda h: F.adaptive_avg_pool2d(h, 1).squeeze(-1).squeeze(-1),
+    "shape": lambda h: F.avg_pool2d(h, kernel_size=2, stride=2).reshape(h.shape[0], -1),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_pooling_is_counted_however_it_is_written(name: str) -> None:
+    X = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    net = pl.gated_twin(_Head(POOLS[name], 12 if name == "shape" else 3), "dlgn", example=X[:2], seed=0)
+    for include_inputs in (False, True):
+        want = pl.kernels.overlap(net, X, include_inputs=include_inputs).diagonal().double()
+        got = paths.count(net, X, include_inputs=include_inputs)
+        assert got.tolist() == [round(v) for v in want.tolist()] and len(set(got.tolist())) > 1
+
+
+def test_a_mean_over_channels_is_refused() -> None:
+    X = torch.randn(2, 2, 6, 6)
+    for pool in (lambda h: h.mean(1).flatten(1), lambda h: h.mean((1, 2, 3), keepdim=True).flatten(1)):
+        width = pool(torch.ones(1, 3, 4, 4)).shape[1]
+        net = pl.gated_twin(_Head(pool, width), "dlgn", example=X, seed=0)
+        with pytest.raises(RecordError, match="channels"):
+            paths.count(net, X)
 
 
 def test_convolutional_counts_do_not_round() -> None:

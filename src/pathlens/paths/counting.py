@@ -26,6 +26,12 @@ from pathlens.recording.taking import unwrapped
 _CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
 _POOLS = {nn.AvgPool1d: F.conv1d, nn.AvgPool2d: F.conv2d, nn.AvgPool3d: F.conv3d}  # sums instead of means
 _GLOBAL_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+# the same as calls, made into modules so that they are counted in one way
+_POOL_CALLS: dict[Any, type[nn.Module]] = {
+    F.avg_pool1d: nn.AvgPool1d, F.avg_pool2d: nn.AvgPool2d, F.avg_pool3d: nn.AvgPool3d,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.adaptive_avg_pool3d: nn.AdaptiveAvgPool3d,
+}  # fmt: skip
 _PASS = (nn.Identity, nn.Flatten, nn.modules.dropout._DropoutNd)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _LARGEST_PRIME = 2**31 - 1  # residues below it, times up to 2^22 connections into a unit, are exact in float64
@@ -154,7 +160,9 @@ class _Counter(fx.Interpreter):
         return (torch.ones_like(made) if fresh and not self._inputs else self._reduced(made)), False
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        module = self.fetch_attr(target)
+        return self._module(self.fetch_attr(target), target, args, kwargs)
+
+    def _module(self, module: Any, target: Any, args: Any, kwargs: Any) -> Any:
         kind = type(module)
         (counts, fresh), *others = args
         if others or kwargs:
@@ -192,13 +200,38 @@ class _Counter(fx.Interpreter):
             (a, fresh), (b, other) = args
             if fresh == other:
                 return self._reduced(a + b), fresh
+        if isinstance(args[0], torch.Size):  # an entry of a shape
+            return target(*args, **kwargs)
+        if target is getattr and args[1] == "shape":
+            return args[0][0].shape
+        if target is torch.squeeze and (kwargs or len(args) > 1):  # without a dimension it may take that of the rows
+            return target(args[0][0], *args[1:], **kwargs), args[0][1]
         if target in (torch.flatten, F.pad, operator.getitem):  # they move counts about, or add zeros
             return target(args[0][0], *args[1:], **kwargs), args[0][1]
+        if target in _POOL_CALLS:
+            return self._module(_POOL_CALLS[target](*args[1:], **kwargs), name, args[:1], {})
+        if target in (torch.mean, torch.sum):
+            return self._over_positions(*args, **kwargs)
         raise self._refuse(name, "function")
 
+    def _over_positions(
+        self, read: tuple[Tensor, bool], dim: Any = None, keepdim: bool = False, **others: Any
+    ) -> tuple[Tensor, bool]:
+        """A mean or sum over positions: every one of them leads on."""
+        counts, fresh = read
+        dim = others.pop("axis", dim)
+        dims = dim if isinstance(dim, (tuple, list)) else (dim,)
+        if others or any(d is None or d % counts.ndim < 2 for d in dims):
+            raise self._refuse("mean or sum", "over rows or channels")
+        return self._reduced(counts.sum(dim=tuple(dims), keepdim=keepdim)), fresh
+
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target in ("flatten", "view", "reshape"):
+        if target == "size":
+            return args[0][0].size(*args[1:], **kwargs)
+        if target in ("flatten", "view", "reshape") or (target == "squeeze" and (kwargs or len(args) > 1)):
             return getattr(args[0][0], target)(*args[1:], **kwargs), args[0][1]
+        if target in ("mean", "sum"):
+            return self._over_positions(*args, **kwargs)
         raise self._refuse(target, "method")
 
     def _refuse(self, name: Any, what: str) -> RecordError:
