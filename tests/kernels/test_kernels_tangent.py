@@ -275,7 +275,7 @@ def test_any_module(name: str) -> None:
         check_ntk(ntk(net, X, columns=Y, outputs=which), net, X, Y, outputs=which)
 
 
-def test_layer_norm_embedding_and_leaky_units() -> None:
+def test_layer_norm_and_leaky_units() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.2), nn.LayerNorm(4), nn.Linear(4, 2)).double()
     X = torch.randn(5, 3).double()
     check_ntk(ntk(net, X), net, X)
@@ -320,3 +320,21 @@ def test_bad_input() -> None:
     for error, message, call in cases:
         with pytest.raises(error, match=message):
             call()
+
+
+class _Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.hidden, self.output = nn.Embedding(7, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(F.leaky_relu(self.hidden(self.words(x).mean(1)), 0.3))
+
+
+@pytest.mark.parametrize("outputs", ["trace", "full", 1])
+def test_whole_numbers_stay_whole_for_an_embedding(outputs: str | int) -> None:
+    torch.manual_seed(0)
+    net, X = _Words().double(), torch.randint(0, 7, (9, 3))
+    check_ntk(ntk(net, X, outputs=outputs), net, X, outputs=outputs)
+    check_ntk(ntk(net, X, outputs=outputs, columns=X[:4]), net, X, X[:4], outputs=outputs)
+    check_ntk(ntk(net, X.numpy(), outputs=outputs, max_bytes=200_000), net, X, outputs=outputs)

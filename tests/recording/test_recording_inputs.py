@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from pathlens import data, models, record
+from pathlens import Record, data, models, record
 from pathlens.errors import (
     DTypeError,
     EmptyDataError,
@@ -201,3 +202,26 @@ def test_more_inputs_than_the_table_has_examples() -> None:
 def test_rows_mean_nothing_without_a_table() -> None:
     net = models.relu(3, (4,), seed=0)
     assert torch.equal(record(net, X, rows=[7] * 6).f, record(net, X).f)
+
+
+@pytest.mark.parametrize("kind", [Tensor, np.ndarray, list, TensorDataset])
+def test_what_an_embedding_looks_up_stays_whole(kind: type, tmp_path: Path) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.hidden, self.output = nn.Embedding(7, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.output(nn.functional.leaky_relu(self.hidden(self.words(x).mean(1)), 0.3))
+
+    net, tokens = Words().double(), torch.randint(0, 7, (6, 3), generator=torch.Generator().manual_seed(0))
+    given = {Tensor: tokens, np.ndarray: tokens.numpy(), list: tokens.tolist(), TensorDataset: TensorDataset(tokens)}
+    rec = record(net, given[kind])
+    assert torch.equal(rec.f, net(tokens).detach()) and torch.equal(as_rows(given[kind], net), tokens)
+    (site,) = rec.sites
+    leaks = rec.gates(site)
+    assert set(leaks.unique().tolist()) == {0.3, 1.0}  # a leak is no whole number
+    rec.save(tmp_path / "words")
+    assert torch.equal(Record.load(tmp_path / "words").x, tokens)
+    with pytest.raises(ShapeError, match="does not accept"):
+        record(net, tokens.double())  # numbers that are not whole are none of an embedding's

@@ -258,3 +258,41 @@ BAD = [
 def test_bad_options_say_what_is_wrong(options, error, message):
     with pytest.raises(error, match=message):
         refused(**options)
+
+
+# --- networks that read whole numbers, or that cannot be stacked -----------------------------------------------
+
+
+class Words(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.words, self.hidden, self.output = nn.Embedding(7, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return self.output(self.dropout(torch.relu(self.hidden(self.words(x).mean(1)))))
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
+def test_tokens_train_as_in_a_plain_loop(loss):
+    torch.manual_seed(0)
+    net, x = Words().double(), torch.randint(0, 7, (12, 3))
+    plain = copy.deepcopy(net)
+    y = torch.randn(12, 2) if loss == "mse" else torch.randint(0, 2, (12,))
+    w = torch.rand(12, dtype=torch.float64)
+    pl.train(net, (x, y), epochs=20, lr=0.1, optimizer="sgd", batch_size=None, loss=loss, weights=w, progress=False)
+    optimiser = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(20):
+        each = (plain(x) - y).square().mean(1) if loss == "mse" else F.cross_entropy(plain(x), y, reduction="none")
+        optimiser.zero_grad()
+        ((w * each).sum() / w.sum()).backward()
+        optimiser.step()
+    assert worst(net, plain) < 1e-12
+
+
+def test_tokens_with_dropout_and_a_teacher():
+    torch.manual_seed(0)
+    x, y = torch.randint(0, 7, (12, 3)), torch.randint(0, 2, (12,))
+    pattern = Words(dropout=0.5)
+    runs = pl.train(pattern, (x, y), epochs=2, seeds=[0, 1], loss="cross_entropy", teacher=Words(), progress=False)
+    assert runs.history().shape == (2, 3) and bool((runs.history() > 0).all())

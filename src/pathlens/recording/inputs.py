@@ -15,6 +15,8 @@ from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, Pathlens
 from pathlens.models import GatedNetwork
 from pathlens.models.sources import GraphSource, ShallowSource, TableSource
 
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
 
 def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
     """Inputs as one tensor: from a tensor, an array, a Dataset of (x, ...) items or a DataLoader of such batches.
@@ -26,6 +28,7 @@ def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
     like : nn.Module or torch.dtype, optional
         Arrays, data sets and whole numbers take this dtype, or the module's, and everything takes the module's device;
         nothing is scaled. A tensor of another floating dtype is refused, for rounding it is the caller's choice.
+        Where the module has an embedding, whole numbers are what it looks up, and stay whole.
 
     Returns
     -------
@@ -40,15 +43,22 @@ def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
     """
     reference = next(like.parameters(), None) if isinstance(like, nn.Module) else None
     dtype = like if isinstance(like, torch.dtype) else reference.dtype if reference is not None else None
+    looks_up = isinstance(like, nn.Module) and any(isinstance(m, _EMBEDDINGS) for m in like.modules())
     if isinstance(X, Tensor):
         x = X.detach()
+        if looks_up and _whole(x):
+            dtype = x.dtype
         if not (x.is_floating_point() or x.is_complex()):
             x = x.to(dtype or torch.float32)
         if dtype is not None and x.dtype != dtype:
             raise DTypeError(f"Inputs are {x.dtype}, the network is {dtype}. Convert one of them, e.g. X.to({dtype}).")
     elif isinstance(X, (torch.utils.data.DataLoader, torch.utils.data.Dataset)):
         x = _from_items(X)
+        if looks_up and _whole(x):
+            dtype = x.dtype
     else:
+        if looks_up and np.issubdtype(np.asarray(X).dtype, np.integer):
+            dtype = torch.long
         x = _from_array(X, dtype)
     if dtype is not None:
         x = x.to(dtype)
@@ -65,6 +75,15 @@ def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
     if x.is_inference():  # autograd refuses tensors made in inference mode
         x = x.clone()
     return x if reference is None else x.to(reference.device)
+
+
+def computes_in(net: nn.Module, x: Tensor) -> torch.dtype:
+    """The dtype of a network's numbers on rows x: theirs, or that of its weights where it looks whole numbers up."""
+    return next(net.parameters()).dtype if _whole(x) else x.dtype
+
+
+def _whole(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def _from_items(X: Any) -> Tensor:

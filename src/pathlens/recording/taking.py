@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pathlens.errors import RecordError
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
-from pathlens.recording.inputs import accepting, first_reads
+from pathlens.recording.inputs import accepting, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
 
@@ -293,7 +293,7 @@ def _gates_of(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], str]:
     if not isinstance(net, GatedNetwork):
         bits = {name: b for name, _, b in tape.relus}
-        soft = {name: leak(b.to(x.dtype), slope) for name, slope, b in tape.relus if slope}
+        soft = {name: leak(b.to(computes_in(net, x)), slope) for name, slope, b in tape.relus if slope}
         return bits, soft, "hard"
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         scores = net.preactivations(x, ids)

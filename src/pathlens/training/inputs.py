@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pathlens.data import DataSet
 from pathlens.errors import DTypeError, EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
 from pathlens.recording import as_rows
-from pathlens.recording.inputs import output_width
+from pathlens.recording.inputs import computes_in, output_width
 from pathlens.training.stack import Loss
 
 
@@ -74,7 +74,7 @@ def prepare(data: Any, net: nn.Module, loss: str | Loss, device: torch.device, w
     x, y = _checked(x, y, net, loss, device)
     if x_test is not None and y_test is not None:
         x_test, y_test = _checked(x_test, y_test, net, loss, device)
-    return Data(x, y, x_test, y_test, None if weights is None else _checked_weights(weights, x))
+    return Data(x, y, x_test, y_test, None if weights is None else _checked_weights(weights, x, net))
 
 
 def prepare_validation(validation: Any, net: nn.Module, loss: str | Loss, device: torch.device) -> Data:
@@ -85,7 +85,7 @@ def prepare_validation(validation: Any, net: nn.Module, loss: str | Loss, device
             + (f" of length {len(validation)}." if isinstance(validation, (tuple, list)) else ".")
         )
     x, y = _checked(validation[0], validation[1], net, loss, device)
-    return Data(x, y, weights=None if len(validation) == 2 else _checked_weights(validation[2], x))
+    return Data(x, y, weights=None if len(validation) == 2 else _checked_weights(validation[2], x, net))
 
 
 def as_device(device: Any, where: str) -> torch.device:
@@ -110,13 +110,13 @@ def _numbers(value: Any, what: str) -> Tensor:
         ) from error
 
 
-def _checked_weights(weights: Any, x: Tensor) -> Tensor:
+def _checked_weights(weights: Any, x: Tensor, net: nn.Module) -> Tensor:
     w = _numbers(weights, "weights")
     if w.shape != x.shape[:1]:
         raise ShapeError(
             f"train: weights have shape {tuple(w.shape)}, expected ({x.shape[0]},): one number for each row."
         )
-    w = w.to(x.device, x.dtype)
+    w = w.to(x.device, computes_in(net, x))
     bad = ~torch.isfinite(w) | (w < 0)
     if bad.any():
         i = int(bad.nonzero()[0])
@@ -161,5 +161,5 @@ def _checked(x: Any, y: Any, net: nn.Module, loss: str | Loss, device: torch.dev
             raise NotFiniteError(
                 f"train: targets contain NaN or infinity, first in row {int((~torch.isfinite(y)).any(1).nonzero()[0])}."
             )
-        y = y.to(x.dtype)
+        y = y.to(computes_in(net, x))
     return x, y

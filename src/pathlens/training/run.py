@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pathlens.errors import DivergedError, OptionError, PathlensWarning, SignalWarning
 from pathlens.recording import Moment, Trajectory
+from pathlens.recording.inputs import computes_in
 from pathlens.records import Record, Snapshot
 from pathlens.training.augment import MOVES, crop_flip
 from pathlens.training.checkpoints import load_checkpoint, save_checkpoint
@@ -183,8 +184,9 @@ class Run:
         size = x.shape[1]
         if size not in self._dropout_shapes:
             self._dropout_shapes[size] = self.stack.dropout_shapes(x, rows)
+        dtype = computes_in(self.stack.pattern, x)
         return [
-            torch.stack([torch.rand(shape, generator=g, dtype=x.dtype) for g in self.dropouts]).to(x.device)
+            torch.stack([torch.rand(shape, generator=g, dtype=dtype) for g in self.dropouts]).to(x.device)
             for shape in self._dropout_shapes[size]
         ]
 
@@ -373,8 +375,8 @@ class Run:
     def _check_signal(self) -> None:
         """Warn if outputs do not depend on the input at the start: such a network does not begin to learn."""
         x = self.data.x[:256]
-        if len(x) < 2 or self.stack.needs_rows or not bool(x.std() > 0):
-            return
+        if len(x) < 2 or self.stack.needs_rows or not x.is_floating_point() or not bool(x.std() > 0):
+            return  # whole numbers are looked up: their size says nothing
         varies = float(self.stack.outputs_of(0, x).std(0).max())
         if varies < _NO_SIGNAL * float(x.std()):
             warnings.warn(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, ShapeError
-from pathlens.recording.inputs import accepting
+from pathlens.recording.inputs import accepting, computes_in
 from pathlens.training.stack import Loss
 
 
@@ -42,7 +42,8 @@ class Teacher:
                 f"train: a temperature belongs to probabilities, so that it must be 1 with this loss, got "
                 f"{temperature:g}. Use loss='cross_entropy'."
             )
-        self.net: nn.Module = copy.deepcopy(net).to(x.device, x.dtype).eval().requires_grad_(False)
+        self.dtype = computes_in(net, x)
+        self.net: nn.Module = copy.deepcopy(net).to(x.device, self.dtype).eval().requires_grad_(False)
         self.probabilities = loss == "cross_entropy"
         self.temperature = float(temperature)
         self.autocast = autocast
@@ -67,7 +68,7 @@ class Teacher:
             rows = rows.contiguous(memory_format=torch.channels_last)
         with torch.no_grad(), torch.autocast(x.device.type, self.autocast, enabled=self.autocast is not None):
             out = self.net(rows)
-        out = out.to(x.dtype).unflatten(0, x.shape[:leading])
+        out = out.to(self.dtype).unflatten(0, x.shape[:leading])
         return (out / self.temperature).softmax(-1) if self.probabilities else out
 
     def loss(self, own: Loss) -> Loss:
