@@ -296,3 +296,16 @@ def test_tokens_with_dropout_and_a_teacher():
     pattern = Words(dropout=0.5)
     runs = pl.train(pattern, (x, y), epochs=2, seeds=[0, 1], loss="cross_entropy", teacher=Words(), progress=False)
     assert runs.history().shape == (2, 3) and bool((runs.history() > 0).all())
+
+
+def test_what_cannot_be_stacked_is_told():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.output = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.output(self.cell(x)[0][:, -1])
+
+    with pytest.raises(errors.OptionError, match="cannot batch something in Recurrent.*Trajectory"):
+        pl.train(Recurrent(), (torch.randn(5, 4, 3), torch.randn(5, 1)), epochs=1, progress=False)

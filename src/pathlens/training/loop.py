@@ -305,11 +305,26 @@ def train(
             run.restore(folder)
         elif folder is not None:
             forget_checkpoints(folder)
-        with _bar(label, epochs, run.epoch, len(members), progress) as tick:
+        with _bar(label, epochs, run.epoch, len(members), progress) as tick, _batchable(members[0]):
             run.go(epochs, folder, checkpoint_every, stop_below, tick)
     for i, member in enumerate(members):
         run.stack.write(i, member)
     return run.trajectories[0] if single else Runs(run.trajectories, members, member_settings)
+
+
+@contextmanager
+def _batchable(net: nn.Module) -> Iterator[None]:
+    """While networks run as one stack: what `torch.vmap` cannot batch becomes an error that a user can read."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        if not ("vmap" in reason or "atching rule" in reason):
+            raise
+        raise OptionError(
+            f"train: networks are trained as a stack, and torch.vmap cannot batch something in {type(net).__name__}: "
+            f"{reason.rstrip('.')}. Train it in a loop of your own, and keep moments with Trajectory().append(net, X)."
+        ) from error
 
 
 def _name(function: Any) -> str:
