@@ -260,3 +260,8 @@ def test_missing_data_in_an_experiment_is_one_paragraph() -> None:
 
     registry.register(Experiment("fake.needy", "none", "Needy", "needs data", (CLAIM,), needy))
     assert "pathlens data import FOLDER" in invoke("run", "fake.needy", "--device", "cpu", code=1)
+
+
+def test_the_package_is_the_command_line_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "pathlens", "--help"], check=True, capture_output=True, text=True)
+    assert "pathlens" in done.stdout and "run" in done.stdout
