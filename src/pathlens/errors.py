@@ -93,6 +93,10 @@ class SolverError(PathlensError, ArithmeticError):
     """A linear system or eigenproblem has no answer as asked: not symmetric, not definite, not converged."""
 
 
+class PrecisionWarning(PathlensWarning):
+    """A linear system was solved, but rounding left a residual that shows in results."""
+
+
 class RowIndexError(PathlensError, IndexError):
     """A row or column index lies outside a kernel or an explanation, or is of a kind that cannot index."""
 

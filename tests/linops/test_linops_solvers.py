@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pathlens.errors import BudgetError, DTypeError, NotFiniteError, OptionError, ShapeError, SolverError
+from pathlens.errors import (
+    BudgetError,
+    DTypeError,
+    NotFiniteError,
+    OptionError,
+    PrecisionWarning,
+    ShapeError,
+    SolverError,
+)
 from pathlens.linops import GramSum, nystrom
 
 
@@ -65,6 +73,18 @@ def test_cg_that_does_not_converge_raises() -> None:
     rank_three = GramSum.from_factors([[("x", randn(20, 3))]])
     with pytest.raises(SolverError, match="ridge"):
         rank_three.solve(randn(20, seed=1), method="cg")
+
+
+def test_a_direct_solution_that_rounding_spoiled_is_told() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 3, generator=generator) + 3  # one large eigenvalue, and 390 that only the ridge holds up
+    y = torch.randn(400, generator=generator)
+    K, exact = (GramSum.from_factors([[("x", t), ("x", t)]]) for t in (x, x.double()))
+    ridge = 1e-6 * float(exact.eigsh(1).values)
+    with pytest.warns(PrecisionWarning, match=r"relative residual of .*Take the kernel in float64"):
+        rough = K.solve(y, ridge=ridge, method="cholesky")
+    assert rough.residual > 1e-2
+    assert exact.solve(y.double(), ridge=ridge, method="cholesky").residual < 1e-8  # and no warning
 
 
 def test_zero_right_hand_side() -> None:

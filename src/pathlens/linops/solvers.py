@@ -6,18 +6,28 @@ Nothing is regularised unasked, and what does not converge raises. May import on
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pathlens.errors import BudgetError, DTypeError, NotFiniteError, OptionError, ShapeError, SolverError
+from pathlens.errors import (
+    BudgetError,
+    DTypeError,
+    NotFiniteError,
+    OptionError,
+    PrecisionWarning,
+    ShapeError,
+    SolverError,
+)
 from pathlens.linops.budget import human_bytes
 from pathlens.linops.evaluate import Evaluator
 from pathlens.linops.matmul import matmul, plan_matmul
 from pathlens.linops.progress import Meter
 
+_ROUGH = 1e-2  # a direct solution that misses its right-hand side by more is told
 _DENSE_EIGH_FLOPS = 1e12  # half a minute on two cores: up to here a dense answer is worth more than a fast one
 
 
@@ -113,6 +123,14 @@ def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: fl
     error = matmul(evaluator, x) + ridge * x - rhs
     size = float(torch.linalg.vector_norm(rhs, dtype=torch.float64))
     residual = float(torch.linalg.vector_norm(error, dtype=torch.float64)) / size if size else 0.0
+    if way == "cholesky" and residual > _ROUGH:  # conjugate gradients refuse such an answer themselves
+        warnings.warn(
+            f"solve: the solution by Cholesky has a relative residual of {residual:.1e} (n = {n}, ridge = {ridge:g}): "
+            f"the system is too close to singular for {evaluator.dtype}. Take the kernel in float64 "
+            "(net.double(), X.double()), or a larger ridge.",
+            PrecisionWarning,
+            stacklevel=4,
+        )
     return Solution(x.reshape(y.shape), residual, iterations, way, rank)
 
 
