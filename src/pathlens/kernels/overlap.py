@@ -40,7 +40,8 @@ def overlap(
     ----------
     source : Record, RecordStream or nn.Module
         A record of the rows, or the network itself together with ``X``. A record does not tell how layers are wired:
-        convolutional networks, and those with shortcuts, must be given as ``overlap(net, X)``.
+        convolutional networks, and those with shortcuts, must be given as ``overlap(net, X)``, plain modules of that
+        kind as ``overlap(gated_twin(net, "relu", example=X[:2]), X)``, which is the same network.
     X : (n, ...) or Record, optional
         Inputs (recorded without a backward pass) or their record, where ``source`` is a network.
     columns : Record, RecordStream or (m, ...), optional
@@ -154,7 +155,8 @@ def _first_layer(rec: Record) -> Layer:
 
 def check_chain(what: str, rec: Record) -> None:
     """Refuse a record that cannot be of dense layers and gates in turn."""
-    layers, remedy = _value_layers(rec), f"Convert the network with gated_twin and call {what}(net, X)."
+    layers = _value_layers(rec)
+    remedy = f'Call {what}(net, X) with a gated network; of a plain module, gated_twin(net, "relu", example=X[:2]) is one.'
     if not rec.sites:
         raise RecordError(f"{what}: the record has no gate sites, so there are no paths to compare.")
     for site in rec.sites:
