@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from pathlens import models
 from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, PathlensError, ShapeError
-from pathlens.kernels import gate_information, kernel_classification, kernel_regression, npk, ntk, one_hot, overlap
+from pathlens.kernels import (
+    LinearisedModel,
+    gate_information,
+    kernel_classification,
+    kernel_regression,
+    npk,
+    ntk,
+    one_hot,
+    overlap,
+)
 
 
 def data(n: int, m: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,3 +142,22 @@ def test_bad_input() -> None:
     for error, call in cases:
         with pytest.raises(error):
             call()
+
+
+def test_results_say_what_they_are_and_not_all_their_numbers() -> None:
+    x, t = torch.randn(5, 2).double(), torch.randn(3, 2).double()
+    K, y = x @ x.T + torch.eye(5).double(), torch.randn(5).double()
+    fit = kernel_regression(K, y, t @ x.T, ridge=0.1)
+    assert repr(fit).startswith("KernelFit(3 × 1 predictions from 5 rows; cholesky, residual ")
+    net = models.relu(2, (4,), seed=0).double()
+    kernel = ntk(net, x)
+    assert repr(kernel.solve(y, ridge=1.0)).startswith("Solution(5, cholesky, residual ")
+    solved = repr(kernel.solve(y[:, None], ridge=1.0, method="cg", preconditioner=0))
+    assert solved.startswith("Solution(5 × 1, cg, ") and "iterations, preconditioner of rank 0, residual" in solved
+    found = kernel.eigsh(3)
+    assert repr(found) == f"Eigenpairs(3 of 5: {float(found.values[0]):.4g} … {float(found.values[2]):.4g}; dense)"
+    assert repr(kernel.eigsh(1)) == f"Eigenpairs(1 of 5: {float(found.values[0]):.4g}; dense)"
+    model = LinearisedModel(net)
+    assert repr(model) == "LinearisedModel(GatedNetwork, 12 parameters, not fitted)"
+    model.fit(x, y[:, None])
+    assert repr(model) == "LinearisedModel(GatedNetwork, 12 parameters, fitted)"

@@ -307,5 +307,5 @@ def test_what_cannot_be_stacked_is_told():
         def forward(self, x):
             return self.output(self.cell(x)[0][:, -1])
 
-    with pytest.raises(errors.OptionError, match="cannot batch something in Recurrent.*Trajectory"):
+    with pytest.raises(errors.OptionError, match=r"cannot batch something in Recurrent.*Trajectory"):
         pl.train(Recurrent(), (torch.randn(5, 4, 3), torch.randn(5, 1)), epochs=1, progress=False)

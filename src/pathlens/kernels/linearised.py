@@ -96,6 +96,10 @@ class LinearisedModel:
         self._rest = {k: p.detach() for k, p in self._net.named_parameters() if k not in start}
         self.delta = {k: torch.zeros_like(v) for k, v in start.items()}
 
+    def __repr__(self) -> str:
+        size, fitted = sum(v.numel() for v in self.delta.values()), any(bool(v.any()) for v in self.delta.values())
+        return f"LinearisedModel({type(self._net).__name__}, {size} parameters, {'fitted' if fitted else 'not fitted'})"
+
     # --- products ----------------------------------------------------------------------------------------------
 
     def _rows(self, X: Any) -> Tensor:

@@ -156,7 +156,7 @@ def _first_layer(rec: Record) -> Layer:
 def check_chain(what: str, rec: Record) -> None:
     """Refuse a record that cannot be of dense layers and gates in turn."""
     layers = _value_layers(rec)
-    remedy = f'Call {what}(net, X) with a gated network; of a plain module, gated_twin(net, "relu", example=X[:2]) is one.'
+    remedy = f'Call {what}(net, X) on a gated network; of a plain module, take gated_twin(net, "relu", example=X[:2]).'
     if not rec.sites:
         raise RecordError(f"{what}: the record has no gate sites, so there are no paths to compare.")
     for site in rec.sites:

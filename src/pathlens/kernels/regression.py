@@ -46,6 +46,11 @@ class KernelFit:
         """The class with the largest prediction, (m,)."""
         return self.predictions.argmax(1)
 
+    def __repr__(self) -> str:
+        (m, c), n = self.predictions.shape, len(self.coefficients)
+        steps = f", {self.iterations} iterations" if self.iterations else ""
+        return f"KernelFit({m} × {c} predictions from {n} rows; {self.method}{steps}, residual {self.residual:.1e})"
+
 
 def _operator(kernel: Any, name: str) -> KernelOperator:
     if isinstance(kernel, KernelOperator):

@@ -55,6 +55,11 @@ class Solution:
     method: str
     preconditioner: int = 0
 
+    def __repr__(self) -> str:
+        shape = " × ".join(str(s) for s in self.solution.shape)
+        steps = f", {self.iterations} iterations, preconditioner of rank {self.preconditioner}" * (self.method == "cg")
+        return f"Solution({shape}, {self.method}{steps}, residual {self.residual:.1e})"
+
 
 @dataclass(frozen=True)
 class Eigenpairs:
@@ -73,6 +78,10 @@ class Eigenpairs:
     values: Tensor
     vectors: Tensor
     method: str
+
+    def __repr__(self) -> str:
+        ends = " … ".join(f"{float(v):.4g}" for v in self.values[:: max(len(self.values) - 1, 1)])
+        return f"Eigenpairs({len(self.values)} of {self.vectors.shape[0]}: {ends}; {self.method})"
 
 
 def _need_symmetric(evaluator: Evaluator, what: str) -> int:
