@@ -166,7 +166,11 @@ def run(
             progress("experiments", ended, len(chosen))
 
         progress("experiments", 0, len(chosen))
-        outcomes = run_all(chosen, plan, jobs=jobs, progress=progress, ended=show)
+        try:
+            outcomes = run_all(chosen, plan, jobs=jobs, progress=progress, ended=show)
+        except KeyboardInterrupt:
+            console.print(f"Stopped after {ended} of {len(chosen)}. The same command goes on where it was.")
+            raise typer.Exit(130) from None
     failed = [outcome for outcome in outcomes if outcome.error]
     if len(failed) < len(outcomes):
         try:

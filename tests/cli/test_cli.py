@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,14 @@ def test_an_artifact_of_other_claims_or_another_version_is_made_anew(monkeypatch
 def test_a_size_that_nothing_has_is_refused() -> None:
     assert "No experiment of this run has a size 'epoch'" in invoke("run", "fake.one", "--set", "epoch=3", code=1)
     assert not TRAININGS
+
+
+def test_a_run_that_is_interrupted_says_how_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pathlens.experiments.runner.run_all", interrupted)
+    assert "Stopped after 0 of 1. The same command goes on" in invoke("run", "fake.one", code=130)
 
 
 def test_paper_scale_says_first_what_it_will_cost() -> None:

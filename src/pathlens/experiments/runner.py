@@ -6,7 +6,6 @@ printed or drawn here. May import artifacts, errors and the registry; torch is n
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import threading
@@ -73,33 +72,26 @@ class Plan:
         return self.out / "artifacts" / f"{entry.name}.{self.scale}.json"
 
     def check(self, chosen: Sequence[Experiment]) -> None:
-        """Refuse a change that would change nothing, and one of another kind than the size it is for."""
-        sizes = {entry.name: SIZES.get(entry.name, {}).get(self.scale, {}) for entry in chosen}
-        known = {key for own in sizes.values() for key in own} - {"seeds"}
-        for key, value in self.changes.items():
+        """Refuse a change that would change nothing, or that is of another kind than the sizes it would change."""
+        tables = [SIZES.get(entry.name, {}).get(self.scale, {}) for entry in chosen]
+        known = {key for sizes in tables for key in sizes} - {"seeds"}
+        for key in self.changes:
             if key not in known:
                 raise OptionError(f"No experiment of this run has a size {key!r} to change. "
                                   f"There are: {', '.join(sorted(known)) or 'none'}.")
-            for name, own in sizes.items():
-                if key in own and _kind(value) not in (_kind(own[key]), *_kinds_within(own[key])):
-                    raise OptionError(f"The size {key!r} of {name} is {_kind(own[key])}, such as "
-                                      f"{json.dumps(own[key])}; got {value!r}.")
+            there = [sizes[key] for sizes in tables if key in sizes]
+            if not any(_fits(self.changes[key], size) for size in there):
+                raise OptionError(f"The size {key!r} cannot be {self.changes[key]!r}: here it is {there[0]!r}. "
+                                  "Give a value of that kind; lists are written as in --set 'depths=[2, 4]'.")
 
 
-def _kind(value: Any) -> str:
-    """What a size is, for messages; null stands for a number, 'all of them'."""
-    if isinstance(value, str):
-        return "a word"
-    if isinstance(value, (list, tuple)):
-        return "a list"
-    if isinstance(value, Mapping):
-        return "one value for each network"
-    return "true or false" if isinstance(value, bool) else "a number"
-
-
-def _kinds_within(size: Any) -> set[str]:
-    """Kinds of value that stand for one for each network (see `Run`)."""
-    return {_kind(value) for value in size.values()} if isinstance(size, Mapping) else set()
+def _fits(value: Any, size: Any) -> bool:
+    """Whether a value can stand where this size stands; nobody knows of a size that is None."""
+    if isinstance(size, Mapping):
+        return isinstance(value, Mapping) or all(_fits(value, one) for one in size.values())
+    if isinstance(size, (int, float)):
+        return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    return not isinstance(size, (list, str)) or isinstance(value, type(size))
 
 
 def finished(entry: Experiment, plan: Plan) -> Artifact | None:
