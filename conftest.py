@@ -18,5 +18,6 @@ if not torch.cuda.is_available():
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _steady():
+    torch.set_num_threads(1)  # a test before may have set more
     torch.manual_seed(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -16,15 +15,6 @@ from torch import Tensor
 
 from pathlens.errors import OptionError, ShapeError, UnknownNameError
 from pathlens.kernels.infinite import relu_cntk, relu_ntk
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The matrices here are tiny, and threads that wait for each other cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def images(seed: int, n: int, channels: int, height: int, width: int) -> Tensor:

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Iterator
 from decimal import Decimal, getcontext
 from pathlib import Path
 
@@ -21,15 +20,6 @@ from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeEr
 from pathlens.kernels.infinite import _angles, _layers, _next_angle, random_gate_limit, relu_cntk, relu_nngp, relu_ntk
 
 ORACLE = Path(__file__).with_name("neural_tangents.json")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The matrices here are tiny, and threads that wait for each other cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def textbook(x: Tensor, y: Tensor, layers: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -36,15 +35,6 @@ from pathlens.kernels.measures import (
     target_alignment,
 )
 from pathlens.linops import GramSum, KernelOperator
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The matrices here are tiny, and threads that wait for each other cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def draw(seed: int, *shape: int) -> Tensor:
