@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.errors import OptionError, ShapeError, need_extra
+from pathlens.errors import OptionError, ShapeError
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.linops.indexing import as_number
+from pathlens.linops.plotting import axes as axes_for
 
 # --- rules -----------------------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class Explanation:
     def plot(self, row: int = 0, k: int = 8, ax: Any = None) -> Any:
         """Bars of the k largest contributions to one row's prediction; returns the axes."""
         shown = self.top(row, k)
-        axes = _axes(ax, (8.0, 0.45 * k + 1.5))
+        axes = axes_for(ax, "drawing a model", (8.0, 0.45 * k + 1.5))
         out = int(self.chosen[row])
         rest = float(self.outputs[row, out] - self.bias[out] - sum(v for v, _ in shown))
         bars = [*shown, (rest, "all other half-spaces"), (float(self.bias[out]), "bias")]
@@ -243,7 +244,7 @@ def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any =
     columns = [j for j in range(len(names)) if spread[j] > 0]
     influence = np.array([r.normal[columns] * spread[columns] for r in rules])
     influence /= np.abs(influence).max(axis=1, keepdims=True)
-    axes = _axes(ax, (min(2.5 + 0.35 * len(columns), 14.0), 1.6 + 0.28 * len(rules)))
+    axes = axes_for(ax, "drawing a model", (min(2.5 + 0.35 * len(columns), 14.0), 1.6 + 0.28 * len(rules)))
     image = axes.imshow(influence, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
     few = len(columns) <= 40
     axes.set_xticks(range(len(columns)) if few else [], [names[j] for j in columns] if few else [],
@@ -259,13 +260,3 @@ def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any =
 
 def _short(text: str, length: int = 60) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _axes(ax: Any, size: tuple[float, float]) -> Any:
-    if ax is not None:
-        return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise need_extra("plot", "matplotlib", "drawing a model") from error
-    return plt.subplots(figsize=size, layout="constrained")[1]

@@ -20,6 +20,7 @@ from pathlens.hardening.report import (
     score,
 )
 from pathlens.hardening.values import can_solve, has_batch_norm, least_squares, recalibrate
+from pathlens.linops.plotting import axes
 from pathlens.models import GatedNetwork
 from pathlens.recording import Trajectory
 from pathlens.training import LOSSES, Geometric, train
@@ -54,10 +55,7 @@ class Hardened:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Training loss over the epochs of hardening, with the soft network, the direct switch and the bound."""
-        import matplotlib.pyplot as plt
-
-        if ax is None:
-            _, ax = plt.subplots(figsize=(6, 3.5), layout="constrained")
+        ax = axes(ax, "drawing a hardening", (6, 3.5))
         start = 0
         for name, t in self.phases.items():
             losses = t.history["loss"]

@@ -1,4 +1,7 @@
-"""The picture of a kernel. Needs matplotlib (extra ``plot``), imported when a picture is drawn."""
+"""The axes that every picture of the package is drawn on, and the picture of a kernel.
+
+Needs matplotlib (extra ``plot``), imported when a picture is drawn.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,25 @@ if TYPE_CHECKING:
     from pathlens.linops.operator import KernelOperator
 
 
-def plot_kernel(kernel: KernelOperator, ax: Any, max_pixels: int, **style: Any) -> Any:
-    """Draw a kernel as an image; above ``max_pixels`` an evenly spaced selection of rows and columns, which is said."""
+def axes(ax: Any, purpose: str, size: tuple[float, float] | None = None) -> Any:
+    """The axes given, or those of a new figure; says what needs matplotlib where it is not installed."""
+    if ax is not None:
+        return ax
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise need_extra("plot", "matplotlib", "drawing a kernel") from error
+        raise need_extra("plot", "matplotlib", purpose) from error
+    return plt.figure(figsize=size, layout="constrained").add_subplot()
+
+
+def plot_kernel(kernel: KernelOperator, ax: Any, max_pixels: int, **style: Any) -> Any:
+    """Draw a kernel as an image; above ``max_pixels`` an evenly spaced selection of rows and columns, which is said."""
     if max_pixels < 1:
         raise OptionError(f"plot: max_pixels must be at least 1, got {max_pixels}.")
     n, m = kernel.shape
     rows, cols = (np.unique(np.linspace(0, size - 1, min(size, max_pixels)).round().astype(int)) for size in (n, m))
     shown = kernel if (len(rows), len(cols)) == (n, m) else kernel[rows, cols]
-    if ax is None:
-        ax = plt.figure(layout="constrained").add_subplot()
+    ax = axes(ax, "drawing a kernel")
     style = {"cmap": "viridis", "interpolation": "nearest", "aspect": "auto" if n != m else "equal", **style}
     image = ax.imshow(shown.dense().cpu().numpy(), **style, extent=(-0.5, m - 0.5, n - 0.5, -0.5))
     ax.figure.colorbar(image, ax=ax, label="K")

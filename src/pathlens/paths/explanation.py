@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathlens.errors import OptionError, need_extra
+from pathlens.errors import OptionError
 
 #: Σ|terms|/|f| above which a list of some terms is printed with a warning: more is cancelled than is left
 MISLEADING = 2.0
@@ -74,17 +74,6 @@ def positive(what: str, **numbers: Any) -> None:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise OptionError(f"{what}: {name} must be an integer of at least 1, got {value!r}.")
-
-
-def axes(ax: Any, purpose: str) -> Any:
-    """The axes given, or new ones."""
-    if ax is not None:
-        return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise need_extra("plot", "matplotlib", purpose) from error
-    return plt.figure(layout="constrained").add_subplot()
 
 
 def shown(path: Sequence[int]) -> str:

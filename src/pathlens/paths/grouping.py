@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, ShapeError
-from pathlens.paths.explanation import Explanation, axes, r_squared, ratio
+from pathlens.linops.plotting import axes
+from pathlens.paths.explanation import Explanation, r_squared, ratio
 from pathlens.paths.trellis import take_trellis
 
 _SHOWN = 8

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from pathlens.errors import OptionError, ShapeError
 from pathlens.linops.budget import blocks
 from pathlens.linops.indexing import as_number
+from pathlens.linops.plotting import axes
 from pathlens.linops.progress import Meter
-from pathlens.paths.explanation import MISLEADING, Explanation, axes, positive, r_squared, ratio, shown
+from pathlens.paths.explanation import MISLEADING, Explanation, positive, r_squared, ratio, shown
 from pathlens.paths.trellis import Trellis, reads_ones, take_trellis
 
 _CANDIDATES = 1 << 22  # numbers that one block of rows may compare at once

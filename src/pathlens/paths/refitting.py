@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, OptionError, ShapeError, unknown_name
+from pathlens.linops.plotting import axes
 from pathlens.linops.progress import Meter
-from pathlens.paths.explanation import Explanation, axes, positive, r_squared, ratio, shown
+from pathlens.paths.explanation import Explanation, positive, r_squared, ratio, shown
 from pathlens.paths.ranking import best
 from pathlens.paths.trellis import Trellis, reads_ones, split, take_trellis
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
 from pathlens.linops.indexing import as_number
+from pathlens.linops.plotting import axes
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import max_pools
-from pathlens.paths.explanation import Explanation, axes, r_squared, ratio
+from pathlens.paths.explanation import Explanation, r_squared, ratio
 from pathlens.recording import as_rows
 from pathlens.recording.inputs import output_width
 from pathlens.recording.taking import check_net, unwrapped

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathlens.paths.explanation import Explanation, axes, positive, r_squared
+from pathlens.linops.plotting import axes
+from pathlens.paths.explanation import Explanation, positive, r_squared
 from pathlens.paths.trellis import Trellis, split, take_trellis
 
 _SHOWN = 8

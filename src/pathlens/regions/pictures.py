@@ -7,29 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pathlens.errors import OptionError, RegionError, need_extra, unknown_name
+from pathlens.errors import OptionError, RegionError, unknown_name
+from pathlens.linops.plotting import axes
 from pathlens.regions.cells import Floats
 
 if TYPE_CHECKING:
     from pathlens.regions.halfspaces import HalfSpaces
     from pathlens.regions.partitions import Segment1D, Slice2D
 
-
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise need_extra("plot", "matplotlib", "drawing regions") from error
-    return plt.figure(layout="constrained").add_subplot()
+_PURPOSE = "drawing regions"
 
 
 def plot_slice(cells: Slice2D, color: str, ax: Any, output: int, **style: Any) -> Any:
     """Polygons filled by gate pattern, by log₁₀ of the path count, or by an output, shaded exactly."""
     if color not in ("pattern", "count", "output"):
         raise unknown_name("colour", color, ("pattern", "count", "output"))
-    ax = _axes(ax)
+    ax = axes(ax, _PURPOSE)
     from matplotlib import colormaps
     from matplotlib.collections import PolyCollection
 
@@ -93,7 +86,7 @@ def _pattern_colours(cells: Slice2D) -> Floats:
 def plot_segment(line: Segment1D, ax: Any, output: int, **style: Any) -> Any:
     """One output along the segment, interval by interval, with a thin line at every break."""
     _check_output(output, line.maps.shape[1])
-    ax = _axes(ax)
+    ax = axes(ax, _PURPOSE)
     for k, (a, b) in enumerate(zip(line.breaks, line.breaks[1:])):
         t = np.array([a, b])
         ax.plot(t, line.maps[k, output, 0] + line.maps[k, output, 1] * t, **{"color": "tab:blue", **style})
@@ -124,14 +117,14 @@ def plot_halfspaces(
     """
     chosen = list(range(spaces.units(site))) if units is None else list(units)
     if spaces.dim == 2:
-        return _lines(spaces, site, chosen, _axes(ax), box, style)
+        return _lines(spaces, site, chosen, axes(ax, _PURPOSE), box, style)
     shape = image_shape or (spaces.input_shape if len(spaces.input_shape) > 1 else None)
     if shape is None or math.prod(shape) != spaces.dim or len(shape) not in (2, 3):
         raise RegionError(
             f"plot: inputs of shape {spaces.input_shape} are no plane and no picture. Pass image_shape=(H, W) or "
             f"(C, H, W) with {spaces.dim} numbers in all."
         )
-    return _tiles(spaces, site, chosen[:64] if units is None else chosen, shape, _axes(ax), style)
+    return _tiles(spaces, site, chosen[:64] if units is None else chosen, shape, axes(ax, _PURPOSE), style)
 
 
 def _lines(spaces: HalfSpaces, site: str, units: list[int], ax: Any, box: float, style: dict[str, Any]) -> Any:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.errors import NotFiniteError, OptionError, PathlensWarning, need_extra
+from pathlens.errors import NotFiniteError, OptionError, PathlensWarning
+from pathlens.linops.plotting import axes
 from pathlens.linops.progress import Meter
 from pathlens.theory.roots import bernstein_table, first_violation
 from pathlens.theory.rows import Rows, float_array, moments_in_time, start_weights
@@ -90,12 +91,7 @@ class ReluFlow:
 
     def plot(self, ax: Any = None) -> Any:
         """Loss over time, with a mark for every event."""
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as error:
-            raise need_extra("plot", "matplotlib", "drawing a flow") from error
-        if ax is None:
-            ax = plt.figure(layout="constrained").add_subplot()
+        ax = axes(ax, "drawing a flow")
         ax.plot(self.times, self.loss(), color="#0072b2", label="loss")
         low = ax.get_ylim()[0]
         for which, colour, text in ((self.flips, "#b4becb", "flips"), (self.slides, "#d55e00", "slides")):

@@ -1,7 +1,7 @@
 """Which gates are best: the least loss a gating allows, in closed form, and searches for gatings that lower it.
 
 For fixed gates the best weights are a regression of y on x̃ = g(x) ⊗ x, so a gating has one number. Making gates lives
-in gates, their dynamics in flow. May import linops, for progress.
+in gates, their dynamics in flow. May import linops, for progress and pictures.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from pathlens.errors import LabelError, OptionError, ShapeError, unknown_name
+from pathlens.linops.plotting import axes
 from pathlens.linops.progress import Meter
 from pathlens.theory.flow import CUTOFF
 from pathlens.theory.gates import Gates, gate_table, half_spaces, random_half_spaces, tiling
@@ -163,14 +164,7 @@ class GatingTable:
 
     def plot(self, ax: Any = None) -> Any:
         """Every gating as a dot, one line per method."""
-        from pathlens.errors import need_extra
-
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as error:
-            raise need_extra("plot", "matplotlib", "drawing gatings") from error
-        if ax is None:
-            ax = plt.figure(layout="constrained").add_subplot()
+        ax = axes(ax, "drawing gatings")
         methods = list(dict.fromkeys(row.method for row in self.rows))
         test = self.rows[0].test_loss is not None
         for i, method in enumerate(methods):
