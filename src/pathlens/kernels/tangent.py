@@ -1,7 +1,7 @@
 """The neural tangent kernel and its parts: value, feature, single layers, one output, all outputs.
 
 Dense layers are products of two Gram matrices; layers with many positions are in `convolution`, parameters outside
-layers in `parameters`. May import linops, records, recording and the errors.
+layers in `parameters`. May import linops, models, records, recording and the errors.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlens.kernels.sources import Sides, Source, probe, resolve
 from pathlens.linops import Factor, GramSum, KernelOperator, RowStream
 from pathlens.linops.budget import resolve_budget
 from pathlens.linops.progress import Meter
+from pathlens.models.gates import leak
 from pathlens.recording import GatedNetwork, RecordStream
 from pathlens.records import Record
 
@@ -146,10 +147,7 @@ class _Held(nn.Module):
             return net.gate.gated(q, slope)
 
         self.values(inputs, *(unit,) * len(net.sites))
-        gates_now = [
-            s.slope + (1 - s.slope) * net.gate(q) if s.slope else net.gate(q) for q, s in zip(scores, net.sites)
-        ]
-        return net.values(inputs, *gates_now)
+        return net.values(inputs, *(leak(net.gate(q), s.slope) for q, s in zip(scores, net.sites)))
 
 
 def _part_of(name: str, first: Record) -> str:

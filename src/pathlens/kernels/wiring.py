@@ -2,7 +2,7 @@
 
 Layers, gates, additions and joins are recognised by what they are; every other operation is probed, and must turn out
 to be a fixed map of positions and channels, else it is refused by name. What the steps do to kernels is in `recursion`.
-May import recording and the errors.
+May import models, recording and the errors.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from pathlens.errors import RecordError
 from pathlens.kernels.fields import SpatialMap, Windows
+from pathlens.models.graphs import Watcher
 from pathlens.recording import GatedNetwork
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -42,19 +43,6 @@ class Step:
 def _refuse(node: fx.Node, why: str, remedy: str) -> RecordError:
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return RecordError(f"path kernel: node '{node.name}' ({target}): {why}. {remedy}.")
-
-
-class _Shapes(fx.Interpreter):
-    """Runs the value network on one row and keeps every value."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.seen: dict[fx.Node, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        self.seen[n] = result
-        return result
 
 
 def _value_arguments(net: GatedNetwork, x: Tensor, ids: Tensor | None) -> tuple[Any, ...]:
@@ -87,10 +75,10 @@ class Wiring:
         self.device = x.device
         # double, so that maps of positions are found to rounding; a copy, so that nothing of the user's moves
         module = copy.deepcopy(net.values).double().eval()
-        shapes = _Shapes(module)
+        watcher = Watcher(module)
         with torch.no_grad():
-            shapes.run(*arguments)
-        self._seen, self._module = shapes.seen, module
+            watcher.run(*arguments)
+        self._seen, self._module = watcher.seen, module
         holders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._data = {holders[0]}
         self._gates = dict(zip(holders[1:], net.site_names))
@@ -245,12 +233,9 @@ class Wiring:
 
     def _flatten_or_map(self, node: fx.Node, step: Any, source: Tensor) -> Step:
         value = self._seen[node]
-        if value.shape == source.shape and torch.equal(value, source):
+        # of a flattened tensor, channels and positions stay apart until a dense layer has summed over both
+        if (value.shape == source.shape or value.ndim == 2) and torch.equal(value.flatten(), source.flatten()):
             return step("pass")
-        if value.ndim == 2 and value.numel() == source.numel() and torch.equal(value.flatten(), source.flatten()):
-            # channels and positions stay apart until a dense layer has summed over both
-            made: Step = step("pass")
-            return made
         read = next(n for n in node.all_input_nodes if n in self._data)
         if self._flattened(read):
             raise _refuse(node, "it rearranges a flattened tensor", "Pool or slice before flattening")

@@ -261,7 +261,6 @@ class RowStream:
         self._kept: OrderedDict[tuple[int, int] | bytes, dict[str, tuple[Tensor, Tensor]]] = OrderedDict()
         self._probe = self._ask(0, 1)
         self._rows: dict[str, StreamedRows] = {}
-        self.recomputed = 0  # rows computed so far; tests and `repr` of callers read it
 
     def _ask(self, lo: int, hi: int) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -327,7 +326,6 @@ class RowStream:
                                  f"{value.dtype}, expected {(hi - lo, *probe.shape[1:])} and {probe.dtype}. "
                                  f"A source must return the same columns for every block.")
             checked[key] = (value, log2_norms(value, name, lo))
-        self.recomputed += hi - lo
         return checked
 
     def forget(self) -> None:

@@ -75,7 +75,7 @@ def plan_matmul(evaluator: Evaluator, k: int) -> MatmulPlan:
         total_factored += by_factors
         if by_factors < by_tiles:
             factored.append(term)
-            room -= p * q * evaluator.dtype.itemsize
+            room -= middle
         else:
             tiled.append(term)
     return MatmulPlan(tuple(factored), tuple(tiled), total_factored, total_tiled)

@@ -288,11 +288,12 @@ def _check_shapes(children: Sequence[Node]) -> None:
     for child in children[1:]:
         for axis, mine, theirs in (("rows", child.n, first.n), ("columns", child.m, first.m)):
             if mine != theirs:
-                raise ShapeError(f"GramSum: {_label(child)} has {mine} {axis}, expected {theirs} as in "
-                                 f"{_label(first)}. Record both on the same batch.")
+                raise ShapeError(f"GramSum: {first_name(child)} has {mine} {axis}, expected {theirs} as in "
+                                 f"{first_name(first)}. Record both on the same batch.")
 
 
-def _label(node: Node) -> str:
+def first_name(node: Node) -> str:
+    """What messages call a node: its first factor or operator."""
     leaf = next(node.leaves())
     return f"factor {leaf.name!r}" if isinstance(leaf, Gram) else f"operator {leaf.name!r}"
 

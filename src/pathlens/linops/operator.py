@@ -32,7 +32,7 @@ from pathlens.linops.evaluate import Evaluator, overflow_error
 from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable
 from pathlens.linops.indexing import as_index
 from pathlens.linops.matmul import matmul, plan_matmul
-from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum
+from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum, first_name
 from pathlens.linops.plotting import plot_kernel
 from pathlens.linops.progress import Meter
 from pathlens.linops.solvers import Eigenpairs, Solution
@@ -258,8 +258,9 @@ class KernelOperator(ABC):
 
     def _together(self, other: KernelOperator, what: str) -> None:
         if self.dtype != other.dtype or self.device != other.device:
-            raise DTypeError(f"{what}: {_who(self)} is {self.dtype} on {self.device}, {_who(other)} is {other.dtype} "
-                             f"on {other.device}. Convert the factors of one; nothing is promoted silently.")
+            mine, theirs = (first_name(expression(operator)) for operator in (self, other))
+            raise DTypeError(f"{what}: {mine} is {self.dtype} on {self.device}, {theirs} is {other.dtype} on "
+                             f"{other.device}. Convert the factors of one; nothing is promoted silently.")
 
     def __add__(self, other: Any) -> GramSum:
         if isinstance(other, numbers.Number) and other == 0:  # so that sum([K1, K2]) works
@@ -527,11 +528,6 @@ def _ranks(node: Node) -> str:
 def expression(operator: KernelOperator) -> Node:
     """The expression of an operator: a `GramSum`'s own, or one leaf that asks the operator for tiles."""
     return operator.root if isinstance(operator, GramSum) else Leaf(operator)
-
-
-def _who(operator: KernelOperator) -> str:
-    leaf = next(expression(operator).leaves())
-    return f"factor {leaf.name!r}" if isinstance(leaf, Gram) else f"operator {leaf.name!r}"
 
 
 class GramSum(KernelOperator):

@@ -1,7 +1,8 @@
 """What a converted template must satisfy, tested on numbers.
 
 The tracer refuses by name what it does not know; here the graph is run in float64, with weights shaken so that none is
-zero by chance, and compared with the template and with what affine means. Only `tracing.py` is imported.
+zero by chance, and compared with the template and with what affine means. Of the package, only `tracing.py` and the
+errors are imported.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pathlens.errors import ConversionError
-from pathlens.models.tracing import HOOKS, Traced, describe, gate_graph, graph_module, value_graph
+from pathlens.models.tracing import HOOKS, Traced, describe, gate_graph, graph_module, linear_unit, value_graph
 
 _POINTS = (0.0, 1.0, 1.75, -0.5)  # places on a line; the last two must be what the first two say
 _TOLERANCE = 1e-8  # relative, in float64; what is not affine misses it by far
@@ -146,7 +147,7 @@ class Checker:
     def gates_affine(self) -> None:
         """With linear units, what every site reads is affine in the input."""
         module = graph_module(self.copy, gate_graph(self.traced, with_entry=False), "Gates").eval()
-        self._check_affine(module, (_linear,) * len(self.traced.sites), "the gate path is not affine")
+        self._check_affine(module, (linear_unit,) * len(self.traced.sites), "the gate path is not affine")
 
     def _check_affine(
         self, module: fx.GraphModule, rest: tuple[Any, ...], claim: str, skip: frozenset[str] = frozenset()
@@ -175,10 +176,6 @@ class Checker:
                 "Replace it by an affine layer or a ReLU."
             )
         return out
-
-
-def _linear(q: Tensor, slope: float) -> Tensor:
-    return q
 
 
 def _shake(module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Modules that run a traced graph and can be pickled.
+"""Modules that run a traced graph and can be pickled, and a run that is watched.
 
 `tracing.py` makes the graphs; here is only what runs them and how they are written down.
 """
@@ -56,3 +56,15 @@ def _load(nodes: list[tuple[Any, ...]], state: dict[str, Any], name: str) -> Net
     module = NetworkGraph(root, graph, class_name=name)
     module.__dict__.update(state)
     return module
+
+
+class Watcher(fx.Interpreter):
+    """Runs a graph and keeps every value, by node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.seen: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.seen[n] = super().run_node(n)
+        return self.seen[n]

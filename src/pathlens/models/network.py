@@ -18,13 +18,9 @@ from pathlens.errors import CheckpointError, OptionError, ShapeError, unknown_na
 from pathlens.models.gates import Gate, Hard, Open, leak, make_gate
 from pathlens.models.initialisation import Init
 from pathlens.models.sources import FunctionSource, GateSource, GraphSource, TableSource
-from pathlens.models.tracing import Site, apply_site
+from pathlens.models.tracing import Site, apply_site, linear_unit
 
 _TRAINED = ("values", "gates", "both")
-
-
-def _linear_unit(q: Tensor, slope: float) -> Tensor:
-    return q
 
 
 class _Listener:
@@ -114,7 +110,7 @@ class GatedNetwork(nn.Module):
     def _unit(self) -> Any:
         """The activation of the gate source's own hidden units."""
         assert isinstance(self.source, GraphSource)
-        return {"linear": _linear_unit, "relu": _HARD.gated, "soft": self.gate.gated}[self.source.activation_name]
+        return {"linear": linear_unit, "relu": _HARD.gated, "soft": self.gate.gated}[self.source.activation_name]
 
     def _scores(self, x: Tensor, rows: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Pre-activations of the gates, and the tensor whose shape the constant value input takes."""

@@ -43,12 +43,7 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int = 1, bias: bool = False
     """
     check_sizes(inputs, hidden, outputs)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    width = inputs
-    for i, w in enumerate(hidden, start=1):
-        layers[f"linear{i}"] = nn.Linear(width, w, bias=bias)
-        layers[f"relu{i}"] = nn.ReLU()
-        width = w
-    layers["output"] = nn.Linear(width, outputs, bias=bias)
+    _dense_stack(layers, inputs, hidden, outputs, bias)
     return nn.Sequential(layers)
 
 

@@ -96,6 +96,11 @@ def apply_site(q: Tensor, gate: Any, slope: float) -> Tensor:
     return q * gate if isinstance(gate, Tensor) else gate(q, slope)
 
 
+def linear_unit(q: Tensor, slope: float) -> Tensor:
+    """What stands at the sites of a linear gate source."""
+    return q
+
+
 @dataclass
 class Traced:
     """A template's graph, with its ReLUs marked.
@@ -560,7 +565,7 @@ def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) 
             node.kwargs = {k: v for k, v in options.items() if k in kept}
 
 
-def _name_sites(graph: fx.Graph, relus: list[fx.Node], root: nn.Module) -> tuple[Site, ...]:
+def _name_sites(relus: list[fx.Node], root: nn.Module) -> tuple[Site, ...]:
     calls: Counter[str] = Counter()
     sites = []
     for node in relus:
@@ -650,7 +655,7 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
             "Use a template with nn.ReLU, F.relu or LeakyReLU",
             NoGateError,
         )
-    sites = _name_sites(graph, relus, root)
+    sites = _name_sites(relus, root)
     entry = _find_entry(root, graph, role, relus)
     return Traced(root, graph, sites, tuple(n.name for n in relus), entry, tuple(pools))
 

@@ -84,7 +84,7 @@ class Polygons:
     def __len__(self) -> int:
         return len(self.corners)
 
-    def part(self, rows: slice) -> Polygons:
+    def part(self, rows: slice | Bits) -> Polygons:
         """Some of the polygons."""
         sizes = self.sizes[rows]
         width = int(sizes.max(initial=1))
@@ -142,13 +142,13 @@ class Polygons:
             busy = np.zeros(len(todo), dtype=bool)
             busy[owner] = True
             if not busy.all():
-                done.append(todo._rows(~busy))
+                done.append(todo.part(~busy))
                 parents.append(origin[~busy])
                 finished += len(done[-1])
             if not len(owner):
                 break
             place = np.cumsum(busy) - 1  # of each busy polygon among the busy ones
-            todo, origin, owner = todo._rows(busy), origin[busy], place[owner]
+            todo, origin, owner = todo.part(busy), origin[busy], place[owner]
             if others + finished + 2 * len(todo) > limit:
                 raise too_many(limit)
             chosen = _nearest(todo.centres(), owner, lines)
@@ -165,11 +165,6 @@ class Polygons:
             owner, lines = owner[keep], lines[keep]
         pieces, parent = Polygons.joined(done), np.concatenate(parents)
         return pieces, parent, _signs(coefficients, parent, pieces.centres())
-
-    def _rows(self, mask: Bits) -> Polygons:
-        sizes = self.sizes[mask]
-        width = int(sizes.max(initial=1))
-        return Polygons(self.corners[mask, :width], sizes, self.edges[mask, :width])
 
     def _crossing(self, coefficients: Floats) -> tuple[Ints, Floats]:
         """(polygon, line) for every line that has corners of its polygon on both sides."""
@@ -218,15 +213,15 @@ class Polygons:
             parts.append(Polygons(both[rows, order], sizes, label[rows, order]))
         return parts[0], parts[1]
 
-    def neighbours(self) -> tuple[Ints, Floats]:
-        """Pairs of polygons that share a piece of an edge, and its length: (E, 2) and (E,).
+    def neighbours(self) -> Ints:
+        """Pairs of polygons that share a piece of an edge: (E, 2).
 
         An edge is the trace of one cut, so only edges of the same cut, from opposite sides, are compared.
         """
         real = (np.arange(self.corners.shape[1]) < self.sizes[:, None]) & (self.edges != 0)
         k, j = np.nonzero(real)
         if not len(k):
-            return np.empty((0, 2), dtype=np.int64), np.empty(0)
+            return np.empty((0, 2), dtype=np.int64)
         start = self.corners[k, j]
         end = self.corners[k, np.where(j + 1 < self.sizes[k], j + 1, 0)]
         label = self.edges[k, j]
@@ -246,8 +241,7 @@ class Polygons:
         many = np.maximum(b - a, 0)
         left = np.repeat(above, many)
         right = below[np.repeat(a - np.concatenate([[0], np.cumsum(many)[:-1]]), many) + np.arange(many.sum())]
-        shared = np.minimum(hi[left], hi[right]) - np.maximum(lo[left], lo[right])
-        return np.stack([k[left], k[right]], axis=1), shared
+        return np.stack([k[left], k[right]], axis=1)
 
 
 def _crosses(corners: Floats, lines: Floats) -> Bits:

@@ -202,10 +202,8 @@ class HalfSpaces:
     def normal(self, site: str | int, unit: Any) -> Floats:
         """One normal, in the shape of an input; a unit is a number or (channel, position…)."""
         name = self._site(site)
-        return self.normals(name, [self._number(name, unit)])[0].reshape(self.input_shape)
-
-    def _number(self, name: str, unit: Any) -> int:
-        return self._hard.unit_number(name, unit, "halfspaces")
+        number = self._hard.unit_number(name, unit, "halfspaces")
+        return self.normals(name, [number])[0].reshape(self.input_shape)
 
     def images(self, site: str | int, units: Sequence[int] | None = None) -> Floats:
         """Normals in the shape of an input: (units, *input_shape)."""

@@ -201,7 +201,7 @@ class Slice2D(Partition):
     @cached_property
     def neighbours(self) -> Ints:
         """Pairs of polygons that share a piece of an edge: (E, 2)."""
-        return self._cells.neighbours()[0]
+        return self._cells.neighbours()
 
     def locate(self, coordinates: Any) -> Ints:
         """The polygon in which each point lies, −1 outside the box: (n, 2) → (n,).

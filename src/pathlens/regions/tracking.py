@@ -20,8 +20,9 @@ from pathlens.errors import RegionError
 from pathlens.linops.progress import Meter
 from pathlens.models import Open
 from pathlens.models.gates import leak
+from pathlens.models.graphs import Watcher
 from pathlens.models.sources import GraphSource, ShallowSource
-from pathlens.models.tracing import apply_site, describe
+from pathlens.models.tracing import apply_site, describe, linear_unit
 from pathlens.regions.cells import Bits, Cells, Floats
 from pathlens.regions.networks import HardNetwork
 
@@ -45,18 +46,6 @@ class Leaf:
     cells: Cells
     bits: list[Bits]
     outputs: Floats
-
-
-class _Watch(fx.Interpreter):
-    """Runs a graph once and keeps every value, to learn shapes."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.seen: dict[fx.Node, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        self.seen[n] = super().run_node(n)
-        return self.seen[n]
 
 
 def _parts(value: Any) -> Iterator[Tensor]:
@@ -115,7 +104,7 @@ class Tracker:
         nodes: list[fx.Node] = []
         entry: Tensor | None = None
         if isinstance(source, GraphSource):
-            units = (_identity,) * source.count if source.linear else tuple(_given(g) for g in gates)
+            units = (linear_unit,) * source.count if source.linear else tuple(_given(g) for g in gates)
             out = self._learn(source.network, self.points, units, linear=source.linear)
             nodes += [n for n in source.network.graph.nodes if n.op != "output"]
             reads = _output_of(source.network)
@@ -141,7 +130,7 @@ class Tracker:
 
     def _learn(self, module: fx.GraphModule, x: Tensor, units: tuple[Any, ...], linear: bool) -> Any:
         """Run a graph on the points; sort its nodes into constants, sizes, shared values and values of cells."""
-        watch = _Watch(module)
+        watch = Watcher(module)
         out = watch.run(x, *units)
         holders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._site_of.update({n: i for i, n in enumerate(holders[1:])})
@@ -296,10 +285,6 @@ def _coefficients(values: Tensor) -> Floats:
 def _output_of(module: fx.GraphModule) -> list[fx.Node]:
     result: Any = next(n for n in module.graph.nodes if n.op == "output").args[0]
     return list(result) if isinstance(result, (tuple, list)) else [result]
-
-
-def _identity(q: Tensor, slope: float) -> Tensor:
-    return q
 
 
 def _given(gate: Tensor) -> Any:
