@@ -156,11 +156,7 @@ class ClusterError(PathlensError, RuntimeError):
 # --- training --------------------------------------------------------------------------------------------------
 
 
-class TrainingError(PathlensError, RuntimeError):
-    """Training cannot start or go on."""
-
-
-class DivergedError(TrainingError):
+class DivergedError(PathlensError, RuntimeError):
     """The loss became NaN or infinite."""
 
 

@@ -29,8 +29,7 @@ NAMES = {"relu": "ReLU", "dlgn_pwc": "DLGN-PWC", "frozen": "DLGN-PWC, gates froz
 BETA, FROZEN_BETA = 4.0, 10.0
 # what other experiments on the circle take from these
 HIDDEN = tuple(SIZES["hs.fig2"]["paper"]["hidden"])
-POINTS, RATE, BATCH = (SIZES["hs.fig2"]["paper"][key] for key in ("points", "lr", "batch_size"))
-EPOCHS = {scale: sizes["epochs"] for scale, sizes in SIZES["hs.fig2"].items()}
+RATE, BATCH = (SIZES["hs.fig2"]["paper"][key] for key in ("lr", "batch_size"))
 KERNEL_EPOCHS = (0, 3, 200)
 RATIO_EPOCHS = (0, 1, 3, 10, 30, 100, 200)
 EARLY = 10  # an epoch by which the slow half is learned and the fast one is not

@@ -136,10 +136,10 @@ def accuracy(networks: Iterable[Any], x: Tensor, y: Tensor, device: str = "cpu",
     return np.array(found)
 
 
-def hard_accuracies(runs: Runs, data: DataSet, device: str = "cpu", batch: int = 1000) -> np.ndarray:
+def hard_accuracies(runs: Runs, data: DataSet, device: str = "cpu") -> np.ndarray:
     """Test accuracy per seed in % after the last epoch, with every soft gate switched to its hard one."""
     assert data.x_test is not None and data.y_test is not None
-    return accuracy((hardened(net) for net in runs.networks), data.x_test, data.y_test, device, batch)
+    return accuracy((hardened(net) for net in runs.networks), data.x_test, data.y_test, device)
 
 
 def hardened(net: Any) -> Any:

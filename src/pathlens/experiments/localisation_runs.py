@@ -37,16 +37,11 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "sigmoid": 
 class OneLayer(nn.Module):
     """ŷ = W₂ σ(W₁x + b₁) + b₂ (eq. 1); W₂ is the mean over units unless it is trained.
 
-    Weights start as N(0, 2·scale/(d + K)), as in the public code; biases start at zero.
+    Weights start as N(0, 2/(d + K)), as in the public code; biases start at zero.
     """
 
     def __init__(
-        self,
-        activation: str = "relu",
-        units: int = UNITS,
-        bias: bool = False,
-        trained: bool = False,
-        scale: float = 1.0,
+        self, activation: str = "relu", units: int = UNITS, bias: bool = False, trained: bool = False
     ) -> None:
         super().__init__()
         if activation not in _ACTIVATIONS:
@@ -54,7 +49,7 @@ class OneLayer(nn.Module):
         self.hidden = nn.Linear(INPUTS, units, bias=bias)
         self.activation = _ACTIVATIONS[activation]()
         self.readout = nn.Linear(units, 1, bias=bias) if trained else None
-        self.deviation = math.sqrt(2 * scale / (INPUTS + units))
+        self.deviation = math.sqrt(2 / (INPUTS + units))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -32,15 +32,15 @@ class GateSource(nn.Module, ABC):
 class GraphSource(GateSource):
     """A copy of the template up to its last site.
 
-    `activation(q, α)` is what stands at the inner sites: the identity makes the source linear.
+    `activation` names what stands at the inner sites, "linear", "relu" or "soft"; the first makes the source linear.
     """
 
-    def __init__(self, network: fx.GraphModule, sites: int, activation: str, linear: bool) -> None:
+    def __init__(self, network: fx.GraphModule, sites: int, activation: str) -> None:
         super().__init__()
         self.network = network
         self.count = sites
         self.activation_name = activation
-        self.linear = linear
+        self.linear = activation == "linear"
 
     def run(self, x: Tensor, activation: Callable[[Tensor, float], Tensor]) -> tuple[Tensor, ...]:
         """Pre-activations, and after them the tensor at the value network's entry where there is one."""
@@ -113,7 +113,6 @@ class TableSource(GateSource):
             )
         if not _is_count(examples):
             raise ShapeError(f"Gate table: examples must be a positive integer, got {examples!r}. Pass len(X).")
-        self.probability = probability
         self.tables = nn.ModuleList(_Bits(examples, w, probability) for w in widths)
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, ...]:

@@ -107,7 +107,7 @@ def gated_twin(
     ``module.path@call``. The template is not touched and the copies carry none of its hooks. The result is checked on
     `example`: the ReLU twin equals the template in train and eval mode (the template's forward hooks run once in each,
     on copies, so that one which rewrites activations is found), a linear gate source is affine, the value network is
-    affine for fixed gates, rows do not mix. Cost: six to nine forward passes of three or four rows in float64.
+    affine for fixed gates, rows do not mix. Cost: six to nine forward passes in float64, of two to sixteen rows.
 
     Parameters
     ----------
@@ -285,7 +285,7 @@ def build(
         gate_source = None
     elif source in ("linear", "relu", "soft"):
         network = graph_module(copy.deepcopy(traced.root), gate_graph(traced, late), "GateNetwork")
-        gate_source = GraphSource(network, len(traced.sites), source, linear=source == "linear")
+        gate_source = GraphSource(network, len(traced.sites), source)
     else:
         raise unknown_name("gate activation", source, ("linear", "relu", "soft"))
     origin = gates_from if isinstance(gates_from, str) else "given"
@@ -323,7 +323,7 @@ def build(
         net.reinitialise(seed)
     elif not keep_values:
         net.draw_values()
-    elif origin == "dependent" or isinstance(gate_source, GraphSource):
+    elif isinstance(gate_source, GraphSource):
         net.draw_gates()
     return net
 

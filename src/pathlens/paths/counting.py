@@ -1,7 +1,7 @@
 """How many paths are active: exact integers, for fully connected and for convolutional networks.
 
 The kernel of path counts between inputs is `pathlens.kernels.overlap`; this is its diagonal, in integers of any size.
-May import recording, models and the errors.
+May import recording, models, linops (progress) and the errors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _POOL_CALLS: dict[Any, type[nn.Module]] = {
     F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
     F.adaptive_avg_pool3d: nn.AdaptiveAvgPool3d,
 }  # fmt: skip
-_PASS = (nn.Identity, nn.Flatten, nn.modules.dropout._DropoutNd)
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_PASS = (nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.modules.dropout._DropoutNd)
 _LARGEST_PRIME = 2**31 - 1  # residues below it, times up to 2^22 connections into a unit, are exact in float64
 _BLOCK = 64  # rows at a time
 
@@ -187,7 +186,7 @@ class _Counter(fx.Interpreter):
             return self._reduced(counts.sum(dim=tuple(range(2, counts.ndim)), keepdim=True)), fresh
         if kind is nn.Flatten:
             return module(counts), fresh
-        if isinstance(module, (*_PASS, *_NORMS)):
+        if isinstance(module, _PASS):
             return counts, fresh
         raise self._refuse(target, kind.__name__)
 

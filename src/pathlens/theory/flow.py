@@ -17,7 +17,7 @@ import torch
 
 from pathlens.data import NLGP
 from pathlens.errors import DivergedError, NotFiniteError, OptionError, ShapeError
-from pathlens.theory.gates import gate_table
+from pathlens.theory.gates import gate_table, gated_inputs
 from pathlens.theory.rows import Rows, float_array, moments_in_time, start_weights
 
 __all__ = ["GDLN", "Moments", "nlgp_moments"]
@@ -59,7 +59,7 @@ class Moments:
         """Of rows, or of a distribution that can be enumerated (single pulse); O(n K² d²)."""
         rows = Rows.of(data)
         g = gate_table(gates, rows.x, allow_dead)
-        features = (g[:, :, None] * rows.x[:, None, :]).reshape(rows.n, -1)
+        features = gated_inputs(g, rows.x)
         weighted = features * rows.p[:, None]
         return cls(features.T @ weighted, weighted.T @ rows.y, float(rows.p @ rows.y**2), g.shape[1])
 

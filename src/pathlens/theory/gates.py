@@ -196,6 +196,11 @@ def gate_table(gates: Any, X: np.ndarray, allow_dead: bool = False) -> np.ndarra
     return table
 
 
+def gated_inputs(table: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """x̃ = g(x) ⊗ x of every row, (n, Kd), from gates (n, K) and inputs (n, d)."""
+    return (table[:, :, None] * x[:, None, :]).reshape(len(x), -1)
+
+
 def _of_network(net: nn.Module, X: np.ndarray) -> np.ndarray:
     dtype = next(net.parameters()).dtype
     bits = record(net, torch.as_tensor(X, dtype=dtype), sensitivities=False, stream=False).rows(0, len(X)).bits

@@ -18,14 +18,10 @@ from pathlens.errors import LabelError, OptionError, ShapeError, unknown_name
 from pathlens.linops.plotting import axes
 from pathlens.linops.progress import Meter
 from pathlens.theory.flow import CUTOFF
-from pathlens.theory.gates import Gates, gate_table, half_spaces, random_half_spaces, tiling
+from pathlens.theory.gates import Gates, gate_table, gated_inputs, half_spaces, random_half_spaces, single, tiling
 from pathlens.theory.rows import Rows
 
 __all__ = ["Gating", "GatingTable", "class_separation", "gating_loss", "off_diagonal_mass", "search_gatings"]
-
-
-def _features(table: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return (table[:, :, None] * x[:, None, :]).reshape(len(x), -1)
 
 
 def gating_loss(gates: Any, data: Any, test: Any = None) -> Any:
@@ -58,7 +54,7 @@ def gating_loss(gates: Any, data: Any, test: Any = None) -> Any:
     rows = Rows.of(data)
     table = gate_table(gates, rows.x, allow_dead=True)
     root = np.sqrt(rows.p)
-    features = _features(table, rows.x) * root[:, None]
+    features = gated_inputs(table, rows.x) * root[:, None]
     U, s, Vt = np.linalg.svd(features, full_matrices=False)
     kept = s > math.sqrt(CUTOFF) * max(float(s[0]), 1e-300)
     inside = U[:, kept].T @ (rows.y * root)
@@ -67,7 +63,7 @@ def gating_loss(gates: Any, data: Any, test: Any = None) -> Any:
     if test is None:
         return loss
     other = Rows.of(test)
-    predicted = _features(gate_table(gates, other.x, allow_dead=True), other.x) @ (Vt[kept].T @ (inside / s[kept]))
+    predicted = gated_inputs(gate_table(gates, other.x, allow_dead=True), other.x) @ (Vt[kept].T @ (inside / s[kept]))
     return loss, float(other.p @ (predicted - other.y) ** 2)
 
 
@@ -95,7 +91,7 @@ def class_separation(gates: Any, data: Any) -> float:
             f"class_separation: targets hold {present[:5].tolist()}, expected both labels 0 and 1. For other targets "
             "use gating_loss."
         )
-    features = _features(gate_table(gates, rows.x, allow_dead=True), rows.x)
+    features = gated_inputs(gate_table(gates, rows.x, allow_dead=True), rows.x)
     one = rows.y == 1
     p = np.where(one, rows.p / rows.p[one].sum(), rows.p / rows.p[~one].sum())
     second = (features * p[:, None]).T @ features
@@ -114,7 +110,7 @@ def off_diagonal_mass(gates: Any, data: Any) -> float:
     """
     rows = Rows.of(data)
     table = gate_table(gates, rows.x, allow_dead=True)
-    features = _features(table, rows.x)
+    features = gated_inputs(table, rows.x)
     plus = np.linalg.pinv((features * rows.p[:, None]).T @ features, rcond=1e-10, hermitian=True)
     K, d = table.shape[1], rows.d
     blocks = (plus.reshape(K, d, K, d) ** 2).sum((1, 3))
@@ -267,7 +263,7 @@ def _tiles(rows: Rows, K: int, rng: np.random.Generator) -> Gates:
     at = np.searchsorted(np.cumsum(rows.p[order]), np.arange(1, K) / K)
     at = np.minimum(at, rows.n - 2) if rows.n > 1 else at * 0
     edges = (along[order][at] + along[order][np.minimum(at + 1, rows.n - 1)]) / 2
-    return tiling(v, np.unique(edges)) if K > 1 else Gates(lambda X: np.ones((len(X), 1)), "one open gate")
+    return tiling(v, np.unique(edges)) if K > 1 else single()
 
 
 def _greedy(rows: Rows, K: int, trials: int, rng: np.random.Generator) -> Gates:

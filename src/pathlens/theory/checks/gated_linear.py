@@ -39,13 +39,13 @@ def gates_on_rows(kind: str) -> np.ndarray:
     return np.concatenate([pair[:, :1], pair], axis=1)  # K = 4: g_1 = g_2, and two others that exclude them
 
 
-def loss_of(G: np.ndarray, y: Tensor = TARGET, mean: bool = True, rows: Tensor = X) -> Callable[[Tensor], Tensor]:
+def loss_of(G: np.ndarray, mean: bool = True) -> Callable[[Tensor], Tensor]:
     """½⟨(y − ŷ)²⟩ of stacked weights (Kn,); `mean` is the factor 1/K of equation 3."""
     gates = torch.from_numpy(G)
 
     def loss(w: Tensor) -> Tensor:
-        each = gates * (rows @ w.reshape(G.shape[1], -1).T)
-        return 0.5 * (y - each.sum(1) / (G.shape[1] if mean else 1)).square().mean()
+        each = gates * (X @ w.reshape(G.shape[1], -1).T)
+        return 0.5 * (TARGET - each.sum(1) / (G.shape[1] if mean else 1)).square().mean()
 
     return loss
 
@@ -54,8 +54,8 @@ def start_weights(seed: int = 25) -> Tensor:
     return ref.draw(K * N, seed=seed)
 
 
-def moments_of(G: np.ndarray, y: Tensor = TARGET) -> Moments:
-    return Moments.of(G, (X, y), allow_dead=True)
+def moments_of(G: np.ndarray) -> Moments:
+    return Moments.of(G, (X, TARGET), allow_dead=True)
 
 
 # --- gradient flow -----------------------------------------------------------------------------------------------
@@ -140,11 +140,11 @@ def equation8(formula: Callable[..., np.ndarray]) -> float:
     return ref.distance(formula(moments_of(G), w.numpy()), -torch.func.grad(loss_of(G))(w))
 
 
-def _printed_flow(A: np.ndarray, b: np.ndarray, w0: np.ndarray, t: float, rate: float = 1.0) -> np.ndarray:
-    """P[e^{−rate·tΛ/(Kτ)}(u(0) − Λ⁻¹c) + Λ⁻¹c]: the printed solution, with the constant that fits w(0)."""
+def _printed_flow(A: np.ndarray, b: np.ndarray, w0: np.ndarray, t: float) -> np.ndarray:
+    """P[e^{−tΛ/(Kτ)}(u(0) − Λ⁻¹c) + Λ⁻¹c]: the printed solution, with the constant that fits w(0)."""
     values, P = np.linalg.eigh(A)
     u0, c = P.T @ w0, P.T @ b
-    return P @ (np.exp(-rate * t * values / (K * TAU)) * (u0 - c / values) + c / values)
+    return P @ (np.exp(-t * values / (K * TAU)) * (u0 - c / values) + c / values)
 
 
 def package_flow(G: np.ndarray, w0: np.ndarray, t: float, form: str = "primal") -> np.ndarray:
@@ -199,11 +199,11 @@ def constant(formula: Callable[..., np.ndarray]) -> Measured:
     )
 
 
-def _least_squares(G: np.ndarray, w0: np.ndarray, y: Tensor = TARGET) -> np.ndarray:
+def _least_squares(G: np.ndarray, w0: np.ndarray) -> np.ndarray:
     """K times the least-squares weights on x̃ that are nearest to w(0)/K."""
     features = (G[:, :, None] * X.numpy()[:, None, :]).reshape(ROWS, -1)
     start = w0 / K
-    return K * (start + np.linalg.lstsq(features, y.numpy() - features @ start, rcond=1e-10)[0])
+    return K * (start + np.linalg.lstsq(features, TARGET.numpy() - features @ start, rcond=1e-10)[0])
 
 
 @check(
