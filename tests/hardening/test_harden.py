@@ -12,6 +12,7 @@ import pathlens as pl
 from pathlens import errors
 from pathlens.hardening import METHODS, cell_bound
 from pathlens.hardening.methods import _best
+from pathlens.hardening.report import score
 from pathlens.models.gates import Hard
 from pathlens.training.inputs import Data, prepare
 
@@ -284,10 +285,17 @@ BAD = [
     (lambda: pl.harden(dlgn(), X * math.nan, Y), errors.NotFiniteError, "row 0"),
     (lambda: pl.harden(broken(), X, Y), errors.NotFiniteError, "diverge"),
     (lambda: pl.harden(dlgn(), X, Y, validation=(X, Y[:3])), errors.ShapeError, "3 targets"),
+    (lambda: pl.harden(dlgn(), X, Y, validation=(X, Y, torch.ones(10))), errors.OptionError, "without weights"),
     (lambda: pl.harden(dlgn(), X, torch.full((10,), 3)), errors.LabelError, "labels run"),
     (lambda: pl.harden(dlgn(), X, Y, epochs=0), errors.OptionError, "epochs must be at least 1"),
     (lambda: pl.harden(dlgn(), X, Y, trained="values"), errors.OptionError, "trained is not an option"),
 ]  # fmt: skip
+
+
+def test_constant_targets_have_no_share_that_is_explained():
+    """They differ from their mean by rounding, which was divided by."""
+    y = torch.full((101, 1), 0.1, dtype=torch.float64)
+    assert score(y + 0.01, y, "mse").r2 == 0 and score(y, y, "mse").r2 == 1
 
 
 @pytest.mark.parametrize("call, error, message", BAD, ids=[f"{i}-{b[1].__name__}" for i, b in enumerate(BAD)])

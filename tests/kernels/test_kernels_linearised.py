@@ -130,6 +130,7 @@ def test_bad_input() -> None:
         (RecordError, lambda: LinearisedModel(normed)(X)),
         (OptionError, lambda: model.fit(X, y, method="adam")),
         (OptionError, lambda: model.fit(X, y, ridge=-1.0)),
+        (OptionError, lambda: model.fit(X, y, step_size=0.1)),
         (ShapeError, lambda: model.fit(X, y[:, :1])),
         (LabelError, lambda: model.fit(X, torch.arange(7))),
         (DTypeError, lambda: model(X.float())),

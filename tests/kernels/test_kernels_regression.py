@@ -138,6 +138,7 @@ def test_bad_input() -> None:
         (LabelError, lambda: kernel_classification(K, y, K_test, 0.1)),
         (PathlensError, lambda: gate_information(models.relu(3), (X, y), (Y, y), kernel="ntk")),
         (ShapeError, lambda: gate_information(models.relu(3).double(), (X, y), (Y, y))),
+        (OptionError, lambda: gate_information(models.relu(3).double(), (X, y), (Y, y), kernel="value", soft=True)),
     ]
     for error, call in cases:
         with pytest.raises(error):

@@ -156,6 +156,8 @@ def harden(
         raise unknown_name("loss", chosen, LOSSES)
     rows = prepare((X, y), soft, chosen, place)
     held = None if validation is None else prepare_validation(validation, soft, chosen, place)
+    if held is not None and held.weights is not None:
+        raise OptionError("harden: held-out rows count alike here. Give validation=(X, y), without weights.")
     held_pair = None if held is None else (held.x, held.y)
     batch = min(batch_size or len(rows.x), len(rows.x))
     common: dict[str, Any] = {"loss": chosen, "lr": lr, "batch_size": batch_size, "seed": seed, "progress": progress}

@@ -133,9 +133,10 @@ def score(f: Tensor, y: Tensor, loss: str) -> Score:
 
 
 def _r2(f: Tensor, y: Tensor) -> float:
-    """1 − Σ(f − y)²/Σ(y − ȳ)² over all outputs; 1 where both are zero."""
+    """1 − Σ(f − y)²/Σ(y − ȳ)² over all outputs; where y varies by rounding alone, 1 if f is as near, else 0."""
     error, total = float((f - y).square().sum()), float((y - y.mean(0)).square().sum())
-    return 1 - error / total if total > 0 else float(error == 0)
+    rounding = y.numel() * (1e-12 * float(y.abs().max())) ** 2
+    return 1 - error / total if total > rounding else float(error <= rounding)
 
 
 def agreement(hard: Tensor, soft: Tensor, loss: str) -> float:

@@ -186,14 +186,17 @@ class LinearisedModel:
         """
         if method not in ("cg", "gd"):
             raise OptionError(f"LinearisedModel.fit: method must be 'cg' or 'gd', got {method!r}.")
+        if step_size is not None and method == "cg":
+            raise OptionError(f"LinearisedModel.fit: step_size belongs to gradient descent, got method={method!r}.")
         if not ridge >= 0 or steps < 1:
             raise OptionError(f"LinearisedModel.fit: ridge={ridge}, steps={steps}: expected ridge ≥ 0 and steps ≥ 1.")
         x = self._rows(X)
         self.delta = {k: torch.zeros_like(v) for k, v in self._start.items()}
         start, _ = self._push(x, self.delta)
         residual = self._targets(y, start) - start
-        run = self._conjugate if method == "cg" else self._descend
-        return run(x, residual, float(ridge), steps, tol, step_size)
+        if method == "cg":
+            return self._conjugate(x, residual, float(ridge), steps, tol)
+        return self._descend(x, residual, float(ridge), steps, tol, step_size)
 
     def _targets(self, y: Any, f: Tensor) -> Tensor:
         y = torch.as_tensor(y).detach()
@@ -213,9 +216,7 @@ class LinearisedModel:
         pulled = self._pull(x, residual)
         return {k: g - ridge * self.delta[k] for k, g in pulled.items()} if ridge else pulled
 
-    def _conjugate(
-        self, x: Tensor, residual: Tensor, ridge: float, steps: int, tol: float, step_size: float | None
-    ) -> LinearFit:
+    def _conjugate(self, x: Tensor, residual: Tensor, ridge: float, steps: int, tol: float) -> LinearFit:
         scale = float(residual.norm()) or 1.0
         history = [1.0 if float(residual.norm()) else 0.0]
         gradient = self._gradient(x, residual, ridge)

@@ -246,6 +246,8 @@ def gate_information(
     builders = {"npk": npk, "overlap": overlap, "value": ntk}
     if kernel not in builders:
         raise unknown_name("kernel of the gates", kernel, builders)
+    if soft and kernel == "value":
+        raise OptionError("gate_information: soft is for path kernels; the value kernel has the network's own gates.")
     options: dict[str, Any] = {"part": "value"} if kernel == "value" else {"soft": soft}
     build: Any = builders[kernel]
     (X, y), (X_test, y_test) = train, test

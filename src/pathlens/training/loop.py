@@ -199,11 +199,11 @@ def train(
     """
     single = isinstance(net, nn.Module) and seeds is None and settings is None
     members, member_settings = _members(net, seed, seeds, settings, lr, weight_decay, momentum)
-    whole = (epochs, 1 if batch_size is None else batch_size)
+    whole = (epochs, 1 if batch_size is None else batch_size, checkpoint_every)
     if not all(isinstance(number, Integral) and number >= 1 for number in whole):
         raise OptionError(
-            f"train: epochs and batch_size must be integers of at least 1, got epochs={epochs}, "
-            f"batch_size={batch_size}."
+            f"train: epochs, batch_size and checkpoint_every must be integers of at least 1, got epochs={epochs}, "
+            f"batch_size={batch_size}, checkpoint_every={checkpoint_every}."
         )
     if evaluate not in ("full", "running"):
         raise OptionError(f"train: evaluate must be 'full' or 'running', got {evaluate!r}.")
@@ -224,6 +224,8 @@ def train(
             f"train: beta is a schedule, a function of progress from 0 to 1, got {beta!r}. For a fixed β build the "
             "network with it, or give settings=[{'beta': …}]."
         )
+    if beta is not None and any("beta" in s for s in member_settings):
+        raise OptionError("train: a schedule moves the β of every network, and settings give β too. Drop one of them.")
     place = next(members[0].parameters()).device if device is None else as_device(device, "train: device")
     sampler = data if hasattr(data, "sample") else None
     if sampler is not None:
