@@ -206,6 +206,7 @@ def _print_outcome(outcome: Outcome, count: str, console: Console) -> None:
 def _print_estimates(chosen: list[Experiment], plan: Plan, console: Console) -> None:
     """What is about to be spent, before it is."""
     from pathlens.experiments.runner import finished
+    from pathlens.report.words import duration
 
     left = [entry for entry in chosen if plan.again or finished(entry, plan) is None]
     total = 0.0
@@ -213,19 +214,13 @@ def _print_estimates(chosen: list[Experiment], plan: Plan, console: Console) -> 
         flops, minutes = entry.estimate(plan.run(entry))
         total += minutes
         counted = f"about {_scientific(flops)} floating-point operations, " if flops is not None else ""
-        console.print(f"{entry.name}: {counted}about {_duration(minutes)}", soft_wrap=True, highlight=False)
+        console.print(f"{entry.name}: {counted}about {duration(60 * minutes)}", soft_wrap=True, highlight=False)
     if len(left) > 1:
-        console.print(f"All {len(left)}: about {_duration(total)}", soft_wrap=True, highlight=False)
+        console.print(f"All {len(left)}: about {duration(60 * total)}", soft_wrap=True, highlight=False)
 
 
 def _scientific(value: float) -> str:
     return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
-
-
-def _duration(minutes: float) -> str:
-    if minutes < 1:
-        return f"{60 * minutes:.0f} s"
-    return f"{minutes:.2g} min" if minutes < 90 else f"{minutes / 60:.2g} h"
 
 
 @app.command()
@@ -258,12 +253,13 @@ def results_text(folder: Path) -> str:
     from pathlens.artifacts import load_folder
     from pathlens.experiments.registry import Run, find, names
     from pathlens.report import Entry, not_run, remarks, results_page
+    from pathlens.report.words import duration
 
     entries = []
     for name in names():
         entry = find(name)
         flops, minutes = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
-        cost = _duration(minutes) + (f", {_scientific(flops)} operations" if flops is not None else "")
+        cost = duration(60 * minutes) + (f", {_scientific(flops)} operations" if flops is not None else "")
         entries.append(Entry(name, entry.paper, entry.what, cost))
     return results_page(entries, load_folder(folder), not_run(folder), remarks(folder))
 
@@ -404,6 +400,7 @@ def list_experiments(
     from rich.text import Text
 
     from pathlens.experiments.registry import Run, find, names
+    from pathlens.report.words import duration
 
     status = _results(folders or [Path("runs"), Path("demo"), Path("results")])
     table = Table("name", "what", "data", "quick", "paper", "operations", "status", box=None, header_style="bold",
@@ -415,8 +412,8 @@ def list_experiments(
             paper = entry.paper
             table.add_row("", Text(paper, style="bright_black"), "", "", "", "", "")
         flops, _ = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
-        table.add_row(name, Text(entry.what), ", ".join(entry.data) or "–", _duration(entry.minutes["quick"]),
-                      _duration(entry.minutes["paper"]), "–" if flops is None else _scientific(flops),
+        table.add_row(name, Text(entry.what), ", ".join(entry.data) or "–", duration(60 * entry.minutes["quick"]),
+                      duration(60 * entry.minutes["paper"]), "–" if flops is None else _scientific(flops),
                       status.get(name, "[bright_black]not run[/]"))
     console.print(table)
     console.print("quick, paper: expected time at each scale, on two cores or one GPU; operations: floating-point, at "
@@ -463,6 +460,8 @@ _OPTIONAL = (
     ("matplotlib", "plot", "figures and pages"),
     ("pillow", "images", "packed image sets"),
     ("numba", "fast", "bit-counting kernels"),
+    ("zarr", "scale", "kernels on disk"),
+    ("distributed", "scale", "clusters"),
 )
 
 
@@ -478,6 +477,7 @@ def doctor() -> None:
     from pathlens.artifacts import environment
     from pathlens.data import store
     from pathlens.linops.budget import free_bytes, human_bytes
+    from pathlens.linops.cluster import default_workers
 
     console = _console()
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -486,8 +486,7 @@ def doctor() -> None:
     found = environment()
     for key in ("pathlens", "python", "platform", "torch", "numpy", "scipy"):
         table.add_row(key, str(found[key] or "from source"))
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    table.add_row("cpu", f"{usable} cores usable, {torch.get_num_threads()} threads in torch")
+    table.add_row("cpu", f"{default_workers()} cores usable, {torch.get_num_threads()} threads in torch")
     table.add_row("memory", f"{human_bytes(free_bytes())} free for this process")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
@@ -500,7 +499,7 @@ def doctor() -> None:
         try:
             table.add_row(package, f"{version(package)} ({purpose})")
         except PackageNotFoundError:
-            remedy = f"pip install 'pathlens[{extra}]'" if extra else f"pip install {package}"
+            remedy = f"pip install 'pathlens[{extra}]'"
             # Text, because rich would take [extra] for a style
             table.add_row(package, Text(f"not installed ({purpose}): {remedy}", style="bright_black"))
     console.print(table)

@@ -1,7 +1,7 @@
 """Snapshot and Record: what was measured on a network, as tensors, with files of their own.
 
-Nothing here holds a live model. How they are taken from a network is `recording.py`; this module knows tensors,
-shapes and files only, and may import the errors alone.
+Nothing here holds a live model. How they are taken from a network is the package `recording`; this module knows
+tensors, shapes and files only, and may import the errors alone.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Explanation:
     bias : (c,)
     outputs : (n, c)
         f, computed without the decomposition.
-    labels : list of str
+    labels : tuple of str
         The outputs' names.
     chosen : (n,)
         The output that each row is explained by: the predicted class, or 0.

@@ -1,4 +1,4 @@
-"""The values alone, on gates that stay: exact least squares, gradient training, and batch statistics.
+"""The values alone, on gates that stay: exact least squares, and batch statistics.
 
 With fixed gates a network is linear in each of its value layers, so that for squared losses the best weights of one
 layer, the others given, come from one linear system.

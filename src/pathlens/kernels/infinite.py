@@ -1,7 +1,7 @@
 """Kernels of infinitely wide ReLU networks: NTK, NNGP, the limit for random gates, and the convolutional NTK.
 
 Closed recursions over pairs of inputs, computed in float64 and handed out as lazy operators. Kernels of finite networks
-live in the other modules of this package. May import linops, recording and the errors.
+live in the other modules of this package. May import linops and the errors.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class KernelOperator(ABC):
     max_bytes
         Memory that may be allocated beyond the factors; None is half of what is free when asked.
     backend
-        ``"auto"``, ``"torch"`` or ``"popcount"``.
+        ``"auto"``, ``"torch"``, ``"popcount"``, or one of the fused kernels, ``"triton"`` in several precisions.
     tile_buffers
         Tile-sized arrays that the operator's own `tile` holds at once, its result included.
     scaled
@@ -581,7 +581,8 @@ class GramSum(KernelOperator):
         max_bytes
             Memory that may be allocated beyond the factors; None is half of what is free.
         backend
-            ``"auto"``, ``"torch"``, or ``"popcount"`` (0/1 factors on a CPU, needs numba).
+            ``"auto"``, ``"torch"``, ``"popcount"`` (0/1 factors on a CPU, needs numba), or ``"triton"`` and its other
+            precisions (float32 on CUDA): `pathlens.linops.backends.known` lists them.
 
         Notes
         -----

@@ -1,6 +1,6 @@
 """Exact decompositions of every prediction into sums of paths: by the unit of a layer that they pass, or by clusters.
 
-May import the rest of `paths` and the errors.
+May import linops (pictures), the rest of `paths` and the errors.
 """
 
 from __future__ import annotations

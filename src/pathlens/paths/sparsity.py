@@ -1,6 +1,6 @@
 """Fewer paths by design: a path-norm penalty for training, and pruning of the value network's edges.
 
-May import models, the rest of `paths` and the errors.
+May import models, recording, the rest of `paths` and the errors.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _PARTS: dict[str, type[Snapshot] | type[Record]] = {"snapshot": Snapshot, "recor
 
 @dataclass
 class Moment:
-    """One point of a training run: weights, and a record or outputs if they were asked for."""
+    """One point of a training run: weights, and a record if one was asked for."""
 
     step: int
     epoch: float | None = None

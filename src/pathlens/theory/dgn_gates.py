@@ -1,7 +1,7 @@
 """Active and sensitive gates of soft networks, and the sub-networks that they form (DGN, section 3.1).
 
 An active gate is nearly open, a sensitive one moves when a weight of the gates does. Kernels of the gates' gradient are
-in dgn_gradients. May import models and recording.
+in dgn_gradients. May import models, recording and linops (progress).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Wide value networks behind fixed gates: how fast their tangent kernel approaches the path kernel (NPF, Theorem 5.1).
 
 The limits themselves are in :mod:`pathlens.kernels`; the moments that predict the distance at finite width are in dgn.
-May import models and kernels.
+May import models, kernels, recording and linops (progress).
 """
 
 from __future__ import annotations
