@@ -48,6 +48,7 @@ def test_the_readme_tells_the_numbers_of_the_artifact() -> None:
         assert f"| {label} | {epochs} | {sizes[label]} M | {accuracy:.1f} % |" in text
     pixels, code, taught = best.metrics["accuracy on held-out training images"].values()
     assert f"the code was worth {code - pixels:.1f} points and the teacher {taught - code:.1f}." in text
+    assert f"The teacher had {best.config['teacher_epochs']} epochs of its own." in text
     assert sorted({round(count / 1e6, 1) for count in best.metrics["parameters"].values()}) == [11.2, 22.4]
 
 

@@ -2,7 +2,7 @@
 
 Values are drawn independently of the gates (DGN, Assumptions 1 and 2), so that both moments are finite sums over paths,
 which a recursion over layers adds up without listing a path. Gradients during training live in dgn_gradients. May
-import the errors; everything is float64 NumPy.
+import rows and the errors; everything is float64 NumPy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pathlens.errors import NotFiniteError, OptionError, ShapeError
+from pathlens.theory.rows import float_array
 
 __all__ = [
     "GramMoments",
@@ -317,7 +318,7 @@ def sample_grams(X: Any, gates: Sequence[Any], sigma: Sigma, draws: int, seed: i
 
 
 def _array(what: str, value: Any) -> np.ndarray:
-    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=np.float64)
+    array = float_array(value)
     if array.ndim != 2 or array.size == 0:
         raise ShapeError(f"{what} has shape {array.shape}, expected two axes, one row per input.")
     if not np.isfinite(array).all():

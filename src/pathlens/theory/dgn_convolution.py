@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pathlens.errors import OptionError, ShapeError
 from pathlens.models import GatedNetwork
 from pathlens.recording import as_rows
+from pathlens.theory.rows import float_array
 
 __all__ = ["Bundles", "path_bundles"]
 
@@ -119,15 +120,15 @@ def path_bundles(net: GatedNetwork, X: Any, *, gates: Sequence[Any] | None = Non
         )
     x = as_rows(X, net)
     with torch.no_grad():
-        own = [_numpy(g) for g in net.gates(x).values()]
+        own = [float_array(g) for g in net.gates(x).values()]
     used = own if gates is None else [np.asarray(g, dtype=np.float64) for g in gates]
     if [g.shape for g in used] != [g.shape for g in own]:
         raise ShapeError(
             f"path_bundles: gates have shapes {[g.shape for g in used]}, expected {[g.shape for g in own]}."
         )
-    start = _numpy(torch.ones_like(x) if net.value_input == "ones" else x)
-    weights = [_numpy(m.weight) for m in convolutions]
-    last = _numpy(dense[0].weight)[output]
+    start = float_array(torch.ones_like(x) if net.value_input == "ones" else x)
+    weights = [float_array(m.weight) for m in convolutions]
+    last = float_array(dense[0].weight)[output]
     total = start.shape[1] * int(np.prod([w.shape[0] * w.shape[2] for w in weights]))
     if total > MOST_BUNDLES:
         raise OptionError(
@@ -145,7 +146,3 @@ def path_bundles(net: GatedNetwork, X: Any, *, gates: Sequence[Any] | None = Non
     offsets, channels, strengths, terms = zip(*found)
     ends = np.array(channels)
     return Bundles(np.array(offsets), ends, np.array(strengths) * last[ends[:, -1]], np.stack(terms, axis=1))
-
-
-def _numpy(value: Tensor) -> np.ndarray:
-    return value.detach().cpu().double().numpy()

@@ -19,6 +19,7 @@ from pathlens.kernels import npk, ntk
 from pathlens.kernels.overlap import check_chain
 from pathlens.models import GatedNetwork
 from pathlens.recording import record
+from pathlens.theory.rows import float_array
 
 __all__ = [
     "Adaptation",
@@ -132,11 +133,7 @@ def _chain(
     read = rec.layer_inputs[layers[0].name][0]  # type: ignore[union-attr]
     gates = [rec.gates(site) for site in rec.sites]  # type: ignore[union-attr]
     weights = [parameters[f"{layer.name}.weight"] for layer in layers]
-    return _numpy(read), [_numpy(w) for w in weights], [_numpy(g) for g in gates]
-
-
-def _numpy(value: Tensor) -> np.ndarray:
-    return value.detach().cpu().double().numpy()
+    return float_array(read), [float_array(w) for w in weights], [float_array(g) for g in gates]
 
 
 # --- strengths and gates -------------------------------------------------------------------------------------------
@@ -190,10 +187,10 @@ def adaptation(net: GatedNetwork, X: Any) -> Adaptation:
     >>> bool(abs(own.cross).max() > 1e-3), bool(abs(apart.cross).max() < 1e-12)
     (True, True)
     """
-    total = _numpy(ntk(net, X).dense())
+    total = float_array(ntk(net, X).dense())
     if net.gate.hard or net.trained == "values":
         return Adaptation(total, total, np.zeros_like(total))
-    strength, gate = (_numpy(ntk(net, X, part=part, frozen=True).dense()) for part in ("value", "feature"))
+    strength, gate = (float_array(ntk(net, X, part=part, frozen=True).dense()) for part in ("value", "feature"))
     if net.trained == "gates":
         strength = np.zeros_like(total)
     return Adaptation(total, strength, gate)
@@ -223,11 +220,11 @@ def gate_gradient_overlap(net: GatedNetwork, X: Any) -> np.ndarray:
     def gates(parameters: dict[str, Tensor], row: Tensor) -> tuple[Tensor, ...]:
         return torch.func.functional_call(_Gates(net), {f"net.{k}": p for k, p in parameters.items()}, (row[None],))
 
-    values = [_numpy(g) for g in _Gates(net)(x)]
+    values = [float_array(g) for g in _Gates(net)(x)]
     slopes = []  # per input, per layer: (w_l, all weights of the gates)
     for row in x:
         found = torch.func.jacrev(gates)(source, row)
-        slopes.append([_numpy(torch.cat([j[0].flatten(1) for j in layer.values()], 1)) for layer in found])
+        slopes.append([float_array(torch.cat([j[0].flatten(1) for j in layer.values()], 1)) for layer in found])
     n, L = len(x), len(values)
     both = np.stack([g @ g.T for g in values])
     delta = np.zeros((n, n))
@@ -373,5 +370,5 @@ def rho_bound(net: GatedNetwork, X: Any) -> RhoBound:
     True
     """
     table = path_table(net, X)
-    K, H = (np.linalg.eigvalsh(_numpy(kernel.dense())) for kernel in (ntk(net, X, part="value"), npk(net, X)))
+    K, H = (np.linalg.eigvalsh(float_array(kernel.dense())) for kernel in (ntk(net, X, part="value"), npk(net, X)))
     return RhoBound(float(K[0]), float(H[0]), float(np.linalg.eigvalsh(table.value_tangent_kernel)[-1]))

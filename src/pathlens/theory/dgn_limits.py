@@ -1,7 +1,7 @@
 """Wide value networks behind fixed gates: how fast their tangent kernel approaches the path kernel (NPF, Theorem 5.1).
 
 The limits themselves are in :mod:`pathlens.kernels`; the moments that predict the distance at finite width are in dgn.
-May import models, kernels, recording and linops (progress).
+May import models, kernels, recording and linops.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from pathlens.errors import OptionError
 from pathlens.kernels import npk, ntk
+from pathlens.linops.plotting import axes
 from pathlens.linops.progress import Meter
 from pathlens.models import Init, galu
 from pathlens.recording import record
@@ -48,10 +49,7 @@ class WidthSweep:
 
     def plot(self, ax: Any = None) -> Any:
         """Draw measured errors as dots over the predicted line; returns the axes."""
-        if ax is None:
-            from matplotlib.figure import Figure
-
-            ax = Figure(figsize=(5, 3.5), layout="constrained").subplots()
+        ax = axes(ax, "drawing a sweep of widths", (5, 3.5))
         ax.loglog(self.widths, np.sqrt(np.square(self.predicted).mean(1)), color="#667085", lw=1.2, label="predicted")
         ax.loglog(
             np.repeat(self.widths, self.errors.shape[1]),
