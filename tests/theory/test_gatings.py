@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from pathlens import models, theory
 from pathlens.data import SinglePulse, nlgp
@@ -81,6 +82,15 @@ def test_every_way_to_search_is_in_the_table() -> None:
 def test_a_discrete_distribution_is_scored_exactly() -> None:
     sampler = SinglePulse(d=10, xi1=(0.3, 0.5), xi2=(0.0, 0.2))
     assert 0 < theory.gating_loss(theory.random_half_spaces(2, 10), sampler) < 0.5
+
+
+def test_tensors_that_numpy_has_no_type_for_are_read() -> None:
+    x, y = (torch.tensor(part).bfloat16() for part in planted())
+    gates = theory.random_half_spaces(3, 2)
+    assert theory.gating_loss(gates, (x, y)) == theory.gating_loss(gates, (x.double(), y.double()))
+    net = models.dlgn(2, (4, 4), seed=0).bfloat16()
+    strengths = theory.path_table(net, x[:5]).strengths
+    np.testing.assert_array_equal(strengths, theory.path_table(net.double(), x[:5].double()).strengths)
 
 
 def test_bad_input() -> None:

@@ -18,7 +18,7 @@ from pathlens.errors import EmptyDataError, LabelError, NotFiniteError, OptionEr
 def float_array(value: Any) -> np.ndarray:
     """A tensor (on any device, attached or not) or anything like an array, as float64 NumPy."""
     if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+        value = value.detach().cpu().double().numpy()  # NumPy has no bfloat16
     return np.asarray(value, dtype=np.float64)
 
 
