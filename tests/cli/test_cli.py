@@ -165,7 +165,7 @@ def test_wrong_usage_is_exit_code_two(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta"])
 def test_a_device_that_cannot_be_used(device: str) -> None:
     output = invoke("run", "fake.one", "--device", device, code=1)
-    assert f"--device '{device}'" in output and "Use cpu or cuda." in output
+    assert f"--device '{device}'" in output and "Use cpu" in output
     assert not TRAININGS
 
 

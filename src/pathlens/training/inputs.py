@@ -90,14 +90,15 @@ def prepare_validation(validation: Any, net: nn.Module, loss: str | Loss, device
 
 def as_device(device: Any, where: str) -> torch.device:
     """The device of that name, if this machine has it."""
+    usable = "cpu or cuda" if torch.cuda.is_available() else "cpu; there is no CUDA device here"
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise OptionError(f"{where} {str(device)!r} cannot be used: {reason}. Use cpu or cuda.") from error
+        raise OptionError(f"{where} {str(device)!r} cannot be used: {reason}. Use {usable}.") from error
     if found.type == "meta":
-        raise OptionError(f"{where} 'meta' holds no numbers. Use cpu or cuda.")
+        raise OptionError(f"{where} 'meta' holds no numbers. Use {usable}.")
     return found
 
 
