@@ -166,3 +166,14 @@ def test_the_budget_is_kept() -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 32 + 32, done.stdout
+
+
+@pytest.mark.parametrize("options", [{"stride": 2}, {"dilation": 3}, {"padding": (1, 0), "stride": 4}])
+@pytest.mark.parametrize("outputs", ["trace", "full"])
+def test_a_convolution_at_one_position_that_does_not_read_the_whole_image(options: Any, outputs: Any) -> None:
+    torch.manual_seed(0)
+    k = 2 if "dilation" in options else 3
+    net = nn.Sequential(nn.Conv2d(2, 3, k, **options), nn.Tanh(), nn.Flatten(), nn.Linear(3, 2)).double()
+    assert net[0](torch.zeros(1, 2, 4, 4).double()).shape[2:] == (1, 1)
+    X = torch.randn(5, 2, 4, 4, dtype=torch.float64)
+    check_ntk(ntk(net, X, outputs=outputs), net, X, outputs=outputs)

@@ -275,7 +275,7 @@ def _zero(sides: Sides, first: Record, outputs: str | int) -> GramSum:
 def _dense_matrices(rec: Record, plan: LayerPlan, outputs: str | int) -> dict[str, Tensor]:
     """Factors of one dense layer: what it reads, and its sensitivities (absent for the last layer's identity)."""
     a, c = plan.layer, rec.outputs
-    h = rec.layer_inputs[a.name][0].reshape(rec.n, -1)
+    h = rec.inputs(a.name).reshape(rec.n, -1)  # a convolution at one position may still read a part of its image
     if outputs == "full":
         h = h.repeat_interleave(c, 0)
         if a.identity:
