@@ -176,3 +176,16 @@ def test_powers_of_two_change_no_bit(seed: int, n: int, factors: int, terms: int
         return GramSum.from_factors(rows).dense()
 
     assert torch.equal(build(2.0**k), build(1.0) * 2.0 ** (k if cross else 2 * k))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_zero_row_in_one_term_leaves_the_other_terms_alone(dtype: torch.dtype) -> None:
+    """A product that is zero for a row has an exponent all the same, and must not be raised to it beside a zero."""
+    size = 1e9 if dtype == torch.float32 else 1e60
+    tiny, huge = (torch.full((3, 2), number, dtype=dtype) for number in (1 / size, size))
+    gate = torch.eye(3, 2, dtype=dtype)  # none is open in the last row
+    K = GramSum.from_factors([[("tiny", tiny), ("same", tiny)], [*[("huge", huge)] * 5, ("gate", gate)]])[2:, 2:]
+    want = 4 / size**4
+    assert K.trace() == pytest.approx(want, rel=1e-5, abs=0.0)
+    for number in (K.dense(), K.diagonal(), K @ torch.ones(1, dtype=dtype), next(K.tiles())[2]):
+        assert number.item() == pytest.approx(want, rel=1e-5, abs=0.0)

@@ -330,8 +330,11 @@ class Sum(_Several):
             finite = [torch.where(torch.isfinite(part.log_norm), part.exponent, _MINUS_INF) for part in parts]
             tops = torch.stack(finite).amax(0)
             exponent = torch.where(torch.isfinite(tops), tops, 0.0)
-            for part in parts:  # the largest term keeps its unit rows; smaller ones shrink, and may vanish beside it
-                part.lift(part.exponent - exponent)
+            for part, own in zip(parts, finite):
+                # the largest term keeps its unit rows; smaller ones shrink, and may vanish beside it; a zero row stays:
+                # raised with an exponent that nothing bounds, one of its factors could become infinite beside the zero
+                part.lift(torch.where(torch.isfinite(own), own - exponent, 0.0))
+                part._exponent = exponent
         square = torch.stack([torch.exp2(2 * part.log_norm) for part in parts]).sum(0)
         return Side(self, index, right, exponent, 0.5 * torch.log2(square), parts)
 
