@@ -201,3 +201,20 @@ def test_nystrom_is_below_the_kernel_and_as_good_as_the_spectrum_allows() -> Non
         nystrom(GramSum.from_factors([[("x", torch.ones(3, 1), torch.ones(3, 1))]]), 1)
     with pytest.raises(SolverError, match="semi-definite"):
         nystrom(-1.0 * K, 5)
+
+
+@pytest.mark.parametrize("size", [1e-14, 1e-9, 1.0, 1e9])
+def test_lanczos_is_as_good_for_tiny_numbers(size: float) -> None:
+    """ARPACK's own threshold is absolute: eigenvalues below it once came out with any vectors."""
+    x = size * torch.randn(60, 80, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    K = GramSum.from_factors([[("x", x)]])
+    found = K.eigsh(3, method="lanczos")
+    torch.testing.assert_close(found.values, K.eigsh(3, method="dense").values, rtol=1e-12, atol=0.0)
+    off = K @ found.vectors - found.vectors * found.values
+    assert float(off.abs().max()) < 1e-11 * float(found.values[0])
+
+
+def test_lanczos_on_a_kernel_of_zeros() -> None:
+    found = GramSum.from_factors([[("x", torch.zeros(30, 2))]]).eigsh(3, method="lanczos")
+    assert not found.values.any()
+    assert torch.equal(found.vectors.T @ found.vectors, torch.eye(3))

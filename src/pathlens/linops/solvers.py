@@ -315,8 +315,13 @@ def _lanczos(evaluator: Evaluator, k: int, tol: float | None, max_iter: int | No
 
         # Vectors in float64 for any dtype: only the products carry the rounding of the kernel.
         start = np.random.default_rng(0).standard_normal(n)
+        # ARPACK counts numbers below ε^⅔ as zero, whatever the kernel's own size: it gets one of size about 1.
+        largest = float(np.abs(product(start)).max())
+        if largest == 0:  # a symmetric kernel that takes a random vector to zero is zero
+            return torch.zeros(k, device=device, dtype=dtype), torch.eye(n, k, device=device, dtype=dtype)
+        size = math.frexp(largest)[1]
         goal = (1e-5 if dtype == torch.float32 else 1e-12) if tol is None else tol
-        operator = LinearOperator((n, n), matvec=product, dtype=np.float64)
+        operator = LinearOperator((n, n), matvec=lambda v: np.ldexp(product(v), -size), dtype=np.float64)
         try:
             values, vectors = arpack(operator, k=k, which="LA", v0=start, ncv=basis, tol=goal, maxiter=max_iter)
         except ArpackNoConvergence as error:
@@ -325,5 +330,5 @@ def _lanczos(evaluator: Evaluator, k: int, tol: float | None, max_iter: int | No
         except ArpackError as error:
             raise SolverError(f"eigsh: ARPACK failed on n = {n}, k = {k}: {error}. Use method='dense'.") from error
     order = np.argsort(values)[::-1]
-    return (torch.from_numpy(values[order].copy()).to(device, dtype),
+    return (torch.from_numpy(np.ldexp(values[order], size)).to(device, dtype),
             torch.from_numpy(vectors[:, order].copy()).to(device, dtype))
