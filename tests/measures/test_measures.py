@@ -341,3 +341,17 @@ def test_class_labels_are_checked() -> None:
         class_blocks(torch.ones(3, 2), [0, 1, 1], [0, 0])
     with pytest.raises(ScaleError, match="cannot be scaled"):
         class_blocks(-eye, [0, 1, 1])
+
+
+def test_centring_keeps_its_digits_beside_a_large_mean() -> None:
+    """‖HKH‖² as a difference of sums over K lost as many digits as the square of the mean has before the point."""
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((30, 3))
+    b = a + rng.standard_normal((30, 3))
+    y = np.sign(a[:, 0])
+    K, L = a @ a.T, b @ b.T
+    assert abs(kernel_alignment(K + 1e6, L + 1e6) - kernel_alignment(K, L)) < 1e-11
+    assert abs(target_alignment(K + 1e6, y) - target_alignment(K, y)) < 1e-11
+    one = np.ones((30, 1))
+    wide = [GramSum.from_factors([[("x", torch.from_numpy(np.hstack([1e3 * one, x])))]]) for x in (a, b)]
+    assert abs(kernel_alignment(*wide) - kernel_alignment(K, L)) < 1e-11

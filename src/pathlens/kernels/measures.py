@@ -409,22 +409,34 @@ def part_norms(parts: Mapping[str, Kernel]) -> dict[str, Norms]:
 
 
 class _Sums:
-    """Σ K_ij² and the row sums of a symmetric kernel, gathered tile by tile: what centring needs."""
+    """Σ K_ij² and the row sums of a symmetric kernel, gathered tile by tile: what centring needs.
 
-    def __init__(self, operator: KernelOperator) -> None:
-        self.squares = 0.0
-        self.rows = torch.zeros(operator.shape[0], dtype=torch.float64, device=operator.device)
+    HKH is the same for K_ij − u_i − u_j. With u half the diagonal, what all rows share is gone before anything is
+    squared; else the square of a large mean would be added and taken off again, with all its rounding.
+    """
 
-    def add(self, rows: slice, cols: slice, tile: Tensor, twice: bool) -> None:
-        """Count a float64 tile, and its mirror image where it stands for two."""
+    def __init__(self, operator: KernelOperator, device: torch.device, centred: bool) -> None:
+        self.size = 0.0  # Σ K_ij²
+        self.squares = 0.0  # the same after the shift
+        self.rows = torch.zeros(operator.shape[0], dtype=torch.float64, device=device)
+        self.shift = operator.diagonal().to(device, torch.float64) / 2 if centred else None
+
+    def add(self, rows: slice, cols: slice, tile: Tensor, twice: bool) -> Tensor:
+        """Count a float64 tile, and its mirror image where it stands for two; returns it shifted."""
+        self.size += float(tile.square().sum()) * (2 if twice else 1)
+        if self.shift is None:
+            self.squares = self.size
+            return tile
+        tile = tile - self.shift[rows, None] - self.shift[cols]
         self.squares += float(tile.square().sum()) * (2 if twice else 1)
         self.rows[rows] += tile.sum(1)
         if twice:
             self.rows[cols] += tile.sum(0)
+        return tile
 
-    def centred(self) -> float:
-        """‖HKH‖_F²."""
-        return _centred(self.squares, self.rows, self.rows)
+    def norm_square(self) -> float:
+        """‖K‖_F², or ‖HKH‖_F² where centring was asked for."""
+        return self.squares if self.shift is None else _centred(self.squares, self.rows, self.rows)
 
 
 def _centred(square: float, rows: Tensor, other: Tensor) -> float:
@@ -474,12 +486,11 @@ def target_alignment(K: Kernel, y: Any, *, centred: bool = True) -> float:
     raw = float((t.T @ t).square().sum())
     if centred:
         t = t - t.mean(0)
-    inner, sums = 0.0, _Sums(operator)
+    inner, sums = 0.0, _Sums(operator, operator.device, centred)
     for rows, cols, tile, twice in _tiles(operator):
-        inner += float((t[rows] * (tile @ t[cols])).sum()) * (2 if twice else 1)
-        sums.add(rows, cols, tile, twice)
-    size = sums.centred() if centred else sums.squares
-    return _cosine(inner, size, float((t.T @ t).square().sum()), "target_alignment", (sums.squares, raw))
+        shifted = sums.add(rows, cols, tile, twice)
+        inner += float((t[rows] * (shifted @ t[cols])).sum()) * (2 if twice else 1)
+    return _cosine(inner, sums.norm_square(), float((t.T @ t).square().sum()), "target_alignment", (sums.size, raw))
 
 
 def kernel_alignment(K: Kernel, other: Kernel, *, centred: bool = True) -> float:
@@ -506,16 +517,14 @@ def kernel_alignment(K: Kernel, other: Kernel, *, centred: bool = True) -> float
     """
     left, right = (_unit_scale(_symmetric(k, "kernel_alignment", name)) for k, name in ((K, "K"), (other, "other")))
     _same_shape(left, right, "kernel_alignment")
-    inner, first, second = 0.0, _Sums(left), _Sums(left)
+    inner, first, second = 0.0, *(_Sums(operator, left.device, centred) for operator in (left, right))
     for rows, cols, a, b, twice in _together(left, right):
-        inner += float((a * b).sum()) * (2 if twice else 1)
-        first.add(rows, cols, a, twice)
-        second.add(rows, cols, b, twice)
-    scales = first.squares, second.squares
-    if not centred:
-        return _cosine(inner, *scales, "kernel_alignment", scales)
-    inner = _centred(inner, first.rows, second.rows)
-    return _cosine(inner, first.centred(), second.centred(), "kernel_alignment", scales)
+        both = first.add(rows, cols, a, twice) * second.add(rows, cols, b, twice)
+        inner += float(both.sum()) * (2 if twice else 1)
+    if centred:
+        inner = _centred(inner, first.rows, second.rows)
+    scales = first.size, second.size
+    return _cosine(inner, first.norm_square(), second.norm_square(), "kernel_alignment", scales)
 
 
 def _same_shape(left: KernelOperator, right: KernelOperator, what: str) -> None:
