@@ -123,6 +123,8 @@ def train(
     epochs : int
     loss : {"mse", "half_mse", "cross_entropy"} or function of (output, target)
         Each member's loss is its mean over the batch; members do not influence each other.
+        A function gets outputs (batch, c) and the targets as they were given: for one output give y of shape (n, 1),
+        else output − target spreads to (batch, batch).
     optimizer : {"sgd", "adam", "adamw", "rmsprop"}
     batch_size : int or None
         None is the full batch.
