@@ -173,3 +173,21 @@ def test_what_is_not_counted_is_named() -> None:
     with pytest.raises(RecordError, match="chain of dense layers"):
         paths.count(convolutional("flat"), X)  # a plain module: nobody knows how it is wired
     assert math.prod(paths.count(flat, X).tolist()) > 0
+
+
+@pytest.mark.parametrize("biases", [(True, False, False), (False, True, False), (False, False, True), (True, True, False)])
+def test_only_layers_with_a_bias_start_paths(biases: tuple[bool, ...]) -> None:
+    torch.manual_seed(0)
+    sizes = [(2, 3), (3, 4), (4, 1)]
+    first, second, last = (nn.Linear(*size, bias=bias) for size, bias in zip(sizes, biases))
+    net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+    X = torch.randn(6, 2)
+    with torch.no_grad():
+        h = first(X)
+        one, two = (h > 0).sum(1), (second(h.relu()) > 0).sum(1)
+    a, b, c = map(int, biases)
+    for inputs, starts in ((False, 1), (True, 2 + a)):
+        got = paths.count(net, X, include_inputs=inputs, include_biases=True)
+        assert got.tolist() == ((starts * one + b) * two + c).tolist()
+        assert paths.top(net, X, k=1, include_inputs=inputs).total == (starts * 3 + b) * 4 + c
+    assert paths.prune(net, X, keep=1.0).total == (3 + b) * 4 + c == paths.prune(net, X, keep=1.0).paths

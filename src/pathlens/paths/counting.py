@@ -84,11 +84,11 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
     active = [b.sum(1).cpu().numpy().astype(object) for b in trellis.bits]
     starts = np.full(trellis.n, trellis.sizes[0] - trellis.biased if include_inputs else 1, dtype=object)
     counts = starts
-    for layer, on in enumerate(active):
-        # a bias of the first layer starts a path of its own only where the others name their input
-        fresh = int(include_biases and trellis.biased and (layer > 0 or include_inputs))
-        counts = (counts + fresh) * on
-    return counts + int(include_biases and trellis.biased)
+    # a bias of the first layer starts a path of its own only where the others name their input
+    biases = trellis.biases if include_inputs else (False, *trellis.biases)
+    for bias, on in zip(biases, active):
+        counts = (counts + int(include_biases and bias)) * on
+    return counts + int(include_biases and biases[-1])
 
 
 def _convolutional(net: GatedNetwork, rec: Record, include_inputs: bool, include_biases: bool) -> np.ndarray:

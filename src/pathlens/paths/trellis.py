@@ -40,8 +40,10 @@ class Trellis:
         The sum over all paths in float64, checked against what the network returned.
     x : Tensor (n, d)
         Inputs.
-    biased, include_inputs : bool
-        Whether node 0 of every layer is the bias node; whether the first nodes are the inputs.
+    biases : tuple of T + 1 bool
+        Which of the weights and of the readout have a bias of their own, at which paths start.
+    include_inputs : bool
+        Whether the first nodes are the inputs.
     label : str
         The gate function.
     sites : tuple of str
@@ -55,10 +57,15 @@ class Trellis:
     bits: tuple[Tensor, ...]
     f: Tensor
     x: Tensor
-    biased: bool
+    biases: tuple[bool, ...]
     include_inputs: bool
     label: str
     sites: tuple[str, ...]
+
+    @property
+    def biased(self) -> bool:
+        """Whether node 0 of every layer is the bias node."""
+        return any(self.biases)
 
     @property
     def n(self) -> int:
@@ -80,9 +87,9 @@ class Trellis:
         """How many paths there are, active or not, those that start at a bias included."""
         first, *rest = (s - self.biased for s in self.sizes)
         total = first
-        for size in rest:
-            total = (total + self.biased) * size
-        return total + self.biased
+        for size, bias in zip(rest, self.biases):
+            total = (total + bias) * size
+        return total + self.biases[-1]
 
     def rows(self, index: Any) -> Trellis:
         """The same for some of the rows."""
@@ -202,15 +209,15 @@ def _build(
     first = inputs @ values[0].T if biases[0] is None else inputs @ values[0].T + biases[0]
     start = inputs if include_inputs else first * gates[0]
     weights, rest, passing = (values, biases, gates) if include_inputs else (values[1:], biases[1:], gates[1:])
-    biased = any(b is not None for b in rest)
-    if biased:
+    own = tuple(b is not None for b in rest)
+    if any(own):
         one = start.new_ones(n, 1)
         start = torch.cat([one, start], dim=1)
         passing = [torch.cat([one, g], dim=1) for g in passing]
         weights = [_with_bias(w, b, last=t == len(weights) - 1) for t, (w, b) in enumerate(zip(weights, rest))]
     made = Trellis(
         start, tuple(weights[:-1]), tuple(passing), weights[-1], tuple(rec.bits[s] for s in rec.sites), rec.f, rec.x,
-        biased, include_inputs, rec.gate_label, rec.sites,
+        own, include_inputs, rec.gate_label, rec.sites,
     )  # fmt: skip
     return replace(made, f=made.total())
 
