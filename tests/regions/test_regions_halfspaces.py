@@ -198,3 +198,13 @@ def test_wrong_sites_units_and_angles() -> None:
         spaces.normal(0, (1, 1))
     with pytest.raises(OptionError, match="angle must be"):
         spaces.groups(angle=-1)
+
+
+def test_normals_much_shorter_than_their_offsets() -> None:
+    net = pl.models.dlgn(2, (5, 3), gate="hard", bias=True, seed=0).double()
+    layers = [m for m in net.source.modules() if isinstance(m, nn.Linear)]
+    with torch.no_grad():
+        layers[0].weight.mul_(1e-8), layers[0].bias.add_(1e8)
+    want = layers[0].weight.detach().numpy()
+    np.testing.assert_allclose(halfspaces(net).normals(0), want, rtol=1e-12)  # q(e_j) − q(0) would be zero
+    np.testing.assert_allclose(halfspaces(net).normals(0, [3]), want[[3]], rtol=1e-12)

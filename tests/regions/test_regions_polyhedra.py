@@ -237,3 +237,46 @@ def test_refusals() -> None:
         PathRegion([1.0, 2.0], [0.0])
     with pytest.raises(RegionError, match="NaN"):
         PathRegion([[np.nan, 1.0]], [0.0])
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-4, 1e4, 1e8])
+def test_what_is_said_does_not_depend_on_the_unit_of_the_inputs(scale: float) -> None:
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        d, rows = 1 + seed % 3, 3 + seed % 6
+        A, b = rng.standard_normal((rows, d)), rng.standard_normal(rows)
+        one, other = PathRegion(A, b), PathRegion(A / scale, b)
+        assert one.is_empty == other.is_empty
+        if one.is_empty:
+            continue
+        prove(other)
+        assert one.facets == other.facets and one.is_bounded == other.is_bounded
+        assert other.inradius == pytest.approx(scale * one.inradius, rel=1e-9)
+        assert other.volume(box=2 * scale) == pytest.approx(scale**d * one.volume(box=2.0), rel=1e-9)
+        assert other.contains(other.sample(20, box=2 * scale)).all() if one.volume(box=2.0) else True
+
+
+def test_rows_of_very_different_lengths_are_half_spaces_all_the_same() -> None:
+    region = PathRegion([[1e8, 0], [0, 1e-8], [-1e-4, -1e-4]], [0, 0, 1e-4])  # the triangle below x + y = 1
+    assert region.volume() == pytest.approx(0.5) and region.facets == (0, 1, 2) and region.is_bounded
+    assert region.contains([[0.2, 0.2], [0.2, -0.2]]).tolist() == [True, False]
+    assert not PathRegion([[1e200, 0], [0, 1e-200]], [0, 0]).contains([[1.0, -1.0]])[0]
+    net = pl.models.dlgn_shallow(2, (1, 1), gate="hard", bias=True, seed=0).double()
+    with torch.no_grad():
+        for layer, factor in zip(net.source.layers, (1e8, 1e-8)):
+            layer.weight.mul_(factor), layer.bias.mul_(factor)
+    x = torch.randn(200, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    on = [g[:, 0].bool().numpy() for g in net.gates(x).values()]
+    assert np.array_equal(path_region(net, [0, 0]).contains(x), on[0] & on[1]) and len(set(on[1])) == 2
+
+
+def test_a_normal_that_is_zero_but_for_rounding_is_constant() -> None:
+    net = pl.models.dlgn(3, (4, 2), gate="hard", bias=True, seed=0).double()
+    first, second = (m for m in net.source.modules() if isinstance(m, nn.Linear))
+    with torch.no_grad():
+        first.weight[3] = 0.1 * first.weight[0] + 0.7 * first.weight[1] + 0.3 * first.weight[2]
+        second.weight[0] = torch.tensor([0.1, 0.7, 0.3, -1.0], dtype=torch.float64)
+        second.bias[0] = -(second.weight[0] @ first.bias) - 1  # q = −1 whatever x is
+    spaces = pl.regions.halfspaces(net)
+    assert 0 < np.abs(spaces.normals(1)[0]).max() < 1e-15
+    assert spaces.constant(1)[0] == -1 and path_region(net, [0, 0]).is_empty

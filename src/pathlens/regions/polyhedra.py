@@ -17,7 +17,7 @@ from scipy.optimize import linprog
 
 from pathlens.errors import OptionError, RegionError, ShapeError
 from pathlens.regions.cells import Bits, Floats, Polygons
-from pathlens.regions.halfspaces import HalfSpaces, as_points
+from pathlens.regions.halfspaces import FLAT, HalfSpaces, as_points
 from pathlens.regions.networks import hard_network
 
 _LP = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
@@ -73,7 +73,7 @@ class PathRegion:
         Which gate each row is.
     reach : float
         The centre is sought in [−reach, reach]^d first: a thousand times the farthest boundary's distance from the
-        origin, at least 1000.
+        origin, 1000 where all pass through it.
 
     Examples
     --------
@@ -91,21 +91,26 @@ class PathRegion:
         labels: Sequence[str] | None = None,
         label: str = "given",
         path: tuple[Any, ...] = (),
+        *,
+        constant: Bits | None = None,
     ) -> None:
         A, b = np.array(normals, dtype=np.float64), np.array(offsets, dtype=np.float64)
         if A.ndim != 2 or b.shape != A.shape[:1] or 0 in A.shape:
             raise ShapeError(f"PathRegion: expected normals (L, d) and offsets (L,), got {A.shape} and {b.shape}.")
         if not (np.isfinite(A).all() and np.isfinite(b).all()):
             raise RegionError("PathRegion: NaN or infinity among normals and offsets. Give finite numbers.")
-        size = np.linalg.norm(A, axis=1)
-        self._constant = size <= _ROUNDING * size.max()
+        # rows of very different lengths are half-spaces all the same: `constant` says which are zero but for rounding
+        largest = np.abs(A).max(1)
+        size = largest * np.linalg.norm(A / np.where(largest == 0, 1.0, largest)[:, None], axis=1)
+        self._constant = (size == 0) if constant is None else constant | (size == 0)
         A[self._constant] = 0.0
         size[self._constant] = 1.0
         self.normals, self.offsets = A / size[:, None], b / size
         self.labels = tuple(labels) if labels is not None else tuple(f"row {i}" for i in range(len(A)))
         self.label, self.path = label, path
-        far = float(np.abs(self.offsets[~self._constant]).max(initial=0.0))
-        self.reach = 1e3 * max(1.0, far)
+        # the solver's tolerances are absolute, so programs are solved in units of the farthest boundary's distance
+        self._unit = float(np.abs(self.offsets[~self._constant]).max(initial=0.0)) or 1.0
+        self.reach = 1e3 * self._unit
 
     @property
     def dim(self) -> int:
@@ -141,18 +146,18 @@ class PathRegion:
 
         Points far out are near in the cone over the region: the largest s with A v + b τ ≥ s, τ ≥ s, |v_j| ≤ 1.
         """
-        A, b = self._rows()
+        A, b = self._in_units()
         left = np.concatenate([np.column_stack([-A, -b, np.ones(len(b))]), [[0.0] * self.dim + [-1.0, 1.0]]])
         cost = np.append(np.zeros(self.dim + 1), -1.0)
         bounds = [(-1, 1)] * self.dim + [(0, 1), (0, None)]
         result = linprog(cost, A_ub=left, b_ub=np.zeros(len(left)), bounds=bounds, method="highs", options=_LP)
         if result.status != 0 or result.x[-1] <= 1e-10:
             return 0.0
-        return 4 * float(np.abs(result.x[: self.dim]).max() / result.x[self.dim])
+        return 4 * self._unit * float(np.abs(result.x[: self.dim]).max() / result.x[self.dim])
 
     def _farkas(self) -> Farkas:
         """Minimise Σ y_i b_i over y ≥ 0, Σ y_i = 1, Σ y_i n_i = 0."""
-        A, b = self._rows()
+        A, b = self._in_units()
         equal = np.concatenate([A.T, np.ones((1, len(b)))])
         right = np.append(np.zeros(self.dim), 1.0)
         result = linprog(b, A_eq=equal, b_eq=right, bounds=(0, None), method="highs", options=_LP)
@@ -171,6 +176,10 @@ class PathRegion:
 
     def _rows(self) -> tuple[Floats, Floats]:
         return self.normals[~self._constant], self.offsets[~self._constant]
+
+    def _in_units(self) -> tuple[Floats, Floats]:
+        A, b = self._rows()
+        return A, b / self._unit
 
     @property
     def is_empty(self) -> bool:
@@ -218,12 +227,12 @@ class PathRegion:
         for i in reversed(list(keep)):  # from the last on, so that of equal rows the first stays
             others = [j for j in keep if j != i]
             rows = [*others, i]
-            lower = -self.offsets[rows]
+            lower = -self.offsets[rows] / self._unit
             lower[-1] -= 1.0  # keeps the program bounded: how far below zero does not matter
             result = linprog(
                 self.normals[i], A_ub=-self.normals[rows], b_ub=-lower, bounds=(None, None), method="highs", options=_LP
             )
-            if result.status == 0 and result.fun + self.offsets[i] >= -1e-9:
+            if result.status == 0 and result.fun + self.offsets[i] / self._unit >= -1e-9:
                 keep.remove(i)
         return tuple(keep)
 
@@ -262,19 +271,21 @@ class PathRegion:
         found = _centre((A, b), (lo, hi))
         if found is None or found[1] <= _ROUNDING * float(np.abs([lo, hi]).max()):
             return 0.0
+        centre, unit = found  # Qhull's tolerances are absolute too
         faces = np.concatenate([np.eye(3), -np.eye(3), -A])
-        corners = HalfspaceIntersection(np.column_stack([faces, np.concatenate([-hi, lo, -b])]), found[0]).intersections
-        return float(ConvexHull(corners).volume)
+        room = np.concatenate([centre - hi, lo - centre, -(A @ centre + b)]) / unit
+        corners = HalfspaceIntersection(np.column_stack([faces, room]), np.zeros(3)).intersections
+        return float(ConvexHull(corners).volume) * unit**3
 
     def _extent(self) -> tuple[Floats, Floats]:
         """Bounds of a bounded region in every coordinate, by 2d linear programs."""
-        A, b = self._rows()
+        A, b = self._in_units()
         ends = []
         for sign in (1.0, -1.0):
             side = []
             for unit in np.eye(self.dim):
                 result = linprog(sign * unit, A_ub=-A, b_ub=b, bounds=(None, None), method="highs", options=_LP)
-                side.append(sign * result.fun)
+                side.append(sign * result.fun * self._unit)
             ends.append(np.array(side))
         return ends[0], ends[1]
 
@@ -349,15 +360,17 @@ def _centre(rows: tuple[Floats, Floats], box: tuple[Floats, Floats]) -> tuple[Fl
     """Centre and radius of the largest ball in {A x + b ≥ 0} and the box, A with rows of length one; None if empty."""
     A, b = rows
     d = len(box[0])
+    size = float(np.abs(box).max())
+    unit = min(size, float(np.abs(b).max(initial=0.0)) or size) or 1.0  # the solver's tolerances are absolute
     eye = np.eye(d)
     # a_i·x + b_i ≥ r,  x_j + r ≤ hi_j,  lo_j ≤ x_j − r
     left = np.concatenate([np.column_stack([-A, np.ones(len(A))]), np.column_stack([eye, np.ones(d)]),
                            np.column_stack([-eye, np.ones(d)])])  # fmt: skip
-    right = np.concatenate([b, box[1], -box[0]])
+    right = np.concatenate([b, box[1], -box[0]]) / unit
     cost = np.append(np.zeros(d), -1.0)
     bounds = [(None, None)] * d + [(0, None)]
     result = linprog(cost, A_ub=left, b_ub=right, bounds=bounds, method="highs", options=_LP)
-    return (result.x[:d], float(result.x[d])) if result.status == 0 else None
+    return (result.x[:d] * unit, float(result.x[d]) * unit) if result.status == 0 else None
 
 
 def path_region(net: Any, path: Sequence[Any], input_shape: Sequence[int] | None = None) -> PathRegion:
@@ -396,4 +409,6 @@ def path_region(net: Any, path: Sequence[Any], input_shape: Sequence[int] | None
     rows = [(hard.sites[s], u) for s, u in hard.unit_numbers(path, "path_region")]
     normals = np.concatenate([spaces.normals(site, [unit]) for site, unit in rows])
     offsets = np.array([spaces.offsets(site)[unit] for site, unit in rows])
-    return PathRegion(normals, offsets, [f"{site}[{unit}]" for site, unit in rows], hard.label, tuple(path))
+    constant = np.linalg.norm(normals, axis=1) <= FLAT * np.array([spaces.longest(site) for site, _ in rows])
+    labels = [f"{site}[{unit}]" for site, unit in rows]
+    return PathRegion(normals, offsets, labels, hard.label, tuple(path), constant=constant)
