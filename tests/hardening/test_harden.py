@@ -302,3 +302,18 @@ def test_constant_targets_have_no_share_that_is_explained():
 def test_bad_input_says_what_is_wrong(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_bounds_do_not_depend_on_the_units_of_the_inputs():
+    net = pl.models.dlgn(2, hidden=(4,), gate="hard", bias=True, seed=0).double()
+    x = torch.randn(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = x * torch.tensor([1e8, 1e-9], dtype=torch.float64)
+    y = x[:, :1] * 1e-8 + x[:, 1:] * 1e9  # affine: any cells allow no loss at all
+    assert cell_bound(net, x, y).loss < 1e-20
+
+
+@pytest.mark.parametrize("piecewise_constant", [False, True])
+def test_bounds_take_targets_without_a_second_dimension(piecewise_constant):
+    net = pl.models.dlgn(2, hidden=(4,), piecewise_constant=piecewise_constant, seed=0)
+    x, y = torch.randn(20, 2), torch.randn(20)
+    assert cell_bound(net, x, y) == cell_bound(net, x, y[:, None])

@@ -208,6 +208,8 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
     CellBound(loss=0.11..., cells=54, what='best constant on each cell')
     """
     cell, count = cells_of(net, x)
+    if loss != "cross_entropy":
+        y = y.reshape(len(y), -1)
     if net.value_input == "ones":
         return CellBound(_best_constants(cell, count, y, loss), count, "best constant on each cell")
     if max_pools(net.values):
@@ -216,6 +218,9 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
         return CellBound(None, count, "cross-entropy of affine functions has no closed form")
     total = 0.0
     design = torch.cat([x.flatten(1).double(), torch.ones(len(x), 1, dtype=torch.float64, device=x.device)], dim=1)
+    # columns of one size: least squares takes what is 1e-16 of the largest for rounding, and inputs may be of any unit
+    sizes = design.abs().amax(0)
+    design = design / torch.where(sizes == 0, 1.0, sizes)
     order = cell.argsort()
     for rows in order.split(torch.bincount(cell, minlength=count).tolist()):
         a, b = design[rows].cpu(), y[rows].double().cpu()
