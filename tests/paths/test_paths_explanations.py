@@ -291,3 +291,15 @@ def test_gates_of_a_soft_network_are_soft_in_contributions_and_hard_in_regions()
     assert torch.allclose(paths.groups(net, X).contributions.sum(1), net(X)[:, 0].detach())
     assert paths.count(net, X).tolist() == paths.count(net.with_gate("hard"), X).tolist()
     assert isinstance(net, nn.Module)
+
+
+def test_a_refit_does_not_depend_on_the_units_of_the_inputs() -> None:
+    net = pl.models.relu(2, hidden=(1,), bias=True).double()
+    with torch.no_grad():
+        net.values.linear1.weight.copy_(torch.tensor([[1e-8, 1e9]])), net.values.linear1.bias.fill_(0.5)
+        net.values.output.weight.fill_(1.0), net.values.output.bias.fill_(0.0)
+    x = torch.randn(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    told = paths.refit(net, x * torch.tensor([1e8, 1e-9], dtype=torch.float64), paths=1)
+    assert told.slopes is not None
+    assert told.fidelity > 1 - 1e-9
+    torch.testing.assert_close(told.slopes[0], net.values.linear1.weight[0].detach(), rtol=1e-6, atol=0.0)

@@ -187,11 +187,16 @@ def _columns(trellis: Trellis, affine: bool) -> Tensor:
 
 
 def _heights(inside: Tensor, told: Tensor, columns: Tensor) -> tuple[float, Tensor]:
-    """Least squares: intercept, and a row of coefficients per region; the smallest where regions coincide."""
-    design = (inside[:, :, None] * columns[:, None, :]).flatten(1)
+    """Least squares: intercept, and a row of coefficients per region; the smallest where regions coincide.
+
+    In columns of one size: least squares takes what is 1e-16 of the largest for rounding, and inputs may be of any unit.
+    """
+    sizes = columns.abs().amax(0)
+    sizes = torch.where(sizes == 0, 1.0, sizes)
+    design = (inside[:, :, None] * (columns / sizes)[:, None, :]).flatten(1)
     design = torch.cat([torch.ones_like(told)[:, None], design], dim=1).cpu()
     solved = torch.linalg.lstsq(design, told[:, None].cpu(), driver="gelsd").solution[:, 0].to(told.device)
-    return float(solved[0]), solved[1:].view(inside.shape[1], columns.shape[1])
+    return float(solved[0]), solved[1:].view(inside.shape[1], columns.shape[1]) / sizes
 
 
 def _greedy(seen: Trellis, told: Tensor, columns: Tensor, paths: int, output: int) -> list[tuple[int, ...]]:
