@@ -382,3 +382,17 @@ def test_pictures(fitted, tmp_path):
         with pytest.raises(RowIndexError, match="index 99 is out of range for 1 rows"):
             look(99)
     assert not plt.get_fignums()  # nothing was begun
+
+
+@pytest.mark.parametrize("shape", [(20,), (20, 1), (20, 2)])
+def test_the_export_predicts_in_the_shape_of_the_targets(shape):
+    X, y = np.random.default_rng(0).standard_normal((20, 2)), np.random.default_rng(1).standard_normal(shape)
+    model = DLGNRegressor(hidden=(3,), epochs=2, random_state=0).fit(X, y)
+    assert predict_from_export(model.export(), X).shape == model.predict(X).shape == shape
+
+
+def test_a_model_without_rules_is_drawn():
+    pytest.importorskip("matplotlib").use("Agg")
+    model = DLGNClassifier(hidden=(3,), epochs=2, random_state=0).fit(np.ones((6, 2)), [0, 1] * 3)
+    assert len(model.rules()) == 0
+    assert "no half-space" in model.plot_halfspaces().get_title()

@@ -180,6 +180,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         return {
             "normals": list(model.normals), "offsets": list(model.offsets), "weights": list(model.weights),
             "biases": list(model.biases), "feature_names": self._names(), "classes": getattr(self, "classes_", None),
+            "one_target": getattr(self, "_one_target", True),
         }  # fmt: skip
 
     def network(self) -> GatedNetwork:

@@ -241,6 +241,11 @@ def explanation_of(
 
 def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any = None) -> Any:
     """Half-spaces as rows, features as columns: direction of each normal in standard deviations of the features."""
+    if not len(rules):
+        axes = axes_for(ax, "drawing a model", (5.0, 1.6))
+        axes.set_axis_off()
+        axes.set_title("no half-space cuts the training rows in two", fontsize=10)
+        return axes
     columns = [j for j in range(len(names)) if spread[j] > 0]
     influence = np.array([r.normal[columns] * spread[columns] for r in rules])
     influence /= np.abs(influence).max(axis=1, keepdims=True)

@@ -178,7 +178,7 @@ def predict_from_export(export: Mapping[str, Any], X: Any) -> np.ndarray:
     Examples
     --------
     >>> step = {"normals": [np.array([[1.0]])], "offsets": [np.array([0.0])], "weights": [np.zeros((1, 1)),
-    ...         np.ones((1, 1))], "biases": [np.array([2.0]), np.array([1.0])], "classes": None}
+    ...         np.ones((1, 1))], "biases": [np.array([2.0]), np.array([1.0])], "classes": None, "one_target": True}
     >>> predict_from_export(step, [[-3.0], [5.0]])
     array([1., 3.])
     """
@@ -189,4 +189,4 @@ def predict_from_export(export: Mapping[str, Any], X: Any) -> np.ndarray:
     f = h @ export["weights"][-1].T + export["biases"][-1]
     if export["classes"] is not None:
         return export["classes"][(f[:, 0] > 0).astype(int) if f.shape[1] == 1 else f.argmax(axis=1)]
-    return f[:, 0] if f.shape[1] == 1 else f
+    return f[:, 0] if export["one_target"] else f
