@@ -496,3 +496,8 @@ def test_slivers_are_neither_lost_nor_doubled() -> None:
     cells, parent, bits = Polygons.box().cut(lines[None], 1, 10**6)
     assert abs(cells.measures().sum() - 4) < 1e-12 and (cells.measures() >= 0).all()
     assert bits.shape == (len(cells), 25) and not parent.any()
+
+
+def test_nan_lies_in_no_interval() -> None:
+    line = segment1d(pl.models.relu(2, hidden=(4,), bias=True, seed=0), [-2.0, 0.0], [2.0, 0.0])
+    assert line.locate([np.nan, -0.1, 0.0, 1.0, 1.1]).tolist() == [-1, -1, 0, len(line) - 1, -1]

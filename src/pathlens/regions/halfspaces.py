@@ -150,7 +150,7 @@ class HalfSpaces:
         return self._offsets[name].copy()
 
     def longest(self, site: str | int) -> float:
-        """About the length of a site's longest normal, from its gates at a few random inputs rather than all normals."""
+        """About the length of a site's longest normal, from its gates at a few random inputs: not all are computed."""
         name = self._site(site)
         if not self._longest:
             x = torch.randn(8, *self.input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -164,8 +164,8 @@ class HalfSpaces:
     def normals(self, site: str | int, units: Sequence[int] | None = None) -> Floats:
         """Normals (units, d) of a site, or of the chosen units, in their order.
 
-        By derivatives along unit vectors through the gate network or by backward passes from the units, whichever are fewer, as many at
-        a time as the memory budget allows: min(d, units) passes.
+        By derivatives along unit vectors through the gate network or by backward passes from the units, whichever are
+        fewer, as many at a time as the memory budget allows: min(d, units) passes.
         """
         name = self._site(site)
         chosen = list(range(self.units(name))) if units is None else [int(u) for u in units]

@@ -340,10 +340,10 @@ class Segment1D(Partition):
         return np.diff(self.breaks)
 
     def locate(self, t: Any) -> Ints:
-        """The interval in which each coordinate lies, −1 outside [0, 1]; a break counts to the interval before it."""
+        """The interval of each coordinate, −1 outside [0, 1] and for NaN; a break counts to the interval before it."""
         t = np.asarray(t, dtype=np.float64)
         found = np.clip(np.searchsorted(self.breaks, t) - 1, 0, len(self) - 1)
-        return np.where((t < 0) | (t > 1), -1, found)
+        return np.where((t >= 0) & (t <= 1), found, -1)
 
     def evaluate(self, t: Any) -> Floats:
         """Outputs at coordinates t (n,) from the affine maps: (n, c); NaN outside [0, 1]."""
