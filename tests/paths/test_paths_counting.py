@@ -191,3 +191,16 @@ def test_only_layers_with_a_bias_start_paths(biases: tuple[bool, ...]) -> None:
         assert got.tolist() == ((starts * one + b) * two + c).tolist()
         assert paths.top(net, X, k=1, include_inputs=inputs).total == (starts * 3 + b) * 4 + c
     assert paths.prune(net, X, keep=1.0).total == (3 + b) * 4 + c == paths.prune(net, X, keep=1.0).paths
+
+
+def test_outputs_that_are_reached_by_different_paths_are_refused() -> None:
+    torch.manual_seed(0)
+    image, pooled = (nn.Conv2d(1, 2, 3, padding=1), nn.ReLU()), nn.AdaptiveAvgPool2d(1)
+    X = torch.randn(4, 1, 4, 4)
+    for last in ((nn.Conv2d(2, 2, 3, padding=1),), (pooled, nn.Conv2d(2, 2, 1, groups=2))):
+        net = pl.gated_twin(nn.Sequential(*image, *last, nn.Flatten()), "dlgn", example=X[:2], seed=0)
+        with pytest.raises(RecordError, match="different paths"):
+            paths.count(net, X)
+    net = pl.gated_twin(nn.Sequential(*image, pooled, nn.Conv2d(2, 2, 1), nn.Flatten()), "dlgn", example=X[:2], seed=0)
+    on = net.gates(X, hard=True)["1@0"].flatten(1).sum(1)
+    assert paths.count(net, X).tolist() == on.long().tolist()

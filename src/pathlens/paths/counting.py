@@ -148,8 +148,13 @@ class _Counter(fx.Interpreter):
             gates = [self._bits[site].cpu().double() for site in self._net.site_names]
             ones = torch.ones(self._net.value_reads(x).shape, dtype=torch.float64)
             counts, _ = self.run((ones, True), *gates)
-        # every output is reached by the same paths
-        return counts.flatten(1)[:, 0]
+        flat = counts.flatten(1)
+        if not bool((flat == flat[:, :1]).all()):
+            raise RecordError(
+                "paths.count: outputs are reached by different paths (the last layer is a convolution, or in groups), "
+                "so that a row has no one count. Count a network that ends in a dense layer."
+            )
+        return flat[:, 0]
 
     def _reduced(self, counts: Tensor) -> Tensor:
         return counts if self._prime is None else counts.remainder_(self._prime)
