@@ -162,3 +162,11 @@ def test_the_list_warns_where_it_misleads() -> None:
     assert "misleads" not in repr(paths.top(single, X, k=3))
     assert "undefined" in repr(paths.top(net, X[:1], k=3))
     assert "Σ|v|/|f|" in repr(paths.cancellation(net, X)) and "soft β=4" in repr(paths.top(network("soft"), X, k=3))
+
+
+def test_rounding_within_the_first_layer_is_no_other_network() -> None:
+    net = pl.models.relu(2, (1,))
+    with torch.no_grad():
+        net.values.linear1.weight.copy_(torch.tensor([[1.0, -1.0001]]))
+    x = torch.tensor([[10001.013, 10000.0]])  # in float32 the two terms cancel but for a few digits
+    assert paths.top(net, x, k=1).f.item() == pytest.approx(net(x).item(), rel=0.1)

@@ -189,7 +189,7 @@ def _columns(trellis: Trellis, affine: bool) -> Tensor:
 def _heights(inside: Tensor, told: Tensor, columns: Tensor) -> tuple[float, Tensor]:
     """Least squares: intercept, and a row of coefficients per region; the smallest where regions coincide.
 
-    In columns of one size: least squares takes what is 1e-16 of the largest for rounding, and inputs may be of any unit.
+    In columns of one size: least squares takes what is 1e-16 of the largest for rounding, and inputs have any unit.
     """
     sizes = columns.abs().amax(0)
     sizes = torch.where(sizes == 0, 1.0, sizes)

@@ -173,8 +173,10 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
     # a record names a layer by its weight, without ".weight" where the weight's name ends so
     values = [named[name if name in named else layer.name] for layer in layers for name in (f"{layer.name}.weight",)]
     biases = [named.get(f"{layer.name}.bias") for layer in layers]
-    trellis = _build(rec, values, biases, rec.layer_inputs[layers[0].name][0].double(), include_inputs)
-    size = trellis.absolute().total()
+    inputs = rec.layer_inputs[layers[0].name][0].double()
+    trellis = _build(rec, values, biases, inputs, include_inputs)
+    # rounding is of the size of all terms, those included that cancel within a first unit's U_1 x
+    size = (trellis if include_inputs else _build(rec, values, biases, inputs, True)).absolute().total()
     gap = ((trellis.f - rec.f.double()).abs() / size.clamp(min=torch.finfo(torch.float32).tiny)).max()
     if not float(gap) <= 1e3 * torch.finfo(rec.f.dtype).eps:
         raise RecordError(
