@@ -5,6 +5,7 @@ The kernels and the solver are `pathlens.kernels`; where no network is given, on
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Self
 
 import numpy as np
@@ -54,7 +55,9 @@ class _BasePathKernel(BaseEstimator):
         share = np.full(len(X), 1 / len(X))
         self._scale = Scale.of(X, share) if self.network is None else Scale(np.zeros(X.shape[1]), np.ones(X.shape[1]))
         self._x = self._scale(X)
-        if self.network is None:
+        # what was fitted stays: the network may be trained on, and parameters set anew
+        self._own, self._kind = copy.deepcopy(self.network), self.kernel
+        if self._own is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             recipe = resolve(
                 type(self).__name__, len(X), len(X), seed, hidden=self.hidden, epochs=self.epochs, verbose=self.verbose,
@@ -70,14 +73,14 @@ class _BasePathKernel(BaseEstimator):
         return self
 
     def _network(self) -> nn.Module:
-        return self.model_.network() if self.network is None else self.network
+        return self.model_.network() if self._own is None else self._own
 
     def _kernel(self, Z: np.ndarray, columns: np.ndarray | None = None) -> Any:
         """K(Z, columns); without columns the symmetric K(Z, Z)."""
         net = self._network()
         dtype = next(net.parameters()).dtype
         rows = torch.from_numpy(Z).to(dtype)
-        build = _KERNELS[self.kernel]
+        build = _KERNELS[self._kind]
         return build(net, rows) if columns is None else build(net, rows, columns=torch.from_numpy(columns).to(dtype))
 
     def _outputs(self, X: Any) -> np.ndarray:
