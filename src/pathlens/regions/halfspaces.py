@@ -198,7 +198,7 @@ class HalfSpaces:
                 basis[torch.arange(rows), lo + torch.arange(rows)] = 1.0
                 basis = basis.reshape(rows, *self.input_shape)
                 # not q(e_j) − q(0): a normal much shorter than its offset would be lost in rounding
-                _, slopes = torch.func.jvp(chosen, (torch.zeros_like(basis),), (basis,))
+                slopes: Tensor = torch.func.jvp(chosen, (torch.zeros_like(basis),), (basis,))[1]
                 found[:, lo : lo + rows] = slopes.T.numpy()
                 meter.advance(rows)
         return found
