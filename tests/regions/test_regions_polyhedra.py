@@ -280,3 +280,8 @@ def test_a_normal_that_is_zero_but_for_rounding_is_constant() -> None:
     spaces = pl.regions.halfspaces(net)
     assert 0 < np.abs(spaces.normals(1)[0]).max() < 1e-15
     assert spaces.constant(1)[0] == -1 and path_region(net, [0, 0]).is_empty
+
+
+def test_the_offset_of_a_constant_gate_says_nothing_of_rounding() -> None:
+    region = PathRegion([[1.0, 0], [-1, 0], [0, 0]], [1e-8, 1e-8, 1e9])  # a strip, and a gate that is always on
+    assert not region.is_empty and region.inradius == pytest.approx(1e-8)

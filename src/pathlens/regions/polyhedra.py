@@ -138,7 +138,7 @@ class PathRegion:
         if found is None:
             return None
         margin = float((self.normals @ found[0] + self.offsets)[~self._constant].min(initial=math.inf))
-        rounding = _ROUNDING * (np.linalg.norm(found[0]) + np.abs(self.offsets).max())
+        rounding = _ROUNDING * (np.linalg.norm(found[0]) + np.abs(self._rows()[1]).max(initial=0.0))
         return Interior(found[0], margin) if margin > rounding else None
 
     def _farther(self) -> float:
