@@ -8,7 +8,7 @@ import torch
 
 from pathlens.artifacts import load_folder
 from pathlens.data import DataSet
-from pathlens.errors import DataMissingError
+from pathlens.errors import DataMissingError, OptionError
 from pathlens.experiments import half_space_residual
 from pathlens.experiments.registry import Run, find, perform
 from pathlens.models import resnet34, resnet110
@@ -94,6 +94,13 @@ def test_a_dlgn_is_chosen_without_test_images(found, monkeypatch):
     ).networks[0].eval()  # fmt: skip
     right = (net(data.x[28:]).argmax(1) == data.y[28:]).double().mean()
     assert held["DLGN"] == pytest.approx(100 * float(right), abs=1e-4)
+
+
+@pytest.mark.parametrize("held_out", [0, 40, 100])
+def test_a_choice_without_images_on_either_side_is_refused(held_out):
+    run = Run("paper", seeds=(0, 1), changes=SMALL | {"held_out": held_out})
+    with pytest.raises(OptionError, match=f"held_out must be between 1 and 39 of 40 training images, got {held_out}"):
+        half_space_residual._held_out(run, made_up("cifar10"))
 
 
 def test_taught_rows_learn_from_the_relu_network_of_the_first_seed(found):

@@ -291,6 +291,11 @@ def _held_out(run: Run, data: DataSet) -> dict[str, float]:
     """Accuracy of each candidate on training images that it did not see, in %; no test image takes part."""
     size = run.sizes("hs.best")
     kept = len(data.x) - size["held_out"]
+    if not 0 < kept < len(data.x):
+        raise OptionError(
+            f"hs.best: held_out must be between 1 and {len(data.x) - 1} of {len(data.x)} training images, got "
+            f"{size['held_out']}. Set it with the rows: --set rows=… --set held_out=…"
+        )
     part = dataclasses.replace(data, x=data.x[:kept], y=data.y[:kept], x_test=data.x[kept:], y_test=data.y[kept:])
     found = {}
     for name in size["candidates"]:
