@@ -213,7 +213,7 @@ def _open_or_create(
         edge, seconds = (block, 0.0) if block is not None else _choose_edge(kernel, workers, max_bytes)
         n, m = kernel.shape
         shape = tuple(math.ceil(size / math.ceil(size / edge)) for size in (n, m))  # blocks of nearly equal size
-        chosen = replace(identity, block=(shape[0], shape[1]), seconds_per_block=round(seconds, 3))
+        chosen = replace(identity, block=(shape[0], shape[1]), seconds_per_block=float(f"{seconds:.3g}"))
         return create(path, chosen)
     layout = open_layout(path)
     different = _difference(layout.description, identity)
