@@ -17,7 +17,6 @@ import operator
 import os
 import platform
 import re
-import secrets
 import sys
 import zipfile
 import zlib
@@ -30,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pathlens.errors import ArtifactError, OptionError
+from pathlens.files import write_atomically
 from pathlens.panels import Panel
 
 __all__ = ["SCHEMA", "Artifact", "Claim", "Deviation", "Spread", "Verdict", "environment", "load", "load_folder",
@@ -349,8 +349,8 @@ class Artifact:
         try:
             target.mkdir(parents=True, exist_ok=True)
             before = set(target.glob(f"{self.name}.{self.scale}.*.npz"))
-            _write_atomically(arrays_path, data)
-            _write_atomically(path, text.encode())
+            write_atomically(arrays_path, data)
+            write_atomically(path, text.encode())
             for stale in before - {arrays_path}:  # only now does nothing refer to them
                 stale.unlink(missing_ok=True)
         except OSError as error:
@@ -509,25 +509,6 @@ def _load_arrays(document: dict[str, Any], file: Path) -> dict[str, np.ndarray]:
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Write to a temporary name in the same folder, force it to disk, rename, and force the folder to disk."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(temporary, "xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)  # there only if something failed
-    if os.name == "posix":
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _number(value: Any, where: str) -> float | None:

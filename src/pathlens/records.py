@@ -1,7 +1,7 @@
 """Snapshot and Record: what was measured on a network, as tensors, with files of their own.
 
 Nothing here holds a live model. How they are taken from a network is the package `recording`; this module knows
-tensors, shapes and files only, and may import the errors alone.
+tensors, shapes and files only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathlens.errors import FileFormatError, RecordError, ShapeError
+from pathlens.files import sealed, sync_folder, unsealed, write_atomically
 
 FORMAT_VERSION = 1
 
@@ -28,36 +28,11 @@ FORMAT_VERSION = 1
 # --- files -----------------------------------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write under a temporary name, fsync, rename, fsync the folder: a crash leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        with open(temporary, "xb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere a folder cannot be opened, and a rename needs no such help
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_header(path: Path, kind: str, meta: Mapping[str, Any]) -> None:
     """Write a JSON file that names its kind and version and carries a checksum of its own content."""
-    header = json.loads(json.dumps({"format": f"pathlens.{kind}", "version": FORMAT_VERSION, **meta}))
-    write_atomically(path, json.dumps(header | {"seal": _seal(header)}, indent=1).encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = sealed({"format": f"pathlens.{kind}", "version": FORMAT_VERSION, **meta})
+    write_atomically(path, json.dumps(header, indent=1).encode())
 
 
 def read_header(path: Path, kind: str, error: type[FileFormatError] = FileFormatError) -> dict[str, Any]:
@@ -76,16 +51,11 @@ def read_header(path: Path, kind: str, error: type[FileFormatError] = FileFormat
             f"{path}: format version {meta.get('version')!r}, this Pathlens reads version {FORMAT_VERSION}. "
             "Use the Pathlens version that wrote it."
         )
-    if meta.pop("seal", None) != _seal(meta):
-        raise error(
-            f"{path}: its content does not have the checksum it carries: it was edited or damaged after it was "
-            "written. It was left untouched; restore it from a copy."
-        )
-    return meta
-
-
-def _seal(header: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+    try:
+        return unsealed(meta)
+    except ValueError as e:
+        raise error(f"{path}: {e}: it was edited or damaged after it was written. It was left untouched; restore it "
+                    "from a copy.") from e
 
 
 class _Pair(NamedTuple):
@@ -121,10 +91,11 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[
             claimed = None
         if claimed == hashlib.sha256(pair.pending.read_bytes()).hexdigest():
             os.replace(pair.pending, pair.tensors)
+    pair.pending.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(pair.pending, data)
     write_header(pair.header, kind, {"sha256": checksum, "tensors": list(tensors), **meta})
     os.replace(pair.pending, pair.tensors)
-    _sync_folder(pair.tensors.parent)
+    sync_folder(pair.tensors.parent)
     return checksum
 
 

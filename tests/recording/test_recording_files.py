@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from pathlens import Record, Snapshot, Trajectory, models, record, records, snapshot
 from pathlens.errors import CheckpointError, FileFormatError, NotFiniteError, RecordError, UnknownNameError
-from pathlens.records import load_tensors, save_tensors, write_atomically
+from pathlens.files import write_atomically
+from pathlens.records import load_tensors, save_tensors
 
 
 def net_and_rows(seed: int = 0) -> tuple[nn.Module, Tensor]:

@@ -21,6 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pathlens import files
 from pathlens.errors import FileFormatError, MissingExtraError, OptionError, StoreError, StoreWarning
 from pathlens.linops import CustomKernel, Factor, GramSum, RowStream, StoredKernel, evaluate, from_zarr, store, writing
 from pathlens.linops.parts import take_apart
@@ -360,7 +361,7 @@ def test_a_full_or_failing_disk_loses_nothing(
         return real(file, mode)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "open", failing, raising=False)
+        patch.setattr(files, "open", failing, raising=False)
         with pytest.raises(StoreError, match=rf"c/0/3 cannot be written.*{text}.*3 of 10 blocks are finished and stay"):
             write(K, tmp_path / "k")
     assert not list((tmp_path / "k").rglob("*.part"))

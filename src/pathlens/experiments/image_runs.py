@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathlens.experiments.registry import Run
+from pathlens.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,9 +109,7 @@ def remembered(file: Path | None, compute: Callable[[], dict[str, Any]]) -> dict
     if not file.exists():
         result = compute()
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(result), encoding="utf-8")
-        part.replace(file)  # a run that is cut off leaves no half of it
+        write_atomically(file, json.dumps(result).encode())
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return found
 

@@ -1,17 +1,18 @@
 """How long experiments take when they share work, run in pieces, or run in several processes.
 
 An experiment's time is what it spent itself, in all attempts, and what others spent on results that it shares with
-them. May import nothing of the package.
+them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from pathlens.files import write_atomically
 
 __all__ = ["Timesheet"]
 
@@ -114,6 +115,4 @@ class Timesheet:
         if self._folder is None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = self._folder / f".{self._name}.part"
-        temporary.write_text(json.dumps(self._now()), encoding="utf-8")
-        os.replace(temporary, self._folder / f"{self._name}.json")
+        write_atomically(self._folder / f"{self._name}.json", json.dumps(self._now()).encode())

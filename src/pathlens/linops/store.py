@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pathlens.errors import FileFormatError, need_extra
+from pathlens.files import sealed, sync_folder, unsealed, write_atomically
 from pathlens.linops.budget import blocks, human_bytes
 from pathlens.linops.indexing import Index, as_index, as_tensor, same_index
 from pathlens.linops.operator import KernelOperator
@@ -39,55 +40,6 @@ def import_zarr() -> Any:
     except ImportError as error:
         raise need_extra("scale", "zarr", "a kernel on disk") from error
     return zarr
-
-
-# --- files -----------------------------------------------------------------------------------------------------
-
-
-def write_atomically(path: Path, data: Any, confirm: Callable[[], None] = lambda: None) -> None:
-    """Write under a temporary name, fsync, rename, fsync the folder: a crash leaves the old file or the new one.
-
-    ``confirm`` is asked just before the file takes its place, and may raise.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    try:
-        with open(temporary, "xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        confirm()
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with a checksum of itself.
-
-    >>> unsealed(sealed({"a": 1}))
-    {'a': 1}
-    """
-    plain = json.loads(json.dumps(content))
-    return {**plain, "seal": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
-
-
-def unsealed(document: Any) -> dict[str, Any]:
-    """What was sealed; a ValueError where its checksum is not that of the content."""
-    if not isinstance(document, dict) or sealed({k: v for k, v in document.items() if k != "seal"}) != document:
-        raise ValueError("its content does not have the checksum it carries")
-    return {k: v for k, v in document.items() if k != "seal"}
 
 
 # --- layout ----------------------------------------------------------------------------------------------------

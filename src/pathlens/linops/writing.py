@@ -26,13 +26,14 @@ import numpy as np
 import torch
 
 from pathlens.errors import FileFormatError, OptionError, PathlensError, StoreError, StoreWarning
+from pathlens.files import write_atomically
 from pathlens.linops import backends
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.cluster import Client, crew, default_workers
 from pathlens.linops.operator import GramSum, KernelOperator, expression
 from pathlens.linops.parts import Parts, take_apart
 from pathlens.linops.progress import Meter
-from pathlens.linops.store import Description, Layout, create, import_zarr, open_layout, write_atomically
+from pathlens.linops.store import Description, Layout, create, import_zarr, open_layout
 
 BLOCK_SECONDS = 3.0  # work in a block: much more than a task costs Dask, little enough to lose
 LEAST_SECONDS = 0.25  # below this a block is not made smaller for the sake of balance

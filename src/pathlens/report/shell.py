@@ -6,13 +6,13 @@ The sections themselves are made in page and verification. May import the errors
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
 from pathlens.errors import ArtifactError
+from pathlens.files import write_atomically
 
 __all__ = ["full_page", "save_page"]
 
@@ -46,9 +46,7 @@ def save_page(text: str, out: str | os.PathLike[str]) -> Path:
         path = path / "index.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        write_atomically(path, text.encode())
     except OSError as error:
         raise ArtifactError(f"The page {path} cannot be written: {error.strerror or error}. Choose another folder.") \
             from error  # fmt: skip
