@@ -171,3 +171,26 @@ def test_circular_correlation() -> None:
     assert theory.circular_correlation(a, a + 40, 40) == pytest.approx(1)
     assert abs(theory.circular_correlation(a, np.random.default_rng(1).permutation(a), 40)) < 0.05
     assert theory.circular_correlation(a, a + 20, 40) == pytest.approx(-1)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-90, 1e90, 1e300])
+def test_measures_of_very_large_and_very_small_fields_are_those_of_the_field(scale: float) -> None:
+    field = np.array([0.0, 1.0, 2.0, 1.0, 0.0, 0.0, -1.0, 0.0])
+    measures = (theory.ipr, theory.arc90, theory.sign_alternation, theory.centre_of_mass, theory.kurtosis)
+    for measure in measures:
+        assert measure(scale * field) == pytest.approx(measure(field), rel=1e-12)
+
+
+@pytest.mark.parametrize("d", [3, 7, 10, 40, 41])
+def test_a_constant_field_has_neither_kurtosis_nor_centre(d: int) -> None:
+    for value in (0.0, 0.1, 1 / 3, 100000.1):
+        field = np.full((2, d), value)
+        assert np.isnan(theory.kurtosis(field)).all() and np.isnan(theory.centre_of_mass(field)).all()
+
+
+def test_a_centre_of_mass_lies_in_the_ring() -> None:
+    for d in (7, 40):
+        k = np.arange(d)
+        bump = np.exp(-0.5 * (np.minimum(k, d - k) / 2) ** 2)  # around 0, where the angle rounds to just below zero
+        assert 0 <= theory.centre_of_mass(bump) < d
+        assert min(theory.centre_of_mass(bump), d - theory.centre_of_mass(bump)) < 1e-9

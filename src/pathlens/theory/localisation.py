@@ -32,10 +32,11 @@ def _fields(w: Any, where: str, centre: str | None) -> np.ndarray:
     if not np.isfinite(fields).all():
         raise NotFiniteError(f"{where}: weights contain NaN or infinity.")
     if centre == "median":
-        return fields - np.median(fields, axis=-1, keepdims=True)
-    if centre is not None:
+        fields = fields - np.median(fields, axis=-1, keepdims=True)
+    elif centre is not None:
         raise OptionError(f"{where}: centre={centre!r}, expected None or 'median'.")
-    return fields
+    # no measure depends on scale, but fourth powers of very large or small weights do not fit a float
+    return np.ldexp(fields, -np.frexp(np.abs(fields).max(-1, keepdims=True))[1])
 
 
 def ipr(w: Any, centre: str | None = None) -> np.ndarray:
@@ -115,6 +116,8 @@ def sign_alternation(w: Any, centre: str | None = None) -> np.ndarray:
 def centre_of_mass(w: Any, centre: str | None = None) -> np.ndarray:
     """Where on the ring a field lies: (d/2π) arg Σ_i w_i² e^{2πi·i/d}, in [0, d).
 
+    NaN for a field that lies nowhere: zeros, or equal weights all around the ring.
+
     Examples
     --------
     >>> float(centre_of_mass([1.0, 0.0, 0.0, 1.0]).round(6)), float(centre_of_mass([0.0, 0.0, 5.0, 0.0]).round(6))
@@ -122,12 +125,16 @@ def centre_of_mass(w: Any, centre: str | None = None) -> np.ndarray:
     """
     square = _fields(w, "centre_of_mass", centre) ** 2
     d = square.shape[-1]
-    angle = np.angle(square @ np.exp(2j * np.pi * np.arange(d) / d))
-    return (angle * d / (2 * np.pi) % d)[()]
+    mean = square @ np.exp(2j * np.pi * np.arange(d) / d)
+    place = np.angle(mean) * d / (2 * np.pi) % d
+    place = np.where(place < d, place, 0.0)  # an angle just below zero rounds to d
+    return np.where(np.abs(mean) > 1e-13 * square.sum(-1), place, np.nan)[()]
 
 
 def kurtosis(w: Any) -> np.ndarray:
     """Excess kurtosis of the d weights of a field about their mean: about 0 for Gaussian noise, large for a peak.
+
+    NaN for a constant field.
 
     Examples
     --------
@@ -138,7 +145,8 @@ def kurtosis(w: Any) -> np.ndarray:
     away = fields - fields.mean(-1, keepdims=True)
     variance = (away**2).mean(-1)
     out = np.full(variance.shape, np.nan)
-    return (np.divide((away**4).mean(-1), variance**2, out=out, where=variance > 0) - 3)[()]
+    # equal weights differ from their mean by rounding
+    return (np.divide((away**4).mean(-1), variance**2, out=out, where=np.ptp(fields, axis=-1) > 0) - 3)[()]
 
 
 def circular_correlation(a: Any, b: Any, d: float) -> float:
