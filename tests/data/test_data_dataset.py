@@ -127,3 +127,9 @@ def test_registry():
     with pytest.raises(UnknownNameError, match="Did you mean 'cifar10'"):
         load("cifar-1o")
     assert len(load("random-targets", n=7)) == 7
+
+
+def test_classes_may_be_a_numpy_integer() -> None:
+    y = np.array([0, 1, 2])
+    data = DataSet(torch.randn(3, 2), y, task="classification", classes=y.max() + 1)
+    assert data.c == 3 and type(data.classes) is int

@@ -18,6 +18,7 @@ from pathlens.kernels import (
     kernel_regression,
     npk,
     ntk,
+    nu,
     one_hot,
     overlap,
 )
@@ -135,9 +136,11 @@ def test_bad_input() -> None:
         (DTypeError, lambda: kernel_regression(K, y, K_test.float(), 0.1)),
         (OptionError, lambda: kernel_regression(K, y, K_test, -1.0)),
         (NotFiniteError, lambda: kernel_regression(K, y / 0, K_test, 0.1)),
+        (NotFiniteError, lambda: kernel_regression(K / 0, y, K_test, 0.1)),
         (LabelError, lambda: kernel_classification(K, y, K_test, 0.1)),
         (PathlensError, lambda: gate_information(models.relu(3), (X, y), (Y, y), kernel="ntk")),
         (ShapeError, lambda: gate_information(models.relu(3).double(), (X, y), (Y, y))),
+        (ShapeError, lambda: gate_information(models.relu(3).double(), (X, X[:, :2]), (Y, Y[:, 0]))),
         (OptionError, lambda: gate_information(models.relu(3).double(), (X, y), (Y, y), kernel="value", soft=True)),
     ]
     for error, call in cases:
@@ -162,3 +165,20 @@ def test_results_say_what_they_are_and_not_all_their_numbers() -> None:
     assert repr(model) == "LinearisedModel(GatedNetwork, 12 parameters, not fitted)"
     model.fit(x, y[:, None])
     assert repr(model) == "LinearisedModel(GatedNetwork, 12 parameters, fitted)"
+
+
+def test_targets_of_zero_are_fitted_by_any_gates() -> None:
+    X, Y = data(8, 3)
+    found = gate_information(models.relu(3, seed=0).double(), (X, torch.zeros(8)), (Y, torch.zeros(3)))
+    assert found.mse == 0 and found.train_residual == 0
+
+
+def test_targets_may_be_pandas_columns_with_labels_of_their_own() -> None:
+    pandas = pytest.importorskip("pandas")
+    X, Y = data(8, 3)
+    net, y = models.relu(3, seed=0).double(), torch.randn(8).double()
+    column, test = pandas.Series(y.numpy(), index=range(20, 28)), pandas.Series([0.1, 0.2, 0.3], index=[9, 5, 2])
+    found = gate_information(net, (X, column), (Y, test))
+    assert found.mse == gate_information(net, (X, y), (Y, torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64))).mse
+    assert nu(ntk(net, X), column, ridge=0.1) == nu(ntk(net, X), y, ridge=0.1)
+    assert nu([[0.1, 0.0], [0.0, 0.1]], [0.1, 0.2]).raw == pytest.approx(0.5, rel=1e-14)  # lists are not float32

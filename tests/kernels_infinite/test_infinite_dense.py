@@ -306,3 +306,8 @@ def test_agrees_with_neural_tangents_where_it_is_installed() -> None:
         want = torch.tensor(peer.call(job, {"x": images.numpy()})["kernel"])
         got = relu_cntk(images, hidden_layers=3, pool=pool).dense()  # type: ignore[arg-type]
         torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-7)
+
+
+def test_lists_are_read_in_float64_and_counts_may_be_numpy_integers() -> None:
+    assert float(relu_ntk([[0.1]], hidden_layers=0).dense()) == pytest.approx(0.01, rel=1e-15)
+    assert float(relu_ntk([[0.1]], hidden_layers=np.int64(0)).dense()) == pytest.approx(0.01, rel=1e-15)

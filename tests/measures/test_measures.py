@@ -265,6 +265,26 @@ def test_scale_and_order_do_not_matter(seed: int, n: int, scale: float) -> None:
     assert nu(kernel / kernel.trace(), y).raw >= float(y.square().sum()) * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e200, 1e300])
+def test_squares_that_leave_float64_do_not_show(scale: float) -> None:
+    matrix, y = torch.tensor([[2.0, 1.0], [1.0, 3.0]]).double(), torch.tensor([1.0, 2.0]).double()
+    assert frobenius_norm(scale * matrix) == pytest.approx(scale * math.sqrt(15), rel=1e-12)
+    assert part_norms({"one": scale * matrix})["one"].frobenius == pytest.approx(scale * math.sqrt(15), rel=1e-12)
+    assert drift(3 * scale * matrix, scale * matrix) == pytest.approx(2.0, rel=1e-12)
+    for centred in (True, False):
+        aligned = target_alignment(matrix, y, centred=centred)
+        assert target_alignment(matrix, scale * y, centred=centred) == pytest.approx(aligned, rel=1e-12)
+
+
+@pytest.mark.parametrize("offset", [1e4, 1e6, 1e9])
+def test_targets_far_from_zero_that_vary_little_have_an_alignment(offset: float) -> None:
+    y = torch.tensor([1.0, -1.0, 0.5, 2.0]).double()
+    kernel = torch.eye(4).double() + torch.outer(y, y)
+    assert target_alignment(kernel, y + offset) == pytest.approx(target_alignment(kernel, y), rel=1e-15 * offset)
+    with pytest.raises(ScaleError, match="norm zero"):
+        target_alignment(kernel, torch.full((4,), offset + 0.1))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.integers(3, 9), st.floats(-50, 50))  # two rows may be equal but for rounding
 def test_centred_alignment_ignores_constants(seed: int, n: int, shift: float) -> None:

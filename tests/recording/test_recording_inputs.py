@@ -22,6 +22,7 @@ from pathlens.errors import (
     ShapeError,
 )
 from pathlens.recording import as_rows
+from pathlens.recording.inputs import as_numbers
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 
@@ -225,3 +226,13 @@ def test_what_an_embedding_looks_up_stays_whole(kind: type, tmp_path: Path) -> N
     assert torch.equal(Record.load(tmp_path / "words").x, tokens)
     with pytest.raises(ShapeError, match="does not accept"):
         record(net, tokens.double())  # numbers that are not whole are none of an embedding's
+
+
+def test_numbers_keep_their_precision_and_their_order() -> None:
+    pandas = pytest.importorskip("pandas")
+    exact = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    column = pandas.Series([0.1, 0.2, 0.3], index=[5, 7, 0])
+    backwards = np.array([0.3, 0.2, 0.1])[::-1]
+    for given in ([0.1, 0.2, 0.3], column, backwards, exact, exact.clone().requires_grad_()):
+        assert torch.equal(as_numbers(given), exact)
+    assert as_numbers(torch.tensor([0.1])).dtype == torch.float32 and as_numbers(2.0).shape == ()

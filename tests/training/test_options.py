@@ -312,3 +312,16 @@ def test_what_cannot_be_stacked_is_told():
 
     with pytest.raises(errors.OptionError, match=r"cannot batch something in Recurrent.*Trajectory"):
         pl.train(Recurrent(), (torch.randn(5, 4, 3), torch.randn(5, 1)), epochs=1, progress=False)
+
+
+def test_targets_and_weights_may_be_pandas_columns_with_labels_of_their_own() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y, w = torch.randn(6, 2).double(), torch.randn(6).double(), torch.rand(6).double()
+    labels = [9, 3, 4, 0, 1, 7]
+    rows = pandas.DataFrame(x.numpy(), index=labels)
+    column, weights = (pandas.Series(t.numpy(), index=labels) for t in (y, w))
+    runs = [
+        pl.train(pl.models.relu(2, (4,), seed=0).double(), data, weights=given, epochs=2, progress=False)
+        for data, given in (((x, y), w), ((rows, column), weights))
+    ]
+    assert runs[0].history == runs[1].history

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -77,13 +78,15 @@ class DataSet:
         where = f"DataSet {self.name!r}"
         if self.task not in ("regression", "classification"):
             raise OptionError(f"{where}: task is {self.task!r}, expected 'regression' or 'classification'.")
-        if self.task == "classification" and (not isinstance(self.classes, int) or self.classes < 1):
+        if self.task == "classification" and (not isinstance(self.classes, Integral) or self.classes < 1):
             raise OptionError(f"{where}: classes is {self.classes!r}, expected a positive integer. Pass classes=…")
         if self.task == "regression" and self.classes is not None:
             raise OptionError(f"{where}: classes is {self.classes!r} for regression. Leave it out.")
         if (self.x_test is None) != (self.y_test is None):
             raise ShapeError(f"{where}: x_test and y_test come together; one of them is None.")
         x, y = _rows(where, "", self.x, self.y, self.task, self.classes)
+        if self.classes is not None:
+            self._put(classes=int(self.classes))  # of NumPy, as the largest label of an array plus one is
         self._put(x=x, y=y, info=dict(self.info), marks=_marks(where, "marks", self.marks, len(x)))
         if self.x_test is None or self.y_test is None:
             if self.marks_test:

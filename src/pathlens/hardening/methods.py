@@ -23,6 +23,7 @@ from pathlens.hardening.values import can_solve, has_batch_norm, least_squares, 
 from pathlens.linops.plotting import axes
 from pathlens.models import GatedNetwork
 from pathlens.recording import Trajectory
+from pathlens.recording.inputs import as_numbers
 from pathlens.training import LOSSES, Geometric, train
 from pathlens.training.inputs import Data, prepare, prepare_validation
 
@@ -151,7 +152,7 @@ def harden(
     own_beta = float(soft.gate.beta)  # type: ignore[arg-type]
     place = torch.device(options.get("device") or next(soft.parameters()).device)
     soft.to(place)
-    chosen = loss or ("mse" if torch.as_tensor(y).dtype.is_floating_point else "cross_entropy")
+    chosen = loss or ("mse" if as_numbers(y).dtype.is_floating_point else "cross_entropy")
     if chosen not in LOSSES:
         raise unknown_name("loss", chosen, LOSSES)
     rows = prepare((X, y), soft, chosen, place)

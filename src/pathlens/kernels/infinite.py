@@ -1,7 +1,7 @@
 """Kernels of infinitely wide ReLU networks: NTK, NNGP, the limit for random gates, and the convolutional NTK.
 
 Closed recursions over pairs of inputs, computed in float64 and handed out as lazy operators. Kernels of finite networks
-live in the other modules of this package. May import linops and the errors.
+live in the other modules of this package. May import linops, the errors, and how numbers are read (recording).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeEr
 from pathlens.linops import CustomKernel
 from pathlens.linops.budget import resolve_budget
 from pathlens.linops.progress import Meter
+from pathlens.recording.inputs import as_numbers
 
 LastLayer = Literal["he", "lecun"]
 Pool = Literal["gap", "flatten"]
@@ -35,7 +37,7 @@ _SNAP = 32 * torch.finfo(torch.float64).eps  # cosines that rounding keeps from 
 
 
 def _inputs(X: Any, name: str, ndim: int, what: str) -> Tensor:
-    x = X.detach() if isinstance(X, Tensor) else torch.as_tensor(X)
+    x = as_numbers(X)
     shape = "(n, d)" if ndim == 2 else "(n, channels, height, width)"
     if x.ndim != ndim:
         raise ShapeError(
@@ -65,9 +67,9 @@ def _pair(X: Any, Y: Any, ndim: int, what: str) -> tuple[Tensor, Tensor]:
 
 
 def _count(value: Any, name: str, least: int, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise OptionError(f"{what}: {name} must be an integer ≥ {least}, got {value!r}.")
-    return value
+    return int(value)
 
 
 def _choice(value: str, allowed: Sequence[str], name: str) -> str:

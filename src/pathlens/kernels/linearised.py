@@ -19,6 +19,7 @@ from pathlens.kernels.parameters import differentiable
 from pathlens.kernels.regression import one_hot
 from pathlens.linops.progress import Meter
 from pathlens.recording import as_rows, record
+from pathlens.recording.inputs import as_numbers
 
 _POWER_STEPS = 20
 
@@ -199,7 +200,7 @@ class LinearisedModel:
         return self._descend(x, residual, float(ridge), steps, tol, step_size)
 
     def _targets(self, y: Any, f: Tensor) -> Tensor:
-        y = torch.as_tensor(y).detach()
+        y = as_numbers(y)
         if not y.dtype.is_floating_point:
             y = one_hot(y, f.shape[1], dtype=f.dtype)
         y = y.to(f)

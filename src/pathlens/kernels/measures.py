@@ -1,7 +1,8 @@
 """Numbers that say what a kernel is like: ν, spectra, effective ranks, alignments, drift, class blocks, norms.
 
 Everything takes an operator or a plain matrix, sums in float64, and goes tile by tile where the whole spectrum is not
-needed. Nothing here knows of networks or of where a kernel came from. May import linops and the errors.
+needed. Nothing here knows of networks or of where a kernel came from. May import linops, the errors, and how numbers
+are read (recording).
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from pathlens.errors import (
 )
 from pathlens.linops import CustomKernel, KernelOperator
 from pathlens.linops.budget import human_bytes, resolve_budget
+from pathlens.recording.inputs import as_numbers
 
 Kernel = KernelOperator | Tensor | np.ndarray
 RankKind = Literal["entropy", "trace", "participation"]
 SpectrumScale = Literal["none", "largest", "trace"]
+
+_ROUNDING = 1e-13  # share of ‖K‖_F² that centring a constant kernel may leave, in float32
 
 
 # --- operators and matrices ----------------------------------------------------------------------------------------
@@ -40,7 +44,7 @@ def _operator(kernel: Kernel, what: str, name: str = "K") -> KernelOperator:
     """The kernel itself, or a float64 matrix as an operator; a matrix is symmetric where it equals its transpose."""
     if isinstance(kernel, KernelOperator):
         return kernel
-    matrix = torch.as_tensor(kernel).detach().to(torch.float64)
+    matrix = as_numbers(kernel).to(torch.float64)
     if matrix.ndim != 2 or matrix.numel() == 0:
         raise ShapeError(f"{what}: {name} has shape {tuple(matrix.shape)}, expected (n, m). Give a matrix or a kernel.")
     if not bool(torch.isfinite(matrix).all()):
@@ -93,7 +97,7 @@ def _unit_scale(operator: KernelOperator) -> KernelOperator:
 
 def _targets(y: Any, n: int, operator: KernelOperator, what: str) -> Tensor:
     """Targets as (n, c) in float64 on the kernel's device."""
-    t = torch.as_tensor(y).detach().to(operator.device, torch.float64)
+    t = as_numbers(y).to(operator.device, torch.float64)
     if t.ndim not in (1, 2) or t.shape[0] != n or t.numel() == 0:
         raise ShapeError(
             f"{what}: y has shape {tuple(t.shape)}, expected ({n},) or ({n}, c) as the kernel has {n} rows. "
@@ -327,7 +331,7 @@ def effective_rank(K: Kernel, kind: RankKind = "entropy") -> float:
     operator = _symmetric(K, "effective_rank").normalised("n")
     n = operator.shape[0]
     if kind == "participation":
-        return n * n / _square_sum(operator)
+        return (n / _norm(operator)) ** 2
     if kind == "trace":
         return n / float(operator.eigsh(1).values[0])
     values = spectrum(operator)
@@ -344,8 +348,14 @@ def effective_rank(K: Kernel, kind: RankKind = "entropy") -> float:
 # --- norms ---------------------------------------------------------------------------------------------------------
 
 
-def _square_sum(operator: KernelOperator) -> float:
-    return sum(float(tile.square().sum()) * (2 if twice else 1) for _, _, tile, twice in _tiles(operator))
+def _norm(operator: KernelOperator) -> float:
+    return math.hypot(*(_tile_norm(tile, twice) for _, _, tile, twice in _tiles(operator)))
+
+
+def _tile_norm(tile: Tensor, twice: bool) -> float:
+    """‖tile‖_F, times √2 where it stands for two; through its largest entry, since squares leave float64 early."""
+    top = float(tile.abs().max())
+    return top * math.sqrt((2 if twice else 1) * float((tile / top).square().sum())) if top else 0.0
 
 
 def frobenius_norm(K: Kernel) -> float:
@@ -356,7 +366,7 @@ def frobenius_norm(K: Kernel) -> float:
     >>> frobenius_norm(torch.tensor([[3.0, 4.0]]))
     5.0
     """
-    return math.sqrt(_square_sum(_operator(K, "frobenius_norm")))
+    return _norm(_operator(K, "frobenius_norm"))
 
 
 @dataclass(frozen=True)
@@ -445,10 +455,10 @@ def _centred(square: float, rows: Tensor, other: Tensor) -> float:
     return square - 2.0 / n * float(rows @ other) + float(rows.sum()) * float(other.sum()) / n**2
 
 
-def _cosine(inner: float, first: float, second: float, what: str, scales: tuple[float, float]) -> float:
+def _cosine(inner: float, first: float, second: float, what: str, rounding: tuple[float, float]) -> float:
     # centring a constant kernel leaves rounding only
-    for value, scale in zip((first, second), scales):
-        if not value > 1e-13 * scale:
+    for value, least in zip((first, second), rounding):
+        if not value > least:
             raise ScaleError(
                 f"{what}: a kernel or labelling has norm zero (after centring, where asked), so that no angle to it is "
                 "defined. Constant labels or a constant kernel carry no direction: pass centred=False."
@@ -483,6 +493,8 @@ def target_alignment(K: Kernel, y: Any, *, centred: bool = True) -> float:
     operator = _unit_scale(_symmetric(K, "target_alignment"))
     n = operator.shape[0]
     t = _targets(y, n, operator, "target_alignment")
+    top = float(t.abs().max())
+    t = t / (top or 1.0)  # fourth powers follow
     raw = float((t.T @ t).square().sum())
     if centred:
         t = t - t.mean(0)
@@ -490,7 +502,9 @@ def target_alignment(K: Kernel, y: Any, *, centred: bool = True) -> float:
     for rows, cols, tile, twice in _tiles(operator):
         shifted = sums.add(rows, cols, tile, twice)
         inner += float((t[rows] * (shifted @ t[cols])).sum()) * (2 if twice else 1)
-    return _cosine(inner, sums.norm_square(), float((t.T @ t).square().sum()), "target_alignment", (sums.size, raw))
+    # targets are differences of numbers of 16 digits, and YYᵀ is squared: labels that vary little still vary
+    rounding = _ROUNDING * sums.size, 1e-52 * raw
+    return _cosine(inner, sums.norm_square(), float((t.T @ t).square().sum()), "target_alignment", rounding)
 
 
 def kernel_alignment(K: Kernel, other: Kernel, *, centred: bool = True) -> float:
@@ -523,8 +537,8 @@ def kernel_alignment(K: Kernel, other: Kernel, *, centred: bool = True) -> float
         inner += float(both.sum()) * (2 if twice else 1)
     if centred:
         inner = _centred(inner, first.rows, second.rows)
-    scales = first.size, second.size
-    return _cosine(inner, first.norm_square(), second.norm_square(), "kernel_alignment", scales)
+    rounding = _ROUNDING * first.size, _ROUNDING * second.size
+    return _cosine(inner, first.norm_square(), second.norm_square(), "kernel_alignment", rounding)
 
 
 def _same_shape(left: KernelOperator, right: KernelOperator, what: str) -> None:
@@ -570,12 +584,10 @@ def drift(K: Kernel, start: Kernel, *, normalise: bool = False) -> float:
         left, right = left.normalised("n"), right.normalised("n")
     moved, size = 0.0, 0.0
     for _, _, a, b, twice in _together(left, right):
-        times = 2 if twice else 1
-        moved += times * float((a - b).square().sum())
-        size += times * float(b.square().sum())
+        moved, size = math.hypot(moved, _tile_norm(a - b, twice)), math.hypot(size, _tile_norm(b, twice))
     if size == 0:
         raise ScaleError("drift: the kernel to start from is zero, so that no relative change is defined.")
-    return math.sqrt(moved / size)
+    return moved / size
 
 
 # --- class blocks --------------------------------------------------------------------------------------------------
@@ -583,7 +595,7 @@ def drift(K: Kernel, start: Kernel, *, normalise: bool = False) -> float:
 
 def _label_means(labels: Any, n: int, operator: KernelOperator, axis: str) -> Tensor:
     """(n, c) float64 columns that average over the rows of one class."""
-    t = torch.as_tensor(labels).detach().to(operator.device)
+    t = as_numbers(labels).to(operator.device)
     if t.shape != (n,):
         raise ShapeError(f"class_blocks: {axis} have shape {tuple(t.shape)}, expected ({n},) as the kernel.")
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:

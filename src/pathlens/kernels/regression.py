@@ -7,6 +7,7 @@ the other kernels and the errors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError,
 from pathlens.kernels.overlap import npk, overlap
 from pathlens.kernels.tangent import ntk
 from pathlens.linops import CustomKernel, KernelOperator
+from pathlens.recording.inputs import as_numbers
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,11 @@ class KernelFit:
 def _operator(kernel: Any, name: str) -> KernelOperator:
     if isinstance(kernel, KernelOperator):
         return kernel
-    matrix = torch.as_tensor(kernel).detach()
+    matrix = as_numbers(kernel)
     if matrix.ndim != 2 or matrix.numel() == 0:
         raise ShapeError(f"kernel regression: {name} has shape {tuple(matrix.shape)}, expected a matrix.")
+    if not bool(torch.isfinite(matrix).all()):
+        raise NotFiniteError(f"kernel regression: {name} of shape {tuple(matrix.shape)} contains NaN or infinity.")
     n, m = matrix.shape
     symmetric = n == m and torch.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-6 * float(matrix.abs().max()))
     return CustomKernel(
@@ -77,7 +81,7 @@ def one_hot(labels: Any, classes: int | None = None, *, dtype: torch.dtype = tor
     tensor([[ 0.5000, -0.5000],
             [-0.5000,  0.5000]])
     """
-    y = torch.as_tensor(labels)
+    y = as_numbers(labels)
     if y.ndim != 1 or y.dtype.is_floating_point or y.dtype == torch.bool:
         raise LabelError(f"Labels must be integers of shape (n,), got {y.dtype} of shape {tuple(y.shape)}.")
     found = int(y.max()) + 1 if y.numel() else 0
@@ -131,9 +135,9 @@ def kernel_regression(
             f"kernel regression: K_train is {train.dtype} on {train.device}, K_test {test.dtype} on {test.device}. "
             "Build both alike."
         )
-    if not (isinstance(ridge, (int, float)) and ridge >= 0):
+    if not (isinstance(ridge, Real) and ridge >= 0):
         raise OptionError(f"kernel regression: ridge must be a number that is not negative, got {ridge!r}.")
-    targets = torch.as_tensor(y).detach().to(train.device, train.dtype)
+    targets = as_numbers(y).to(train.device, train.dtype)
     targets = targets[:, None] if targets.ndim == 1 else targets
     if targets.ndim != 2 or len(targets) != n:
         raise ShapeError(f"kernel regression: y has shape {tuple(targets.shape)}, expected ({n},) or ({n}, c).")
@@ -253,7 +257,7 @@ def gate_information(
     (X, y), (X_test, y_test) = train, test
     K = build(net, X, max_bytes=max_bytes, **options)
     K_test = build(net, X_test, columns=X, max_bytes=max_bytes, **options)
-    y, y_test = torch.as_tensor(y).cpu(), torch.as_tensor(y_test).cpu()
+    y, y_test = as_numbers(y).cpu(), as_numbers(y_test).cpu()
     labelled = not y.dtype.is_floating_point
     if labelled and classes is None:
         classes = int(torch.cat([y, y_test]).max()) + 1
@@ -261,14 +265,18 @@ def gate_information(
     wanted = one_hot(y_test, classes, dtype=K.dtype) if labelled else y_test.to(K.dtype).reshape(len(y_test), -1)
     if len(wanted) != K_test.shape[0]:
         raise ShapeError(f"gate_information: {K_test.shape[0]} test inputs and {len(wanted)} test targets.")
+    if wanted.shape[1] != targets.shape[1]:
+        raise ShapeError(
+            f"gate_information: {targets.shape[1]} targets in each training row and {wanted.shape[1]} in each test row."
+        )
     fit = kernel_regression(K, targets, K_test, ridge)
     # (K/s)α = y − ridge·α up to the solver's residual: no second product with K is needed
-    left = ridge * fit.coefficients
+    left, size = ridge * fit.coefficients, float(torch.linalg.vector_norm(targets))
     accuracy = float((fit.labels.cpu() == y_test).double().mean()) if labelled else None
     return GateInformation(
         kernel,
         float((fit.predictions.cpu() - wanted).square().mean()),
         accuracy,
-        float(torch.linalg.vector_norm(left) / torch.linalg.vector_norm(targets)),
+        float(torch.linalg.vector_norm(left)) / size if size else 0.0,
         fit,
     )

@@ -19,6 +19,7 @@ from pathlens.linops.progress import Meter
 from pathlens.paths.explanation import Explanation, positive, r_squared, ratio, shown
 from pathlens.paths.ranking import best
 from pathlens.paths.trellis import Trellis, reads_ones, split, take_trellis
+from pathlens.recording.inputs import as_numbers
 
 _SHOWN = 8
 _BEAM = 256  # beginnings of paths that the greedy search follows
@@ -172,7 +173,7 @@ def refit(
 
 
 def _targets(y: Any, trellis: Trellis) -> Tensor:
-    target = torch.as_tensor(y).detach().to(trellis.f.device, torch.float64)
+    target = as_numbers(y).to(trellis.f.device, torch.float64)
     if target.shape not in ((trellis.n,), (trellis.n, 1)):
         raise ShapeError(f"paths.refit: y has shape {tuple(target.shape)}, expected ({trellis.n},), one per row of X.")
     if not bool(torch.isfinite(target).all()):

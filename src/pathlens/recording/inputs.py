@@ -77,6 +77,23 @@ def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
     return x if reference is None else x.to(reference.device)
 
 
+def as_numbers(value: Any) -> Tensor:
+    """Targets, weights, labels or a matrix as a detached tensor, in the precision and order they were given in.
+
+    torch by itself would round the numbers of a list to float32, look up a pandas column by its labels, and refuse an
+    array that is read backwards; NumPy does not. A tensor or an array is not copied where it need not be.
+
+    Examples
+    --------
+    >>> as_numbers([0.1, 0.2])
+    tensor([0.1000, 0.2000], dtype=torch.float64)
+    """
+    if isinstance(value, Tensor):
+        return value.detach()
+    array = np.asarray(value, order="C")
+    return torch.as_tensor(array if array.flags.writeable else array.copy())
+
+
 def computes_in(net: nn.Module, x: Tensor) -> torch.dtype:
     """The dtype of a network's numbers on rows x: theirs, or that of its weights where it looks whole numbers up."""
     return next(net.parameters()).dtype if _whole(x) else x.dtype

@@ -19,6 +19,7 @@ from pathlens.kernels import npk, ntk
 from pathlens.kernels.overlap import check_chain
 from pathlens.models import GatedNetwork
 from pathlens.recording import record
+from pathlens.recording.inputs import as_numbers
 from pathlens.theory.rows import float_array
 
 __all__ = [
@@ -215,7 +216,7 @@ def gate_gradient_overlap(net: GatedNetwork, X: Any) -> np.ndarray:
     if net.source is None or net.gate.hard:
         raise OptionError("gate_gradient_overlap: it needs soft gates with weights of their own. Use models.soft_galu.")
     source: dict[str, Tensor] = {k: p.detach() for k, p in net.named_parameters() if k.startswith("source.")}
-    x = torch.as_tensor(X).to(next(iter(source.values())))
+    x = as_numbers(X).to(next(iter(source.values())))
 
     def gates(parameters: dict[str, Tensor], row: Tensor) -> tuple[Tensor, ...]:
         return torch.func.functional_call(_Gates(net), {f"net.{k}": p for k, p in parameters.items()}, (row[None],))

@@ -20,6 +20,7 @@ from pathlens.linops.plotting import axes
 from pathlens.linops.progress import Meter
 from pathlens.models import Init, galu
 from pathlens.recording import record
+from pathlens.recording.inputs import as_numbers
 from pathlens.theory.dgn import gram_moments
 
 __all__ = ["WidthSweep", "width_sweep"]
@@ -97,7 +98,7 @@ def width_sweep(
     """
     if len(set(widths)) < 2:
         raise OptionError(f"width_sweep: at least two widths are needed for a rate, got {list(widths)}.")
-    x = torch.as_tensor(X, dtype=torch.float64)
+    x = as_numbers(X).double()
     d = hidden_layers + 1
     errors, predicted = np.empty((2, len(widths), len(seeds)))
     with Meter("widths", len(widths) * len(seeds)) as meter:

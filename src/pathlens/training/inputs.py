@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pathlens.data import DataSet
 from pathlens.errors import DTypeError, EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
 from pathlens.recording import as_rows
-from pathlens.recording.inputs import computes_in, output_width
+from pathlens.recording.inputs import as_numbers, computes_in, output_width
 from pathlens.training.stack import Loss
 
 
@@ -104,7 +104,7 @@ def as_device(device: Any, where: str) -> torch.device:
 
 def _numbers(value: Any, what: str) -> Tensor:
     try:
-        return torch.as_tensor(value)
+        return as_numbers(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DTypeError(
             f"train: {what} must be numbers, got {type(value).__name__} ({error}). Classes are numbered 0, 1, …"
