@@ -396,3 +396,13 @@ def test_a_model_without_rules_is_drawn():
     model = DLGNClassifier(hidden=(3,), epochs=2, random_state=0).fit(np.ones((6, 2)), [0, 1] * 3)
     assert len(model.rules()) == 0
     assert "no half-space" in model.plot_halfspaces().get_title()
+
+
+@pytest.mark.parametrize("scale", [2.0**-600, 2.0**600])
+def test_columns_of_any_size_tell_the_same(iris, quick, scale):
+    X, y = iris
+    model = DLGNClassifier(**quick).fit(X, y)
+    np.testing.assert_array_equal(DLGNClassifier(**quick).fit(X * scale, y).predict(X * scale), model.predict(X))
+    target = X.iloc[:, 0].to_numpy()
+    sized = DLGNRegressor(**quick).fit(X, target * scale).predict(X)
+    np.testing.assert_allclose(sized, DLGNRegressor(**quick).fit(X, target).predict(X) * scale, rtol=1e-12)

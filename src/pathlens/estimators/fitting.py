@@ -37,8 +37,10 @@ class Scale:
     def of(cls, A: np.ndarray, share: np.ndarray) -> Scale:
         """Mean and 1/standard deviation of the columns of A (n, d) under weights that sum to one."""
         centre = share @ A
-        spread = np.sqrt(share @ np.square(A - centre))
-        constant = spread <= 1e-10 * np.abs(A).max(axis=0, initial=0.0)
+        largest = np.abs(A).max(axis=0, initial=0.0)
+        unit = np.ldexp(1.0, np.frexp(largest)[1] - 1)  # squares of numbers beyond 1e±154 do not fit a float
+        spread = np.sqrt(share @ np.square((A - centre) / unit)) * unit
+        constant = spread <= 1e-10 * largest
         return cls(centre, np.where(constant, 0.0, 1.0 / np.where(constant, 1.0, spread)))
 
     @property
