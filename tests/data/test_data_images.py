@@ -91,6 +91,12 @@ def test_random_pixels(made):
     assert torch.equal(data.y, full.y) and torch.equal(mnist(flatten=True).x, full.x)
 
 
+def test_random_pixels_are_the_same_whichever_split_is_read(made):
+    both = mnist_random_pixels(seed=1)
+    assert torch.equal(mnist_random_pixels(seed=1, split="train").x, both.x)
+    assert torch.equal(mnist_random_pixels(seed=1, split="test").x, both.x_test)
+
+
 def test_random_pixels_permute_each_image_by_itself(made, monkeypatch):
     """On equal images, so that only the permutations can differ."""
     full = mnist(flatten=True)
