@@ -219,6 +219,16 @@ def test_the_smallest_eigenvalue_is_bounded(seed):
     assert found.ntk_smallest <= found.bound + 1e-12
 
 
+@pytest.mark.parametrize("build", [models.dln, models.galu, models.soft_galu, models.soft_relu, models.dlgn])
+def test_the_bound_is_for_one_output_and_the_gates_as_they_are(build):
+    for seed in range(10):
+        net, x = build(3, hidden=(6, 6), outputs=40, seed=seed).double(), inputs(2, 3, seed)
+        found, table = theory.rho_bound(net, x, output=7), theory.path_table(net, x, output=7)
+        assert found.ntk_smallest <= found.bound * (1 + 1e-9) + 1e-14
+        for value, kernel in ((found.ntk_smallest, table.gram), (found.npk_smallest, table.kernel)):
+            assert value == pytest.approx(np.linalg.eigvalsh(kernel)[0], abs=1e-12 * np.trace(kernel))
+
+
 # --- active and sensitive gates ------------------------------------------------------------------------------------
 
 

@@ -358,10 +358,11 @@ class RhoBound:
         return self.npk_smallest * self.vtk_largest
 
 
-def rho_bound(net: GatedNetwork, X: Any) -> RhoBound:
+def rho_bound(net: GatedNetwork, X: Any, *, output: int = 0) -> RhoBound:
     """Smallest eigenvalues of the tangent and the path kernel, and the largest of the value tangent kernel.
 
-    For networks small enough for `path_table`; the two n × n kernels come from :mod:`pathlens.kernels`.
+    For networks small enough for `path_table`; the two n × n kernels come from :mod:`pathlens.kernels`. K is that of
+    one output and of the values alone; soft gates are held fixed, and are soft in H too.
 
     Examples
     --------
@@ -370,6 +371,7 @@ def rho_bound(net: GatedNetwork, X: Any) -> RhoBound:
     >>> found.ntk_smallest <= found.bound + 1e-12
     True
     """
-    table = path_table(net, X)
-    K, H = (np.linalg.eigvalsh(float_array(kernel.dense())) for kernel in (ntk(net, X, part="value"), npk(net, X)))
+    table = path_table(net, X, output=output)
+    kernels = ntk(net, X, part="value", outputs=output, frozen=True), npk(net, X, soft=True)
+    K, H = (np.linalg.eigvalsh(float_array(kernel.dense())) for kernel in kernels)
     return RhoBound(float(K[0]), float(H[0]), float(np.linalg.eigvalsh(table.value_tangent_kernel)[-1]))
