@@ -276,6 +276,17 @@ def test_squares_that_leave_float64_do_not_show(scale: float) -> None:
         assert target_alignment(matrix, scale * y, centred=centred) == pytest.approx(aligned, rel=1e-12)
 
 
+def test_a_matrix_is_known_to_the_precision_it_came_in() -> None:
+    near = torch.tensor([[1.0, 1.0 - 2.0**-24], [1.0 - 2.0**-24, 1.0]], dtype=torch.float64)
+    assert nu(near, torch.ones(2)).raw == pytest.approx(1.0)
+    with pytest.raises(SolverError, match="float32"):  # 1 − 2⁻²⁴ may be a 1 that was rounded
+        nu(near.float(), torch.ones(2))
+    x = draw(0, 60, 5).float()
+    exact = effective_rank(x.double() @ x.double().T)
+    assert effective_rank(x @ x.T) == pytest.approx(exact, rel=1e-4)
+    assert effective_rank((x @ x.T).numpy()) == pytest.approx(exact, rel=1e-4)
+
+
 @pytest.mark.parametrize("offset", [1e4, 1e6, 1e9])
 def test_targets_far_from_zero_that_vary_little_have_an_alignment(offset: float) -> None:
     y = torch.tensor([1.0, -1.0, 0.5, 2.0]).double()

@@ -73,6 +73,12 @@ def _symmetric(kernel: Kernel, what: str, name: str = "K") -> KernelOperator:
     return operator
 
 
+def _computed_in(kernel: Kernel) -> torch.dtype:
+    """What the entries of a kernel are rounded to: a matrix is worked on in float64, whatever it was computed in."""
+    dtype = kernel.dtype if isinstance(kernel, KernelOperator) else as_numbers(kernel).dtype
+    return dtype if dtype.is_floating_point else torch.float64
+
+
 def _dense(operator: KernelOperator, copies: int, what: str) -> Tensor:
     """The matrix in float64, where ``copies`` of it fit the budget."""
     n, m = operator.shape
@@ -188,7 +194,7 @@ def nu(K: Kernel, y: Any, *, ridge: float = 0.0) -> Nu:
     trace, exponent = operator._scaled_trace()
     budget = resolve_budget(operator.max_bytes, operator.device)
     if 3 * n * n * 8 <= budget:
-        value, residual = _nu_cholesky(unit, operator.dtype, targets, ridge)
+        value, residual = _nu_cholesky(unit, _computed_in(K), targets, ridge)
     else:
         found = unit.solve(targets.to(unit.dtype), ridge=ridge, method="cg")
         value = float((targets * found.solution.to(torch.float64)).sum())
@@ -335,7 +341,7 @@ def effective_rank(K: Kernel, kind: RankKind = "entropy") -> float:
     if kind == "trace":
         return n / float(operator.eigsh(1).values[0])
     values = spectrum(operator)
-    if float(values[0]) < -n * torch.finfo(operator.dtype).eps * n:
+    if float(values[0]) < -n * torch.finfo(_computed_in(K)).eps * n:
         raise SolverError(
             f"effective_rank: the kernel has the eigenvalue {float(values[0]):.2e} times its mean diagonal; the "
             "entropy is defined for positive semi-definite kernels. Use kind='participation' for others."
