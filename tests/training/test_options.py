@@ -325,3 +325,23 @@ def test_targets_and_weights_may_be_pandas_columns_with_labels_of_their_own() ->
         for data, given in (((x, y), w), ((rows, column), weights))
     ]
     assert runs[0].history == runs[1].history
+
+
+class _Pairs(torch.utils.data.Dataset):
+    def __init__(self, x: torch.Tensor, y: list[float]) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, float]:
+        return self.x[i], self.y[i]
+
+
+def test_numbers_of_a_dataset_are_not_rounded_to_float32() -> None:
+    x, y = torch.randn(4, 2).double(), [0.1, 0.2, 0.3, 0.4]
+    histories = [
+        pl.train(pl.models.relu(2, (4,), seed=0).double(), data, epochs=2, progress=False).history
+        for data in (_Pairs(x, y), (x, torch.tensor(y, dtype=torch.float64)))
+    ]
+    assert histories[0] == histories[1]

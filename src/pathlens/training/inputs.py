@@ -64,7 +64,7 @@ def prepare(data: Any, net: nn.Module, loss: str | Loss, device: torch.device, w
             raise ShapeError("train: a Dataset or DataLoader must give (input, target) pairs.")
         join = torch.cat if isinstance(data, torch.utils.data.DataLoader) else torch.stack
         try:
-            x, y = (join([torch.as_tensor(p[i]) for p in pairs]) for i in (0, 1))
+            x, y = (join([as_numbers(p[i]) for p in pairs]) for i in (0, 1))
         except RuntimeError as error:
             raise ShapeError(f"train: items of the data have different shapes: {error}. Make them equal.") from error
     else:
