@@ -341,3 +341,9 @@ def test_what_does_not_fit_is_refused():
         theory.gate_slopes(models.relu(2, hidden=(4,), seed=0), x.float())
     with pytest.raises(OptionError, match="CircularConvNet"):
         theory.path_bundles(models.relu(2, hidden=(4,), seed=0), x.float())
+    net = models.gated_twin(models.CircularConvNet(3, (1, 1)), "galu", example=torch.randn(2, 1, 3))
+    with pytest.raises(OptionError, match="output 1 asked for, the network has 1"):
+        theory.path_bundles(net, torch.randn(2, 1, 3), output=1)
+    for call in (theory.adaptation, theory.gate_gradient_overlap, theory.rho_bound):
+        with pytest.raises(OptionError, match="expected a GatedNetwork, got Linear"):
+            call(torch.nn.Linear(2, 1), x.float())

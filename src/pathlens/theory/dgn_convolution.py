@@ -118,6 +118,9 @@ def path_bundles(net: GatedNetwork, X: Any, *, gates: Sequence[Any] | None = Non
             "path_bundles: expected a CircularConvNet with pool='average', dense=() and bias=False. "
             "For other networks take pathlens.kernels.npk."
         )
+    if not 0 <= output < dense[0].out_features:
+        count = dense[0].out_features
+        raise OptionError(f"path_bundles: output {output} asked for, the network has {count}, numbered from 0.")
     x = as_rows(X, net)
     with torch.no_grad():
         own = [float_array(g) for g in net.gates(x).values()]

@@ -117,12 +117,16 @@ def signal_wire(net: GatedNetwork, X: Any, *, output: int = 0) -> SignalWire:
     return SignalWire(x, kappa)
 
 
+def _check_gated(what: str, net: Any) -> None:
+    if not isinstance(net, GatedNetwork):
+        raise OptionError(f"{what}: expected a GatedNetwork, got {type(net).__name__}. Convert it with gated_twin.")
+
+
 def _chain(
     what: str, net: GatedNetwork, X: Any, output: int
 ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """What the values read, the value weights (w_l, w_{l−1}) and the gates (n, w_l) of a fully connected network."""
-    if not isinstance(net, GatedNetwork):
-        raise OptionError(f"{what}: expected a GatedNetwork, got {type(net).__name__}. Convert it with gated_twin.")
+    _check_gated(what, net)
     rec = record(net, X, sensitivities=False, stream=False)
     if not 0 <= output < rec.outputs:
         raise OptionError(f"{what}: output {output} asked for, the network has {rec.outputs}, numbered from 0.")
@@ -188,6 +192,7 @@ def adaptation(net: GatedNetwork, X: Any) -> Adaptation:
     >>> bool(abs(own.cross).max() > 1e-3), bool(abs(apart.cross).max() < 1e-12)
     (True, True)
     """
+    _check_gated("adaptation", net)
     total = float_array(ntk(net, X).dense())
     if net.gate.hard or net.trained == "values":
         return Adaptation(total, total, np.zeros_like(total))
@@ -213,6 +218,7 @@ def gate_gradient_overlap(net: GatedNetwork, X: Any) -> np.ndarray:
     >>> gate_gradient_overlap(models.soft_galu(2, hidden=(3, 3), seed=0).double(), torch.ones(1, 2)).shape
     (1, 1)
     """
+    _check_gated("gate_gradient_overlap", net)
     if net.source is None or net.gate.hard:
         raise OptionError("gate_gradient_overlap: it needs soft gates with weights of their own. Use models.soft_galu.")
     source: dict[str, Tensor] = {k: p.detach() for k, p in net.named_parameters() if k.startswith("source.")}
