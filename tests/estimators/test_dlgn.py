@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,6 +96,56 @@ def test_explanations_are_exact_and_agree_with_paths(fitted):
         told.contributions[:, -1], merged.contributions.numpy()[:, order], rtol=0, atol=1e-9 * np.abs(f).max()
     )
     assert "cancellation" in repr(told) and "sums are exact" in repr(told)
+
+
+def test_explanations_by_any_layer_add_up_and_agree_with_paths(fitted):
+    estimator, X = fitted
+    x, c = X[:20].to_numpy(), estimator.model_.c
+    f, net = estimator.model_.outputs(x), estimator.network()
+    for layer in range(len(estimator.hidden) + 1):
+        told = estimator.explain(X[:20], layer=layer)
+        assert told.fidelity < 1e-12 and told.layer == layer
+        by = paths.inputs(net, x, output=c - 1) if layer == 0 else paths.groups(net, x, by=layer - 1, output=c - 1)
+        np.testing.assert_allclose(told.bias[:, -1], by.rest, rtol=0, atol=1e-9 * np.abs(f).max())
+        np.testing.assert_allclose(
+            told.contributions[:, -1].sum(1), by.contributions.sum(1), rtol=0, atol=1e-9 * np.abs(f).max()
+        )
+    features = estimator.explain(X[:20], layer=0)
+    assert features.rules == tuple(X.columns) and "  biases" in repr(features)
+    np.testing.assert_allclose(
+        features.contributions[:, -1], paths.inputs(net, x, output=c - 1).contributions,
+        rtol=0, atol=1e-9 * np.abs(f).max(),
+    )  # fmt: skip
+    for wrong in (-1, len(estimator.hidden) + 1, "gates"):
+        with pytest.raises(OptionError, match="or 0 for features"):
+            estimator.explain(X[:1], layer=wrong)
+
+
+def test_an_explanation_without_conditions_says_where_to_look():
+    X = np.random.default_rng(0).standard_normal((40, 2))
+    model = DLGNRegressor(hidden=(3, 3), epochs=2, random_state=0).fit(X, X[:, 0])
+    everywhere = replace(model.model_, offsets=(model.model_.offsets[0], np.full(3, 1e3)))
+    model.model_ = everywhere.measured(X, np.full(40, 1 / 40))
+    told = repr(model.explain(X[:2]))
+    assert "layer=1 splits it by the half-spaces of the first layer, layer=0 splits it by features" in told
+    assert "all other" not in told  # there are none, and rounding is no contribution
+    assert "layer=0" not in repr(model.explain(X[:2], layer=0))
+
+
+def test_the_decision_function_is_what_is_explained(fitted):
+    estimator, X = fitted
+    if not hasattr(estimator, "classes_"):
+        assert not hasattr(estimator, "decision_function")
+        return
+    f, told = estimator.decision_function(X), estimator.explain(X)
+    np.testing.assert_array_equal(f.reshape(len(X), -1), told.outputs)
+    assert f.ndim == (1 if len(estimator.classes_) == 2 else 2)
+
+
+def test_shares_of_importance_do_not_depend_on_how_many_are_shown(flowers):
+    few, all_of_them = repr(flowers.rules(top=2)).splitlines(), repr(flowers.rules()).splitlines()
+    assert few[2:] == all_of_them[2:4]
+    assert sum(r.importance for r in flowers.rules()) == pytest.approx(flowers.rules(top=1).total)
 
 
 def test_one_group_holds_the_same_training_rows(flowers, iris):

@@ -154,24 +154,35 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         return rules_of(self.model_, self._names(), digits, terms, top)
 
-    def explain(self, X: Any) -> Explanation:
+    def explain(self, X: Any, *, layer: int | None = None) -> Explanation:
         """Each prediction as an exact sum of contributions of last-layer half-spaces, and a bias.
 
         Half-spaces that hold the same training rows are one term. Memory n·c·w numbers. The repr prints how exact the
         sum is and how much of it cancels.
+
+        Parameters
+        ----------
+        X : (n, d)
+        layer : int, optional
+            Split by the half-spaces of this layer instead, counted from 1 as in `rules`; 0 splits by features: what
+            each contributes is its value times the slope of f in the cell that the row lies in. What starts at biases
+            after that layer is a term of its own.
         """
         rows = self._rows(X)
         outputs = self.model_.outputs(rows)
-        return explanation_of(self.model_, rows, outputs, self._names(), self._labels(), self._chosen(outputs))
+        return explanation_of(self.model_, rows, outputs, self._names(), self._labels(), self._chosen(outputs), layer)
 
     def plot_halfspaces(self, *, top: int = 20, ax: Any = None) -> Any:
         """The most important half-spaces as rows of a picture, features as columns; returns matplotlib axes."""
         return plot_rules(self.rules(top=top), self.model_.spread, self._names(), ax)
 
-    def plot_explanation(self, x: Any, *, k: int = 8, ax: Any = None) -> Any:
-        """The largest contributions to the prediction of one row, x of shape (d,) or (1, d); returns the axes."""
+    def plot_explanation(self, x: Any, *, k: int = 8, layer: int | None = None, ax: Any = None) -> Any:
+        """The largest contributions to the prediction of one row, x of shape (d,) or (1, d); returns the axes.
+
+        `layer` is that of `explain`.
+        """
         row = np.asarray(x, dtype=np.float64).reshape(1, -1) if not hasattr(x, "columns") else x
-        return self.explain(row).plot(0, k, ax)
+        return self.explain(row, layer=layer).plot(0, k, ax)
 
     def export(self) -> dict[str, Any]:
         """The model as a plain dict of numpy arrays, from which `predict_from_export` predicts with numpy alone."""
@@ -292,6 +303,11 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         """The most probable class of each row."""
         f = self.model_outputs(X)
         return self.classes_[(f[:, 0] > 0).astype(int) if f.shape[1] == 1 else f.argmax(axis=1)]
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """`model_outputs` in scikit-learn's shape: the log-odds of the second class (n,), or centred logits (n, c)."""
+        f = self.model_outputs(X)
+        return f[:, 0] if f.shape[1] == 1 else f
 
     def model_outputs(self, X: Any) -> np.ndarray:
         """What `explain` splits up: the log-odds of the second class (n, 1), or centred logits (n, c)."""

@@ -63,6 +63,7 @@ class Rules:
 
     rules: tuple[Rule, ...]
     digits: int
+    total: float  #: importance of all half-spaces of the model, those left out by ``top`` too
 
     def __len__(self) -> int:
         return len(self.rules)
@@ -74,11 +75,10 @@ class Rules:
         return iter(self.rules)
 
     def __repr__(self) -> str:
-        total = sum(r.importance for r in self.rules) or 1.0
         lines = [f"{len(self)} half-spaces, most important first; coefficients rounded to {self.digits} digits "
                  "(rule.normal and rule.offset are exact)", " importance   open  gate   half-space"]  # fmt: skip
         for r in self.rules:
-            share = f"{100 * r.importance / total:.1f} %"
+            share = f"{100 * r.importance / self.total:.1f} %"
             lines.append(f"{share:>11} {100 * r.open_share:>4.0f} %  {r.layer}.{r.unit:<4} {r.text}")
         return "\n".join(lines)
 
@@ -98,7 +98,7 @@ def rules_of(model: HalfSpaceModel, names: Sequence[str], digits: int, terms: in
         if 0 < model.open_shares[layer][unit] < 1
     ]  # fmt: skip
     found.sort(key=lambda r: (-r.importance, r.layer, r.unit))
-    return Rules(tuple(found[:top]), digits)
+    return Rules(tuple(found[:top]), digits, sum(r.importance for r in found) or 1.0)
 
 
 def rule_text(
@@ -135,7 +135,7 @@ def rule_text(
 
 @dataclass(frozen=True)
 class Explanation:
-    """Predictions as exact sums: f_k(x) = bias_k + Σ_g contributions_{k,g}(x) over groups of last-layer half-spaces.
+    """Predictions as exact sums: f_k(x) = bias_k + Σ_g contributions_{k,g}(x) over groups of a layer's half-spaces.
 
     Half-spaces that hold the same training rows form a group; it bears the rule of its most important member. A row
     gets a contribution from a half-space only if it lies inside. For classes, f is the log-odds of the second class
@@ -144,7 +144,8 @@ class Explanation:
     Attributes
     ----------
     contributions : (n, c, G)
-    bias : (c,)
+    bias : (n, c)
+        The biases after the layer; before the last layer they depend on the row, since gates switch them.
     outputs : (n, c)
         f, computed without the decomposition.
     labels : tuple of str
@@ -152,7 +153,11 @@ class Explanation:
     chosen : (n,)
         The output that each row is explained by: the predicted class, or 0.
     rules : tuple of G str
-        The half-space of each group.
+        The half-space of each group; of layer 0, the features.
+    layer, layers : int
+        The layer that the groups are of, and how many there are.
+    open_shares : (G,)
+        Share of the training rows inside; 1 for features.
     """
 
     contributions: np.ndarray
@@ -161,6 +166,9 @@ class Explanation:
     labels: tuple[str, ...]
     chosen: np.ndarray
     rules: tuple[str, ...]
+    layer: int
+    layers: int
+    open_shares: np.ndarray
 
     @property
     def fidelity(self) -> float:
@@ -185,30 +193,46 @@ class Explanation:
         order = [int(i) for i in np.argsort(-np.abs(values), kind="stable")[:k] if values[i] != 0]
         return [(float(values[i]), self.rules[i]) for i in order]
 
+    def _bars(self, row: int, k: int) -> list[tuple[float, str]]:
+        """What the output of a row is the sum of: the k largest contributions, the others as one, the biases."""
+        shown, out = self.top(row, k), int(self.chosen[row])
+        values = self.contributions[row, out]
+        others = values[np.argsort(-np.abs(values), kind="stable")[len(shown) :]]
+        kind = "features" if self.layer == 0 else "half-spaces"
+        rest = [(float(others.sum()), f"all other {kind}")] if others.any() else []
+        biases = {0: "biases", self.layers: "bias"}.get(self.layer, "later biases")
+        return [*shown, *rest, (float(self.bias[row, out]), biases)]
+
+    @property
+    def _unconditional(self) -> float:
+        """Share of Σ|contributions| in half-spaces that hold every training row: nothing is said about it."""
+        rows = np.abs(self.contributions[np.arange(len(self.chosen)), self.chosen])
+        return float(rows[:, self.open_shares == 1].sum() / (rows.sum() or 1.0))
+
     def __repr__(self) -> str:
+        kind = "features" if self.layer == 0 else "groups of half-spaces"
         lines = [
-            f"Explanation of {len(self)} rows by {len(self.rules)} groups of half-spaces: sums are exact (relative "
+            f"Explanation of {len(self)} rows by {len(self.rules)} {kind}: sums are exact (relative "
             f"error {self.fidelity:.0e}), cancellation Σ|v|/|Σv| median {np.median(self.cancellation):.2f}"
         ]
+        if self.layer > 0 and self._unconditional > 0.5:
+            earlier = "layer=1 splits it by the half-spaces of the first layer, " if self.layer > 1 else ""
+            lines.append(f"Most of it lies in half-spaces that hold every training row: {earlier}layer=0 splits it by "
+                         "features")  # fmt: skip
         for row in range(min(len(self), 3)):
             k = int(self.chosen[row])
             lines.append(f"row {row}: {self.labels[k]} = {self.outputs[row, k]:.4g}, cancellation "
                          f"{self.cancellation[row]:.2f}")  # fmt: skip
-            shown = self.top(row)
-            lines += [f"  {value:+.4g}  {rule}" for value, rule in shown]
-            rest = self.outputs[row, k] - self.bias[k] - sum(value for value, _ in shown)
-            lines.append(f"  {rest:+.4g}  all other half-spaces; {self.bias[k]:+.4g}  bias")
+            lines += [f"  {value:+.4g}  {text}" for value, text in self._bars(row, 5)]
         if len(self) > 3:
             lines.append(f"… and {len(self) - 3} more rows")
         return "\n".join(lines)
 
     def plot(self, row: int = 0, k: int = 8, ax: Any = None) -> Any:
         """Bars of the k largest contributions to one row's prediction; returns the axes."""
-        shown = self.top(row, k)
-        axes = axes_for(ax, "drawing a model", (8.0, 0.45 * k + 1.5))
+        bars = self._bars(row, k)
+        axes = axes_for(ax, "drawing a model", (8.0, 0.45 * len(bars) + 1.5))
         out = int(self.chosen[row])
-        rest = float(self.outputs[row, out] - self.bias[out] - sum(v for v, _ in shown))
-        bars = [*shown, (rest, "all other half-spaces"), (float(self.bias[out]), "bias")]
         colours = ["#c0392b" if v < 0 else "#2471a3" for v, _ in bars]
         axes.barh(range(len(bars)), [v for v, _ in bars], color=colours)
         axes.set_yticks(range(len(bars)), [_short(text) for _, text in bars], fontsize=8)
@@ -227,16 +251,29 @@ def explanation_of(
     names: Sequence[str],
     labels: tuple[str, ...],
     chosen: np.ndarray,
+    layer: int | None = None,
 ) -> Explanation:
-    """The outputs of a model on rows X, split up by groups of last-layer half-spaces."""
-    leaders, member_of, sizes = np.unique(model.groups, return_inverse=True, return_counts=True)
-    sums = model.contributions(X) @ np.eye(len(leaders))[member_of]
-    shares, texts = model.open_shares[-1], []
+    """The outputs of a model on rows X, split up by groups of a layer's half-spaces, or by features."""
+    layers = len(model.hidden)
+    layer = layers if layer is None else layer
+    if layer not in range(layers + 1):
+        raise OptionError(f"explain: layer must be a number from 1 to {layers}, or 0 for features, got {layer!r}.")
+    parts, bias = model.split(X, layer)
+    if layer == 0:
+        return Explanation(parts, bias, outputs, labels, chosen, tuple(names), 0, layers, np.ones(model.d))
+    shares = model.open_shares[layer - 1]
+    groups = model.groups
+    if layer < layers:  # which rows the others hold is not kept: all, none, or some of its own
+        first = {share: int(np.argmax(shares == share)) for share in (0.0, 1.0)}
+        groups = np.array([first.get(float(share), unit) for unit, share in enumerate(shares)])
+    leaders, member_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    sums, texts = parts @ np.eye(len(leaders))[member_of], []
+    normals, offsets = model.normals[layer - 1], model.offsets[layer - 1]
     for unit, size in zip(leaders, sizes):
-        text = rule_text(model.normals[-1][unit], float(model.offsets[-1][unit]), model.spread, names, 3, 6)
+        text = rule_text(normals[unit], float(offsets[unit]), model.spread, names, 3, 6)
         everywhere = {0.0: "holds no training row", 1.0: "holds every training row"}.get(float(shares[unit]))
         texts.append((everywhere or text) + (f" ({size} half-spaces)" if size > 1 else ""))
-    return Explanation(sums, model.biases[-1], outputs, labels, chosen, tuple(texts))
+    return Explanation(sums, bias, outputs, labels, chosen, tuple(texts), layer, layers, shares[leaders])
 
 
 def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any = None) -> Any:
@@ -254,10 +291,9 @@ def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any =
     few = len(columns) <= 40
     axes.set_xticks(range(len(columns)) if few else [], [names[j] for j in columns] if few else [],
                     rotation=60, ha="right", fontsize=8)  # fmt: skip
-    total = sum(r.importance for r in rules) or 1.0
-    axes.set_yticks(range(len(rules)), [f"{r.layer}.{r.unit}  {100 * r.importance / total:.0f} %" for r in rules],
+    axes.set_yticks(range(len(rules)), [f"{r.layer}.{r.unit}  {100 * r.importance / rules.total:.0f} %" for r in rules],
                     fontsize=8)  # fmt: skip
-    axes.set_ylabel("gate and its share of the importance shown")
+    axes.set_ylabel("gate and its share of all importance")
     axes.set_title("half-spaces: normal × spread of the feature, largest = 1", fontsize=10)
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
     return axes

@@ -91,18 +91,20 @@ class HalfSpaceModel:
         parts = [X[lo : lo + _ROWS] for lo in range(0, len(X), _ROWS)]
         return np.concatenate([self.units(x)[-1] @ self.weights[-1].T + self.biases[-1] for x in parts])
 
-    def contributions(self, X: np.ndarray, layer: int = -1) -> np.ndarray:
-        """What flows through each unit of a layer to each output, (n, c, w_l): what closing its gate would take away.
+    def split(self, X: np.ndarray, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """What flows through each unit of a layer to each output, (n, c, w_l), and what starts at later biases, (n, c).
 
-        f is linear in each h_l, so this is exact: h_{l,i} · ∂f_k/∂h_{l,i}. For the last layer the sum over units is
-        f_k less its bias.
+        f is linear in each h_l, so their sum is f: the first is h_{l,i} · ∂f_k/∂h_{l,i}, what closing a gate would take
+        away. Layer 0 is the input.
         """
-        gates, units = self.bits(X), self.units(X)
-        layer = range(len(units))[layer]
+        gates, units = self.bits(X), [X, *self.units(X)]
         slope = np.broadcast_to(self.weights[-1], (len(X), *self.weights[-1].shape))
-        for upper in range(len(units) - 1, layer, -1):
-            slope = (slope * gates[upper][:, None, :]) @ self.weights[upper]
-        return slope * units[layer][:, None, :]
+        biases = np.broadcast_to(self.biases[-1], (len(X), self.c))
+        for upper in range(len(gates) - 1, layer - 1, -1):
+            slope = slope * gates[upper][:, None, :]
+            biases = biases + slope @ self.biases[upper]
+            slope = slope @ self.weights[upper]
+        return slope * units[layer][:, None, :], biases
 
     def measured(self, X: np.ndarray, share: np.ndarray) -> HalfSpaceModel:
         """A copy with importances, open shares and groups taken on rows of these weights (they sum to one)."""
@@ -112,7 +114,7 @@ class HalfSpaceModel:
             x, s = X[lo : lo + _ROWS], share[lo : lo + _ROWS]
             gates = self.bits(x)
             for layer, gate in enumerate(gates):
-                importances[layer] += s @ np.abs(self.contributions(x, layer)).sum(1)
+                importances[layer] += s @ np.abs(self.split(x, layer + 1)[0]).sum(1)
                 shares[layer] += np.where(gate.all(0), s.sum(), s @ gate)
             columns = [c + np.packbits(bits).tobytes() for c, bits in zip(columns, gates[-1].T)]
         clipped = tuple(np.where(s > 1 - 1e-12, 1.0, s) for s in shares)  # the weights' sum carries rounding
