@@ -118,6 +118,22 @@ def test_another_run_in_the_same_folder_is_refused_and_nothing_is_touched(tmp_pa
     assert run(tmp_path, lr=5e-3, resume=False).settings[0]["lr"] == 5e-3
 
 
+def test_a_finished_run_goes_on_for_longer_to_the_same_bits(tmp_path):
+    data, keep = pl.data.circle(64), {"seeds": [0, 1], "progress": False}
+    net = pl.models.dlgn(2, (4, 4))
+    whole = pl.train(net, data, epochs=7, checkpoint=tmp_path / "whole", **keep)
+    pl.train(net, data, epochs=3, checkpoint=tmp_path / "cut", **keep)
+    longer = pl.train(net, data, epochs=7, checkpoint=tmp_path / "cut", **keep)
+    assert (longer.history() == whole.history()).all()
+    for a, b in zip(longer.networks, whole.networks):
+        assert all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values()))
+    with pytest.raises(errors.CheckpointError, match="epochs=7, this one has epochs=5"):
+        pl.train(net, data, epochs=5, checkpoint=tmp_path / "cut", **keep)
+    pl.train(net, data, epochs=3, schedule="cosine", checkpoint=tmp_path / "cosine", **keep)
+    with pytest.raises(errors.CheckpointError, match="epochs=3, this one has epochs=7"):
+        pl.train(net, data, epochs=7, schedule="cosine", checkpoint=tmp_path / "cosine", **keep)
+
+
 def test_starting_over_does_not_trust_old_moments(tmp_path):
     old = run(tmp_path, seeds=(0,), keep_at=[0], watch=pl.data.circle(8).x)
     new = run(tmp_path, seeds=(1,), keep_at=[0], watch=pl.data.circle(8).x, resume=False)

@@ -97,7 +97,8 @@ class Trajectory:
         for m in self.moments:
             if m.epoch == epoch:
                 return m
-        raise RecordError(f"Trajectory: nothing was kept at epoch {epoch}; kept: {[m.epoch for m in self.moments]}.")
+        kept = [m.epoch for m in self.moments]
+        raise RecordError(f"Trajectory: nothing was kept at epoch {epoch}; kept: {kept}. Train with keep_at=[{epoch}].")
 
     def epoch_reached(self, loss: float, name: str = "loss") -> int | None:
         """The first epoch whose loss is below a value, or None."""

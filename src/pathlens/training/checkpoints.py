@@ -51,6 +51,8 @@ def save_checkpoint(folder: Path, epoch: int, tensors: dict[str, Tensor], meta: 
 def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The newest checkpoint of this run, or None where there is none.
 
+    Where nothing is scheduled by the number of epochs, a run may go on for more of them than it was begun with.
+
     Raises
     ------
     CheckpointError
@@ -69,7 +71,10 @@ def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Ten
         )
         raise CheckpointError(f"{e} {remedy}.") from e
     saved = meta["config"]
-    different = [k for k in sorted({*saved, *config}) if saved.get(k) != config.get(k)]
+    scheduled = config["schedule"] != "constant" or config["beta"] is not None
+    longer = not scheduled and saved["epochs"] <= config["epochs"]
+    free = {"epochs"} if longer else set()
+    different = [k for k in sorted({*saved, *config} - free) if saved.get(k) != config.get(k)]
     if different:
         k = different[0]
         raise CheckpointError(

@@ -118,8 +118,10 @@ def train(
         One network is trained in place and gives a Trajectory. A list is trained together and gives Runs. With
         `seeds` or `settings`, `net` is the pattern: copies of it are initialised from each seed and trained together.
     data : DataSet, (X, y), Dataset, DataLoader, or a sampler
-        A sampler has ``sample(n, generator) -> (x, y)``: every step gets a fresh batch (`batch_size` rows), and an
-        epoch is one step.
+        The test rows of a DataSet are evaluated after every epoch, into `history["test_loss"]` and for labels
+        `history["test_accuracy"]`; where they are many, `data.subsample(n, n_test=500)` saves time, and the pair
+        (data.x, data.y) has none. A sampler has ``sample(n, generator) -> (x, y)``: every step gets a fresh batch
+        (`batch_size` rows), and an epoch is one step.
     epochs : int
     loss : {"mse", "half_mse", "cross_entropy"} or function of (output, target)
         Each member's loss is its mean over the batch; members do not influence each other.
@@ -176,7 +178,8 @@ def train(
         Stop when every member's loss is below.
     checkpoint : folder, optional
         Save there every `checkpoint_every` epochs and at the end; a run that was cut off goes on from there, on the CPU
-        to the same bits. `resume=False` starts over.
+        to the same bits. One that is finished goes on with a larger `epochs`, unless `schedule` or `beta` depend on it.
+        `resume=False` starts over.
     device : optional
         Default: where the network is.
     compile : bool
