@@ -158,7 +158,12 @@ def test_pictures() -> None:
     assert len(ax.lines) == 5
     ax = halfspaces(pl.models.dlgn(16, (5, 5), seed=0)).plot(0, image_shape=(4, 4))
     assert ax.images[0].get_array().shape == (9, 14)
-    halfspaces(conv_twin(), (2, 6, 6)).plot("4@0")
+    seen = halfspaces(conv_twin(), (2, 6, 6))
+    channels, high, wide = seen.shapes["4@0"]
+    assert f"normals of {channels} of {channels * high * wide} gates" in seen.plot("4@0").get_title()
+    drawn = seen.plot("2@0").images[0].get_array()[:6, :6]  # the first channel's, at the middle position
+    middle = seen.normal("2@0", (0, *(size // 2 for size in seen.shapes["2@0"][1:]))).reshape(2, 6, 6)
+    np.testing.assert_allclose(drawn, (middle / np.abs(middle).max()).mean(0))
     with pytest.raises(RegionError, match="no plane and no picture"):
         halfspaces(pl.models.dlgn(16, (5, 5), seed=0)).plot(0)
     plt.close("all")

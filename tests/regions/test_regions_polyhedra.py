@@ -103,6 +103,19 @@ def test_opposite_gates_exclude_each_other() -> None:
     assert region.volume(1.0) == 0.0 and region.is_bounded
 
 
+def test_a_path_that_starts_at_a_bias_has_the_later_gates_alone() -> None:
+    net = pl.models.dlgn(3, (4, 4, 4), bias=True, seed=0).with_gate("hard")
+    X = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    gates = pl.record(net, X)
+    region = path_region(net, torch.tensor([-1, 2, 3]))  # as paths.top gives it
+    on = (gates.gates("relu2@0")[:, 2] * gates.gates("relu3@0")[:, 3]).bool().numpy()
+    assert region.labels == ("relu2@0[2]", "relu3@0[3]") and (region.contains(X) == on).all()
+    with pytest.raises(RegionError, match="active everywhere"):
+        path_region(net, [-1, -1, -1])
+    with pytest.raises(RegionError, match="numbered from 0; got -1"):
+        path_region(net, [0, -1, 1])
+
+
 def test_gates_that_do_not_depend_on_the_input() -> None:
     net = pl.models.dlgn_shallow(2, (1, 2), bias=True, seed=0).double()
     with torch.no_grad():

@@ -56,7 +56,11 @@ class HardNetwork:
         return self.net.site_names
 
     def unit_numbers(self, path: Sequence[Any], where: str) -> list[tuple[int, int]]:
-        """(site, flat unit) of every unit on a path; None leaves a site out, as paths through shortcuts do."""
+        """(site, flat unit) of every unit on a path.
+
+        None leaves a site out, as paths through shortcuts do, and so does −1 before the first unit: there the path
+        starts at a bias, as `pathlens.paths` writes it.
+        """
         units = path.tolist() if hasattr(path, "tolist") else path
         if not isinstance(units, Sequence) or isinstance(units, str) or len(units) != len(self.sites):
             got = f"{len(units)} of them" if isinstance(units, Sequence) else repr(path)
@@ -65,13 +69,15 @@ class HardNetwork:
                 f"{', '.join(self.sites[:6])}{', …' if len(self.sites) > 6 else ''}; got {got}. "
                 "Give one unit per site, in order."
             )
-        found = []
+        found: list[tuple[int, int]] = []
         for number, (site, unit) in enumerate(zip(self.sites, units)):
-            if unit is None and not self.chain:
+            if (unit is None and not self.chain) or (unit == -1 and self.chain and not found):
                 continue
             found.append((number, self.unit_number(site, unit, where)))
         if not found:
-            raise RegionError(f"{where}: the path passes no gate site at all. Name at least one unit.")
+            raise RegionError(
+                f"{where}: the path passes no gate site at all: it is active everywhere. Name at least one unit."
+            )
         return found
 
     def unit_number(self, site: str, unit: Any, where: str) -> int:

@@ -111,7 +111,7 @@ def plot_halfspaces(
     Parameters
     ----------
     units : sequence of int, optional
-        By default all lines, or the first 64 pictures.
+        By default all lines, or 64 pictures: the first, of a convolution one per channel, in the middle.
     image_shape : (H, W) or (C, H, W), optional
         How to read a flat input; an input of shape (C, H, W) tells it itself.
     """
@@ -124,6 +124,10 @@ def plot_halfspaces(
             f"plot: inputs of shape {spaces.input_shape} are no plane and no picture. Pass image_shape=(H, W) or "
             f"(C, H, W) with {spaces.dim} numbers in all."
         )
+    of_site = spaces.shapes[site]
+    if units is None and len(of_site) > 1:  # at other positions a channel has the same picture, moved
+        middle = sum(size // 2 * math.prod(of_site[k + 1 :]) for k, size in enumerate(of_site) if k > 0)
+        chosen = [channel * math.prod(of_site[1:]) + middle for channel in range(of_site[0])]
     return _tiles(spaces, site, chosen[:64] if units is None else chosen, shape, axes(ax, _PURPOSE), style)
 
 

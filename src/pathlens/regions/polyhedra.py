@@ -381,8 +381,9 @@ def path_region(net: Any, path: Sequence[Any], input_shape: Sequence[int] | None
     net : GatedNetwork or Snapshot
         With a linear gate source, as for `halfspaces`. For ReLU networks see ``slice2d(net).path_region(path)``.
     path : sequence
-        One hidden unit per gate site, numbered from 0; of a convolution a number or (channel, position…). In networks
-        with shortcuts None leaves a site out.
+        One hidden unit per gate site, numbered from 0, as `paths.top` gives them; −1 before the first unit where the
+        path starts at a bias. Of a convolution a number or (channel, position…). In networks with shortcuts None
+        leaves a site out.
     input_shape : sequence of int, optional
         Where the network begins with a convolution.
 
