@@ -135,6 +135,19 @@ def test_of_encoded_images_the_map_is_that_of_pixels():
     plt.close(ax.figure)
 
 
+def test_of_tables_the_largest_contributions_are_bars():
+    import matplotlib.pyplot as plt
+
+    found = paths.inputs(pl.models.dlgn(5, hidden=(4,), bias=True, seed=0), rows(3, 5))
+    ax = found.plot(1, names="abcde", k=3)
+    labels = [text.get_text() for text in ax.get_yticklabels()]
+    assert labels[3:] == ["2 others", "biases"] and set(labels[:3]) < set("abcde")
+    assert sum(bar.get_width() for bar in ax.patches) == pytest.approx(float(found.f[1]))
+    with pytest.raises(ShapeError, match="2 names for 5 inputs"):
+        found.plot(names="ab")
+    plt.close("all")
+
+
 def test_what_has_no_such_sum_is_refused():
     net, x = pl.models.dlgn(3, hidden=(4,)), rows(5, 3)
     with pytest.raises(RecordError, match="gated_twin"):

@@ -7,6 +7,7 @@ the rest of `paths` and the errors.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,15 +61,39 @@ class Inputs(Explanation):
         share = float((self.rest.abs() / (self.rest.abs() + self.contributions.abs().flatten(1).sum(1))).mean())
         return [f"{shape} inputs on {len(self.f)} rows; paths from biases are {share:.0%} of all |contributions|"]
 
-    def plot(self, row: int = 0, ax: Any = None) -> Any:
-        """The map of one image, red for and blue against, white at zero; needs matplotlib."""
+    def plot(self, row: int = 0, ax: Any = None, *, names: Sequence[str] | None = None, k: int = 12) -> Any:
+        """The map of one image, red for and blue against, white at zero; needs matplotlib.
+
+        Of inputs (n, d) the k largest contributions as bars, with the `names` of the inputs.
+        """
         row = as_number(row, len(self.f), "rows")
+        if self.contributions.ndim == 2:
+            return self._bars(row, ax, names, k)
         found = self.maps()[row].cpu()
         ax = axes(ax, "drawing a map of contributions")
         top = float(found.abs().max())
         drawn = ax.imshow(found.numpy(), cmap="RdBu_r", vmin=-top, vmax=top)
         ax.figure.colorbar(drawn, ax=ax, label="contribution to f")
         ax.set(xticks=[], yticks=[], title=f"f = {float(self.f[row]):.3g}, biases {float(self.rest[row]):.3g}")
+        return ax
+
+
+    def _bars(self, row: int, ax: Any, names: Sequence[str] | None, k: int) -> Any:
+        values = self.contributions[row].cpu()
+        if names is not None and len(names) != len(values):
+            raise ShapeError(f"Inputs.plot: {len(names)} names for {len(values)} inputs. Give one for each.")
+        order = values.abs().argsort(descending=True, stable=True).tolist()
+        bars = [(float(values[j]), f"input {j}" if names is None else str(names[j])) for j in order[:k]]
+        if order[k:]:
+            bars.append((float(values[order[k:]].sum()), f"{len(order) - k} others"))
+        bars.append((float(self.rest[row]), "biases"))
+        ax = axes(ax, "drawing contributions")
+        colours = ["#2166ac" if value < 0 else "#b2182b" for value, _ in bars]  # as in the maps
+        ax.barh(range(len(bars)), [value for value, _ in bars], color=colours)
+        ax.set_yticks(range(len(bars)), [name for _, name in bars])
+        ax.invert_yaxis()
+        ax.axvline(0, color="black", linewidth=0.8)
+        ax.set(xlabel="contribution to f", title=f"f = {float(self.f[row]):.3g}")
         return ax
 
 
