@@ -107,7 +107,8 @@ class HardeningReport:
             lines += [f"    {name:<7}{score}" for name, score in self.validation.items()]
             lines.append(f"    agreement {self.validation_agreement:.4f}")
         lines.append(f"  gates with |q| < {self.margin:.3g} (before → after):")
-        lines += [f"    {site:<12}{share:.2%} → {self.near_after[site]:.2%}" for site, share in self.near.items()]
+        width = max(map(len, self.near), default=0)
+        lines += [f"    {s:<{width}}  {share:.2%} → {self.near_after[s]:.2%}" for s, share in self.near.items()]
         return "\n".join(lines)
 
 
