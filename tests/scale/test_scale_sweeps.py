@@ -37,7 +37,8 @@ def test_results_are_saved_one_by_one_and_resumed(tmp_path: Path) -> None:
     done = sweep(fragile, SETTINGS, (0, 1, 2), out=tmp_path, client=False)
     assert asked == [(4, 0), (4, 1), (4, 2), (8, 0), (8, 0), (8, 1), (8, 2)] and done.computed == 3
     assert np.allclose(done.values("loss"), [[4.0, 4.1, 4.2], [8.0, 8.1, 8.2]])
-    assert np.isnan(done.values("absent")).all()
+    with pytest.raises(UnknownNameError, match="Unknown result 'absent'"):
+        done.values("absent")
     assert done.runs[3].result["curve"] == [0, 1] and done.runs[3].setting == SETTINGS[1]
     assert sweep(fragile, SETTINGS, (2, 0), out=tmp_path).computed == 0  # no cluster is started for nothing
     assert "2 settings × 3 seeds, 3 of 6 run now; results: curve, gate, loss" in repr(done)
@@ -60,6 +61,7 @@ def test_what_cannot_be_swept_is_told(tmp_path: Path) -> None:
         (measure, [{"a": 1}, {"a": 1}], (0,), "two settings are equal"), (measure, [{"a": object()}], (0,), "plain"),
         (3, SETTINGS, (0,), "expected a function"), (lambda setting, seed: 3.0, SETTINGS, (0,), "expected a mapping"),
         (lambda setting, seed: {"a": {1, 2}}, SETTINGS, (0,), "plain"),
+        (measure, {"a": [1, 2]}, (0,), "a list of mappings"),
     ]
     for what, settings, seeds, match in bad:
         with pytest.raises(OptionError, match=match):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pathlens.artifacts import Artifact
-from pathlens.errors import FileFormatError, OptionError, StoreError
+from pathlens.errors import FileFormatError, OptionError, StoreError, unknown_name
 from pathlens.experiments.registry import Run, find, perform
 from pathlens.linops.cluster import crew
 from pathlens.linops.progress import Meter
@@ -61,7 +61,10 @@ class Sweep:
     computed: int
 
     def values(self, key: str) -> np.ndarray:
-        """One result of every run, (settings, seeds); NaN where a run did not report it."""
+        """One result of every run, (settings, seeds); NaN where a run did not report it, an error where none did."""
+        keys = {key for run in self.runs for key in run.result}
+        if key not in keys:
+            raise unknown_name("result", key, keys)
         found = [run.result.get(key) for run in self.runs]
         numbers = [float("nan") if value is None else float(value) for value in found]
         return np.array(numbers).reshape(len(self.settings), len(self.seeds))
@@ -115,6 +118,9 @@ def sweep(
            [ 8., 27.]]), 2)
     """
     name, function = _resolve(what)
+    settings = list(settings)
+    if not all(isinstance(setting, Mapping) for setting in settings):
+        raise OptionError("sweep: settings are a list of mappings, one for each setting: [{'width': 4}, {'width': 8}].")
     chosen = tuple(_plain(dict(setting), f"sweep: setting {k}") for k, setting in enumerate(settings))
     numbers = tuple(int(seed) for seed in seeds)
     if not chosen or not numbers or len(set(numbers)) < len(numbers):
