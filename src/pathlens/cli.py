@@ -62,6 +62,7 @@ class _Group(TyperGroup):
 
 app = typer.Typer(name="pathlens", cls=_Group, no_args_is_help=True, add_completion=False,
                   pretty_exceptions_enable=False, rich_markup_mode="rich",
+                  context_settings={"help_option_names": ["-h", "--help"]},
                   help="Opens up gated neural networks: active paths, half-spaces, and the kernels built from them.")
 data_app = typer.Typer(no_args_is_help=True, help="Find, check and import the published data sets.")
 app.add_typer(data_app, name="data")
@@ -390,24 +391,28 @@ def _need_matplotlib() -> None:
 
 @app.command("list")
 def list_experiments(
+    chosen: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME…]", help="Experiments, or patterns such as 'hs.*'; all if none."),
+    ] = None,
     folders: Annotated[
         list[Path] | None,
         typer.Option("--in", help="Folders to look for results in; runs, demo and results if none is given."),
     ] = None,
 ) -> None:
-    """Show every experiment: what it needs, how long it takes, and how it came out here."""
+    """Show experiments: what each needs, how long it takes, and how it came out here."""
     from rich.table import Table
     from rich.text import Text
 
-    from pathlens.experiments.registry import Run, find, names
+    from pathlens.experiments.registry import Run, select
     from pathlens.report.words import duration
 
     status = _results(folders or [Path("runs"), Path("demo"), Path("results")])
     table = Table("name", "what", "data", "quick", "paper", "operations", "status", box=None, header_style="bold",
                   padding=(0, 2, 0, 0))
     console, paper = _console(), ""
-    for name in names():
-        entry = find(name)
+    for entry in select(chosen or ["all"]):
+        name = entry.name
         if entry.paper != paper:
             paper = entry.paper
             table.add_row("", Text(paper, style="bright_black"), "", "", "", "", "")

@@ -165,10 +165,13 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameEr
 
     >>> print(unknown_name("kind", "dlng", ["dlgn", "relu"]))
     Unknown kind 'dlng'. Did you mean 'dlgn'? Known: dlgn, relu.
+    >>> print(unknown_name("kind", "DLGN", ["dlgn", "relu"]))
+    Unknown kind 'DLGN'. Did you mean 'dlgn'? Known: dlgn, relu.
     """
     names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    lower = {known.lower(): known for known in names}  # 'DLGN' is near 'dlgn', though no letter is the same
+    close = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
+    hint = f" Did you mean {lower[close[0]]!r}?" if close else ""
     return UnknownNameError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(names)}.")
 
 

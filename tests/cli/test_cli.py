@@ -185,6 +185,8 @@ def test_list_says_where_results_at_paper_scale_are(tmp_path: Path, monkeypatch:
 
 def test_list_shows_needs_and_status(tmp_path: Path) -> None:
     assert invoke("list").count("not run") == 3
+    assert invoke("list", "*.t*").count("not run") == 1
+    assert "Unknown experiment 'fake.three'" in invoke("list", "fake.three", code=1)
     invoke("run", "fake.one", "fake.two", "--device", "cpu", "--out", "o")
     (tmp_path / "o" / "artifacts" / "fake.two.quick.json").write_text("{")
     lines = {line.split()[0]: line for line in invoke("list", "--in", "o").splitlines() if line.startswith("fake")}
