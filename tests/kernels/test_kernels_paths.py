@@ -159,6 +159,15 @@ def test_convolutional_networks(name: str, kind: str) -> None:
         check_paths(net, X, soft=True)
 
 
+def test_a_convolution_s_kernel_has_a_name_and_says_where_integers_are() -> None:
+    template = nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6, 1))
+    net = models.gated_twin(template, "relu", torch.randn(2, 1, 5))
+    K = overlap(net, torch.randn(4, 1, 5))
+    assert K.name == "overlap"
+    with pytest.raises(OptionError, match=r"paths\.count"):
+        K.exact_counts()
+
+
 def test_piecewise_constant_convolution() -> None:
     X = torch.randn(4, 1, 6).double()
     for norm in (False, True):  # with batch-norm the ones enter after the first layer

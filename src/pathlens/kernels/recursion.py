@@ -252,4 +252,5 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
         shape, tile, diagonal_entries if sides.symmetric else rectangular_diagonal, dtype=dtype, device=device,
         symmetric=sides.symmetric, name=name, tile_buffers=1, max_bytes=room,
     )  # fmt: skip
-    return operator * 2.0**scale
+    scaled = operator * 2.0**scale
+    return GramSum(scaled.root, dtype, device, name=name, max_bytes=scaled.max_bytes)

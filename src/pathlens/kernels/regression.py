@@ -254,6 +254,12 @@ def gate_information(
         raise OptionError("gate_information: soft is for path kernels; the value kernel has the network's own gates.")
     options: dict[str, Any] = {"part": "value"} if kernel == "value" else {"soft": soft}
     build: Any = builders[kernel]
+    for name, pair in (("train", train), ("test", test)):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ShapeError(
+                f"gate_information: {name} must be a pair (X, y), got {type(pair).__name__}. Of a DataSet, give "
+                "(data.x, data.y) and (data.x_test, data.y_test)."
+            )
     (X, y), (X_test, y_test) = train, test
     K = build(net, X, max_bytes=max_bytes, **options)
     K_test = build(net, X_test, columns=X, max_bytes=max_bytes, **options)

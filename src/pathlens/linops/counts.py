@@ -40,7 +40,8 @@ def _bound(node: Node) -> int:
                               f"counts need 0/1 factors; a streamed one must be bool.")
         return node.r
     if isinstance(node, Leaf):
-        raise OptionError(f"exact_counts: operator {node.name!r} has no 0/1 factors.")
+        raise OptionError(f"exact_counts: operator {node.name!r} has no 0/1 factors to count. Of a network with "
+                          f"convolutions or shortcuts, paths.count(net, X) has the diagonal in exact integers.")
     inner = [_bound(child) for child in node.children()]
     if isinstance(node, Sum):
         return sum(inner)
