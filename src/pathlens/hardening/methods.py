@@ -57,9 +57,10 @@ class Hardened:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Training loss over the epochs of hardening, with the soft network, the direct switch and the bound."""
         ax = axes(ax, "drawing a hardening", (6, 3.5))
-        start = 0
+        start, shown = 0, [self.report.hard.loss]
         for name, t in self.phases.items():
             losses = t.history["loss"]
+            shown += losses
             ax.plot(range(start, start + len(losses)), losses, label=name)
             start += len(losses) - 1
         report = self.report
@@ -68,8 +69,12 @@ class Hardened:
             levels.append((report.bound.what, report.bound.loss, "0.6"))
         for label, value, color in levels:
             ax.axhline(value, color=color, linestyle="--", linewidth=1, label=label)
+            shown.append(value)
         ax.plot(start, report.hard.loss, "ko", label="hard")  # a point: it often lies on the line of the bound
-        ax.set(xlabel="epoch of hardening", ylabel="training loss", yscale="log")
+        ax.set(xlabel="epoch of hardening", ylabel="training loss")
+        ax.locator_params("x", integer=True)
+        if max(shown) > 10 * min(shown) > 0:  # within a decade a logarithmic axis has ticks such as 2.2 × 10⁰
+            ax.set_yscale("log")
         ax.legend(fontsize="small")
         return ax
 
