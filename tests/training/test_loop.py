@@ -30,6 +30,22 @@ def test_history_starts_at_initialisation_and_is_the_loss_on_all_data(data):
     assert len(t.history["loss"]) == 4
 
 
+def test_histories_are_drawn(data):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("Agg")
+    net = pl.models.dlgn(2, (4,))
+    runs = pl.train(net, data, epochs=2, seeds=[0, 1], settings=[{"beta": 4}, {"beta": 9}], progress=False)
+    ax = runs.plot()
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["beta 4", "beta 9"]
+    assert len(ax.lines) == 4 + 2 and ax.get_ylabel() == "loss"
+    assert torch.equal(torch.tensor(ax.lines[2].get_ydata()), torch.tensor(runs.history()[:2].mean(0)))
+    assert runs[0].plot("loss", ax=ax) is ax and len(ax.lines) == 7
+    for drawn in (runs, runs[0]):
+        with pytest.raises(errors.UnknownNameError, match="Unknown history 'los'"):
+            drawn.plot("los")
+    plt.close("all")
+
+
 def test_moments_are_kept_at_epochs_and_when_a_loss_is_first_reached(data):
     net = pl.models.relu(2, (8,), seed=0)
     t = pl.train(net, data, epochs=40, lr=0.01, keep_at=[0, 5], keep_when=[0.45, 0.3], watch=data.x, progress=False)

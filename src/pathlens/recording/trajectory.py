@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from pathlens.errors import FileFormatError, RecordError, unknown_name
+from pathlens.linops.plotting import axes
 from pathlens.recording.streams import record, snapshot
 from pathlens.records import Record, Snapshot, read_header, write_header
 
@@ -99,6 +100,15 @@ class Trajectory:
                 return m
         kept = [m.epoch for m in self.moments]
         raise RecordError(f"Trajectory: nothing was kept at epoch {epoch}; kept: {kept}. Train with keep_at=[{epoch}].")
+
+    def plot(self, name: str = "loss", ax: Any = None) -> Any:
+        """One history ("loss", "accuracy", "test_loss", …) over the epochs; returns matplotlib axes."""
+        if name not in self.history:
+            raise unknown_name("history", name, self.history)
+        ax = axes(ax, "drawing a training", (6, 3.5))
+        ax.plot(self.history[name])
+        ax.set(xlabel="epoch", ylabel=name.replace("_", " "))
+        return ax
 
     def epoch_reached(self, loss: float, name: str = "loss") -> int | None:
         """The first epoch whose loss is below a value, or None."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, OptionError, unknown_name
+from pathlens.linops.plotting import axes
 from pathlens.recording import Trajectory, as_rows
 from pathlens.recording.inputs import output_width
 from pathlens.training.checkpoints import forget_checkpoints
@@ -55,6 +56,25 @@ class Runs(list[Trajectory]):
         for row, t in zip(out, self):
             row[: len(t.history[name])] = t.history[name]
         return out
+
+    def plot(self, name: str = "loss", ax: Any = None) -> Any:
+        """One history over the epochs: a thin line per run, a thick one for the median over the seeds of a setting.
+
+        Returns matplotlib axes.
+        """
+        curves = self.history(name)
+        keys = [k for k in self.settings[0] if k != "seed" and len({repr(s[k]) for s in self.settings}) > 1]
+        groups: dict[str, list[int]] = {}
+        for i, setting in enumerate(self.settings):
+            groups.setdefault(", ".join(f"{k} {setting[k]:g}" for k in keys), []).append(i)
+        ax = axes(ax, "drawing a training", (6, 3.5))
+        for number, (label, rows) in enumerate(groups.items()):
+            ax.plot(curves[rows].T, color=f"C{number}", linewidth=0.8, alpha=0.4)
+            seen = np.flatnonzero(~np.isnan(curves[rows]).all(0))  # all may have stopped before the longest run
+            ax.plot(seen, np.nanmedian(curves[rows][:, seen], 0), color=f"C{number}", label=label or "median")
+        ax.set(xlabel="epoch", ylabel=name.replace("_", " "))
+        ax.legend(fontsize="small")
+        return ax
 
     def epochs_to(self, loss: float) -> list[int | None]:
         """Per run, the first epoch whose training loss is below a value."""
