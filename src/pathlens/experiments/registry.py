@@ -246,6 +246,9 @@ def experiment(
 ) -> Callable[[Callable[[Run], Artifact]], Callable[[Run], Artifact]]:
     """Decorator that registers a function as an experiment and returns it unchanged.
 
+    The arguments are the attributes of `Experiment`. The function is found by name in this process; the command line
+    knows those of the package.
+
     Examples
     --------
     >>> claim = Claim("two is more than one", threshold=1.5, comparison=">", null=1.0, needs=1)
