@@ -189,3 +189,13 @@ def test_a_zero_row_in_one_term_leaves_the_other_terms_alone(dtype: torch.dtype)
     assert K.trace() == pytest.approx(want, rel=1e-5, abs=0.0)
     for number in (K.dense(), K.diagonal(), K @ torch.ones(1, dtype=dtype), next(K.tiles())[2]):
         assert number.item() == pytest.approx(want, rel=1e-5, abs=0.0)
+
+
+def test_numpy_gets_the_matrix() -> None:
+    kernel = GramSum.from_factors([[("x", torch.randn(5, 2))]])
+    assert np.array_equal(np.asarray(kernel), kernel.dense().numpy())
+    assert np.asarray(kernel, dtype=np.float64).dtype == np.float64
+    with pytest.raises(ValueError, match="no memory to share"):
+        np.asarray(kernel, copy=False)
+    with pytest.raises(TypeError):
+        np.ones(5) @ kernel  # products stay with the operator: nothing is formed unasked

@@ -226,6 +226,12 @@ class KernelOperator(ABC):
         """
         return self.matmul(v)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The whole matrix for numpy and what is built on it, as `dense` forms it: ``plt.imshow(K)``."""
+        if copy is False:
+            raise ValueError("a kernel has no memory to share: np.asarray(K) forms the matrix.")
+        return np.asarray(self.dense().cpu().numpy(), dtype=dtype)
+
     def __getitem__(self, key: Any) -> Any:
         """K[rows, cols] stays lazy; two integers give a number. One integer alone keeps its axis."""
         n, m = self.shape
