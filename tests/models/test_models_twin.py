@@ -505,3 +505,11 @@ def test_a_network_of_ours_is_a_template_too() -> None:
     net = relu(3, (4, 5), seed=0).double()
     x = torch.randn(4, 3, dtype=torch.float64)
     assert torch.equal(gated_twin(net, "relu", example=x)(x), net(x))
+
+
+def test_a_gated_network_is_no_template() -> None:
+    X = torch.randn(2, 3)
+    for made in (pl.models.dlgn(3, (4,)), pl.models.galu(3, (4,)), pl.models.soft_relu(3, (4,))):
+        with pytest.raises(ConversionError, match=f"gated network already, of kind '{made.kind}'"):
+            gated_twin(made, "dlgn", X)
+    assert gated_twin(pl.models.relu(3, (4,)), "dlgn", X).kind == "dlgn"

@@ -39,6 +39,9 @@ def test_histories_are_drawn(data):
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["beta 4", "beta 9"]
     assert len(ax.lines) == 4 + 2 and ax.get_ylabel() == "loss"
     assert torch.equal(torch.tensor(ax.lines[2].get_ydata()), torch.tensor(runs.history()[:2].mean(0)))
+    for name in ("keep_at", "keep_when"):
+        with pytest.raises(errors.OptionError, match=f"{name} is a sequence, got 1. Give"):
+            pl.train(net, data, epochs=1, **{name: 1})
     assert runs[0].plot("loss", ax=ax) is ax and len(ax.lines) == 7
     for drawn in (runs, runs[0]):
         with pytest.raises(errors.UnknownNameError, match="Unknown history 'los'"):

@@ -164,6 +164,11 @@ def gated_twin(
             "gated_twin: the template has a PatchParts in it, whose own rectifiers would become gates of the pixels. "
             "Put it before the result: nn.Sequential(parts, gated_twin(template, kind, example=parts(x[:2])))."
         )
+    if isinstance(template, GatedNetwork) and template.kind != "relu":
+        raise ConversionError(
+            f"gated_twin: the template is a gated network already, of kind {template.kind!r}. Give the plain module "
+            "that it was made from, or models.relu of the same widths; net.with_gate('hard') changes the gates alone."
+        )
     if max_pool not in ("refuse", "average"):
         raise OptionError(f"gated_twin: max_pool must be 'refuse' or 'average', got {max_pool!r}.")
     gate_function = _gate_of(kind, row, gate, beta, epsilon)

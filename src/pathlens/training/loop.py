@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +223,9 @@ def train(
     (3, (3, 3))
     """
     single = isinstance(net, nn.Module) and seeds is None and settings is None
+    for name, given in (("keep_at", keep_at), ("keep_when", keep_when)):
+        if isinstance(given, Real):
+            raise OptionError(f"train: {name} is a sequence, got {given}. Give [{given}].")
     members, member_settings = _members(net, seed, seeds, settings, lr, weight_decay, momentum)
     whole = (epochs, 1 if batch_size is None else batch_size, checkpoint_every)
     if not all(isinstance(number, Integral) and number >= 1 for number in whole):
