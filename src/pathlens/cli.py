@@ -131,7 +131,7 @@ def demo(
 @app.command()
 def run(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME…", help="Experiments, patterns such as 'hs.*', or all.")
+        list[str], typer.Argument(metavar="NAME…", help="Experiments, patterns such as 'hs.*', all, or FILE.py.")
     ],
     scale: Annotated[Scale, typer.Option(help="quick: about a minute; paper: the paper's sizes.")] = Scale.quick,
     seeds: Annotated[
@@ -393,7 +393,7 @@ def _need_matplotlib() -> None:
 def list_experiments(
     chosen: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME…]", help="Experiments, or patterns such as 'hs.*'; all if none."),
+        typer.Argument(metavar="[NAME…]", help="Experiments, patterns such as 'hs.*', or FILE.py; all if none."),
     ] = None,
     folders: Annotated[
         list[Path] | None,

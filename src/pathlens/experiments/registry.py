@@ -11,11 +11,13 @@ import dataclasses
 import fnmatch
 import glob
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
 import re
 import shutil
+import sys
+import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +31,8 @@ from pathlens.errors import OptionError, unknown_name
 from pathlens.experiments.sizes import SIZES
 from pathlens.experiments.timesheet import Timesheet
 
-__all__ = ["Experiment", "Progress", "Run", "experiment", "find", "names", "perform", "register", "select"]
+__all__ = ["Experiment", "Progress", "Run", "experiment", "find", "load_file", "names", "perform",
+           "register", "select"]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -186,6 +189,8 @@ class Experiment:
     shares : str
         A word that experiments have in common if they share trainings through :meth:`Run.once`: they then run in one
         process. Those of one module do so anyway.
+    file : str
+        The file of yours that registered it, filled by `load_file`; empty for experiments of the package.
     """
 
     name: str
@@ -198,6 +203,7 @@ class Experiment:
     minutes: Mapping[str, float] = field(default_factory=lambda: {"quick": 1.0, "paper": 1.0})
     flops: float | Callable[[dict[str, Any]], float] | None = None
     shares: str = ""
+    file: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claims", tuple(self.claims))
@@ -243,11 +249,13 @@ def experiment(
     name: str, *, paper: str, title: str, what: str, claims: Iterable[Claim], data: Iterable[str] = (),
     quick_minutes: float = 1.0, paper_minutes: float = 1.0,
     flops: float | Callable[[dict[str, Any]], float] | None = None, shares: str = "",
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[Callable[[Run], Artifact]], Callable[[Run], Artifact]]:
     """Decorator that registers a function as an experiment and returns it unchanged.
 
-    The arguments are the attributes of `Experiment`. The function is found by name in this process; the command line
-    knows those of the package.
+    The arguments are the attributes of `Experiment`. In a file of yours `sizes` takes the place of the package's table:
+    ``{"quick": {"epochs": 5}, "paper": {"epochs": 100}}`` is what `Run.sizes` gives and ``--set`` changes, and a run at
+    paper scale with less is REDUCED. ``pathlens run FILE.py`` runs what such a file registers.
 
     Examples
     --------
@@ -259,9 +267,14 @@ def experiment(
     'reproduced'
     """
 
+    if sizes is not None and set(sizes) != {"quick", "paper"}:
+        raise OptionError(f"Experiment {name!r}: sizes needs 'quick' and 'paper', got {sorted(sizes)}.")
+
     def add(function: Callable[[Run], Artifact]) -> Callable[[Run], Artifact]:
         register(Experiment(name, paper, title, what, tuple(claims), function, tuple(data),
                             {"quick": quick_minutes, "paper": paper_minutes}, flops, shares))
+        if sizes is not None:
+            SIZES[name] = {scale: dict(sizes[scale]) for scale in ("quick", "paper")}
         return function
 
     return add
@@ -287,6 +300,44 @@ def names() -> list[str]:
     return sorted(_REGISTERED, key=place)
 
 
+def load_file(path: str | Path) -> list[Experiment]:
+    """The experiments that a Python file registers; it is run once, and may import what lies beside it.
+
+    Raises
+    ------
+    OptionError
+        If it is not there, fails, or registers nothing.
+    """
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise OptionError(f"{path}: no such file. Give a Python file that registers experiments, or a name.")
+    there = [entry for entry in _REGISTERED.values() if entry.file == str(file)]
+    if there:
+        return there
+    before, name = set(_REGISTERED), f"_pathlens_{file.stem}_{_digest(str(file))}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{path} is no Python file. Give one that registers experiments.")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        for added in set(_REGISTERED) - before:
+            del _REGISTERED[added]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        at = f", line {lines[-1]}" if lines else ""
+        raise OptionError(f"{path}{at}: {type(error).__name__}: {error}. Correct the file; nothing was run.") from error
+    new = [name for name in _REGISTERED if name not in before]
+    if not new:
+        raise OptionError(f"{path} registers no experiment. Decorate a function with "
+                          "pathlens.experiments.registry.experiment.")  # fmt: skip
+    for name in new:
+        _REGISTERED[name] = dataclasses.replace(_REGISTERED[name], file=str(file))
+    return [_REGISTERED[name] for name in new]
+
+
 def find(name: str) -> Experiment:
     """The experiment of that name; imports only the modules that may hold it.
 
@@ -304,9 +355,12 @@ def find(name: str) -> Experiment:
 
 
 def select(patterns: Iterable[str]) -> list[Experiment]:
-    """The experiments that names, patterns such as ``hs.*``, or ``all`` stand for, each once, in that order."""
+    """The experiments that names, patterns such as ``hs.*``, Python files, or ``all`` stand for, each once."""
     chosen: dict[str, Experiment] = {}
     for pattern in patterns:
+        if pattern.endswith(".py"):
+            chosen |= {entry.name: entry for entry in load_file(pattern)}
+            continue
         pattern = "*" if pattern == "all" else pattern
         matches = fnmatch.filter(names(), pattern) if set("*?[") & set(pattern) else [pattern]
         if not matches:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ from typing import Any, cast
 from pathlens import __version__
 from pathlens.artifacts import Artifact, load
 from pathlens.errors import ArtifactError, OptionError, PathlensError
-from pathlens.experiments.registry import Experiment, Progress, Run, find, perform
+from pathlens.experiments.registry import Experiment, Progress, Run, find, load_file, perform
 from pathlens.experiments.sizes import SIZES
 
 __all__ = ["Outcome", "Plan", "finished", "run_all"]
@@ -95,7 +96,10 @@ def _fits(value: Any, size: Any) -> bool:
 
 
 def finished(entry: Experiment, plan: Plan) -> Artifact | None:
-    """The artifact that a run would make again (same version, claims, sizes, seeds and device), or None."""
+    """The artifact that a run would make again (same version, claims, sizes, seeds and device), or None.
+
+    One of a file of yours must be newer than the file.
+    """
     path = plan.path(entry)
     if not path.exists():
         return None
@@ -113,6 +117,7 @@ def finished(entry: Experiment, plan: Plan) -> Artifact | None:
         and there.seeds in (run.seeds, ())  # what has no randomness has no seeds
         and all(there.config.get(key) == value for key, value in config.items())
         and all((claim.text, claim.threshold, claim.null) in claims for claim in entry.claims)
+        and (not entry.file or os.path.getmtime(entry.file) < datetime.fromisoformat(there.created).timestamp())
     )
     return there if same else None
 
@@ -211,13 +216,14 @@ def _at_once(
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     waiting = sorted(groups, key=lambda group: sum(entry.minutes[plan.scale] for entry in group))
     queue = [[entry.name for entry in group] for group in waiting]
+    files = {entry.file for group in groups for entry in group if entry.file}
     workers: dict[Connection, _Worker] = {}
     try:
         while queue or workers:
             while queue and len(workers) < jobs:
                 names = queue.pop()
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(names, plan, theirs), daemon=True)
+                process = context.Process(target=_work, args=(names, files, plan, theirs), daemon=True)
                 with _threads(jobs):
                     process.start()
                 theirs.close()
@@ -246,9 +252,11 @@ def _at_once(
             worker.process.terminate()
 
 
-def _work(names: list[str], plan: Plan, connection: Connection) -> None:
+def _work(names: list[str], files: set[str], plan: Plan, connection: Connection) -> None:
     """What a process does: run one group, and send what happens."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    for file in files:
+        load_file(file)
     entries = [find(name) for name in names]
     running = ""
 

@@ -77,7 +77,6 @@ class Inputs(Explanation):
         ax.set(xticks=[], yticks=[], title=f"f = {float(self.f[row]):.3g}, biases {float(self.rest[row]):.3g}")
         return ax
 
-
     def _bars(self, row: int, ax: Any, names: Sequence[str] | None, k: int) -> Any:
         values = self.contributions[row].cpu()
         if names is not None and len(names) != len(values):

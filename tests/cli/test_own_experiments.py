@@ -1,0 +1,93 @@
+"""Experiments of the user's own, from files: run, kept, changed, in several processes, and told what is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pathlens import cli, experiments
+from pathlens.artifacts import load
+from pathlens.experiments import registry
+from pathlens.experiments.sizes import SIZES
+
+SOURCE = '''
+from beside import VALUE
+
+from pathlens.artifacts import Artifact, Claim
+from pathlens.experiments.registry import experiment
+
+claim = Claim("more", threshold=1, comparison=">", null=0)
+
+
+@experiment("NAME", paper="mine", title="T", what="w", claims=[claim],
+            sizes={"quick": {"epochs": 2}, "paper": {"epochs": 9}})
+def run_it(run):
+    values = [VALUE + run.sizes("NAME")["epochs"] for _ in run.seeds]
+    return Artifact("NAME", "T", "mine", run.scale, seeds=run.seeds, claims=[claim.measure(values)])
+'''
+
+
+@pytest.fixture(autouse=True)
+def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    monkeypatch.setattr(experiments, "MODULES", {})
+    for name in ("own.one", "own.two"):
+        monkeypatch.setitem(SIZES, name, {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)  # that of the last test
+    monkeypatch.delenv("PATHLENS_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("beside.py").write_text("VALUE = 1\n")
+    for file in ("one", "two"):
+        Path(f"{file}.py").write_text(SOURCE.replace("NAME", f"own.{file}"))
+        hour_ago = time.time() - 3600
+        os.utime(f"{file}.py", (hour_ago, hour_ago))
+
+
+def invoke(*words: str, code: int = 0) -> str:
+    registry._REGISTERED.clear()  # as a process of its own would begin
+    result = CliRunner().invoke(cli.app, list(words))
+    assert result.exit_code == code, (result.output, result.exception)
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_files_run_in_one_process_and_in_several(jobs: str) -> None:
+    out = invoke("run", "one.py", "two.py", "--seeds", "3", "--jobs", jobs, "--device", "cpu")
+    assert "own.one reproduced" in out and "own.two reproduced" in out
+    made = load(Path("runs/artifacts/own.two.quick.json"))
+    assert made.claims[0].measured == (3.0, 3.0, 3.0) and Path("runs/index.html").exists()
+
+
+def test_what_is_finished_is_kept_until_the_file_changes() -> None:
+    assert "kept from" not in invoke("run", "one.py", "--device", "cpu")
+    assert "own.one reproduced, kept from" in invoke("run", "one.py", "--device", "cpu")
+    os.utime("one.py", (time.time() + 5, time.time() + 5))
+    assert "kept from" not in invoke("run", "one.py", "--device", "cpu")
+
+
+def test_sizes_are_changed_and_told() -> None:
+    invoke("run", "one.py", "--scale", "paper", "--device", "cpu")
+    full = load(Path("runs/artifacts/own.one.paper.json"))
+    assert full.claims[0].measured[0] == 10 and not full.reduced
+    assert "REDUCED" in invoke("run", "one.py", "--scale", "paper", "--set", "epochs=4", "--device", "cpu")
+    assert load(Path("runs/artifacts/own.one.paper.json")).claims[0].measured[0] == 5
+    assert "own.two" in invoke("list", "two.py")
+
+
+def test_wrong_files_are_told() -> None:
+    assert "three.py: no such file" in invoke("run", "three.py", code=1)
+    Path("empty.py").write_text("x = 1\n")
+    assert "empty.py registers no experiment" in invoke("run", "empty.py", code=1)
+    Path("broken.py").write_text(SOURCE.replace("NAME", "own.one") + "\nwrong\n")
+    assert "broken.py, line 16: NameError: name 'wrong' is not defined" in invoke("run", "broken.py", code=1)
+    assert not registry._REGISTERED
+    Path("syntax.py").write_text("def f(:\n")
+    assert "syntax.py: SyntaxError" in invoke("run", "syntax.py", code=1)
+    Path("scales.py").write_text(SOURCE.replace("NAME", "own.one").replace('"quick"', '"fast"'))
+    assert "sizes needs 'quick' and 'paper', got ['fast', 'paper']" in invoke("run", "scales.py", code=1)
