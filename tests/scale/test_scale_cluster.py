@@ -34,11 +34,16 @@ def client() -> Iterator[Any]:
         yield team._client
 
 
-def slow(n: int, seconds: float) -> CustomKernel:
-    """min(i, j) + 1, at leisure."""
+PATIENCE = 300  # seconds; a busy machine may take its time to start a cluster
+
+
+def held(n: int, until: str | Path | None = None) -> CustomKernel:
+    """min(i, j) + 1; rows from the sixth on wait until a file is there, so that nobody is finished before a kill."""
 
     def tile(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        time.sleep(seconds)
+        end = time.monotonic() + PATIENCE
+        while until is not None and int(i[0]) >= 6 and not Path(until).exists() and time.monotonic() < end:
+            time.sleep(0.02)
         return torch.minimum(i[:, None], j[None, :]).double() + 1
 
     return CustomKernel((n, n), tile, lambda: torch.arange(n).double() + 1, dtype=torch.float64, symmetric=True)
@@ -64,7 +69,7 @@ def checksums(path: Path) -> dict[tuple[int, int], tuple[str, ...]]:
 
 
 def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 300  # a busy machine may take its time to start a cluster
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
@@ -104,19 +109,22 @@ def test_errors_of_a_block_arrive_and_finished_blocks_stay(client: Any, tmp_path
 
 
 def test_a_killed_worker_costs_its_own_block_at_most(client: Any, tmp_path: Path) -> None:
-    path = tmp_path / "k"
+    path, go_on = tmp_path / "k", tmp_path / "go on"
     seen: dict[str, Any] = {}
 
     def kill() -> None:
-        wait_for(lambda: len(recorded(path)) >= 4)
-        seen["before"] = recorded(path)
-        seen["stamps"] = stamps(path, seen["before"])
-        victim = next(iter(client.run(os.getpid).values()))
-        os.kill(victim, signal.SIGKILL)
+        try:
+            wait_for(lambda: len(recorded(path)) >= 4)
+            seen["before"] = recorded(path)
+            seen["stamps"] = stamps(path, seen["before"])
+            victim = next(iter(client.run(os.getpid).values()))
+            os.kill(victim, signal.SIGKILL)
+        finally:
+            go_on.touch()
 
     killer = threading.Thread(target=kill)
     killer.start()
-    K = slow(48, 0.05)
+    K = held(48, go_on)
     report = K.to_zarr(path, client=client, block=6)
     killer.join()
     assert report.blocks == 36 and 4 <= len(seen["before"]) < 36
@@ -127,23 +135,24 @@ def test_a_killed_worker_costs_its_own_block_at_most(client: Any, tmp_path: Path
 
 def test_a_killed_client_is_resumed(tmp_path: Path) -> None:
     """SIGKILL to the process that records, its workers orphaned; then the rest, by other means."""
-    path = tmp_path / "k"
+    path, go_on = tmp_path / "k", tmp_path / "go on"
     script = f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_scale_cluster import slow
-        slow(48, 0.1).to_zarr({str(path)!r}, workers=1, block=6)
+        from test_scale_cluster import held
+        held(48, {str(go_on)!r}).to_zarr({str(path)!r}, workers=1, block=6)
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE)
     try:
         wait_for(lambda: len(recorded(path)) >= 5 or process.poll() is not None)
     finally:
         process.kill()
+        go_on.touch()
     errors = process.communicate()[1].decode()
     before = recorded(path)
     assert 5 <= len(before) < 36, errors
     kept = stamps(path, before)
-    K = slow(48, 0.0)
+    K = held(48)
     report = K.to_zarr(path, client=False)
     assert report.kept == len(before) and report.computed == 36 - len(before) and report.repaired == ()
     assert stamps(path, before) == kept
@@ -182,14 +191,18 @@ def test_an_unreachable_scheduler_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_workers_that_do_not_answer_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     team = dask.DaskCrew(client, "the cluster")
-    monkeypatch.setattr(dask, "START_SECONDS", 0.2)
-    monkeypatch.setattr(client, "register_plugin", lambda plugin, name: time.sleep(1))
-    with pytest.raises(ClusterError, match=r"could not be prepared \(TimeoutError: no answer within 0 s\)"):
-        list(team.map(pow, 2, [(3,)]))
-    monkeypatch.undo()
-    monkeypatch.setattr(dask, "CONNECT_SECONDS", 0.2)
-    monkeypatch.setattr(client, "unregister_worker_plugin", lambda name: time.sleep(1))
-    assert list(team.map(pow, 2, [(3,)])) == [((3,), 8)]
+    answered = threading.Event()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(dask, "START_SECONDS", 0.2)
+            patch.setattr(client, "register_plugin", lambda plugin, name: answered.wait())
+            with pytest.raises(ClusterError, match=r"could not be prepared \(TimeoutError: no answer within 0 s\)"):
+                list(team.map(pow, 2, [(3,)]))
+        monkeypatch.setattr(dask, "CONNECT_SECONDS", 0.2)
+        monkeypatch.setattr(client, "unregister_worker_plugin", lambda name: answered.wait())
+        assert list(team.map(pow, 2, [(3,)])) == [((3,), 8)]
+    finally:
+        answered.set()
 
 
 def test_a_cluster_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,11 +239,15 @@ def deadly(shared: Any, k: int) -> int:
 
 
 def test_workers_that_keep_dying_are_told(client: Any) -> None:
-    """Last, because its workers have to be replaced."""
-    client.run_on_scheduler(lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", 0))
+    """One piece alone: Dask blames all that wait for the worker that dies."""
     team = dask.DaskCrew(client, "the cluster")
-    with pytest.raises(ClusterError, match=r"died repeatedly while they computed piece \(1,\).*max_bytes"):
-        list(team.map(by_value(deadly), 1, [(0,), (1,), (2,)]))
+    allowed = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.allowed_failures)
+    try:
+        client.run_on_scheduler(lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", 0))
+        with pytest.raises(ClusterError, match=r"died repeatedly while they computed piece \(1,\).*max_bytes"):
+            list(team.map(by_value(deadly), 1, [(1,)]))
+    finally:
+        client.run_on_scheduler(lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", allowed))
 
 
 def by_value(function: Any) -> Any:
