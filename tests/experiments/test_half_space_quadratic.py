@@ -80,6 +80,14 @@ def test_kept_memory_is_what_the_backward_pass_reads():
     assert half_space_quadratic.kept_bytes(net, torch.randn(5, 3)) == 5 * 4 * 4
 
 
+def test_a_clock_that_stands_still_meanwhile_is_waited_for(monkeypatch):
+    """Four calls between two moves of a coarse clock: no call took nothing, and ratios are numbers."""
+    calls = []
+    monkeypatch.setattr(half_space_quadratic.time, "process_time", lambda: 0.01 * (len(calls) // 4))
+    assert half_space_quadratic._seconds(lambda: calls.append(1), 3, "cpu") == pytest.approx(0.0025)
+    assert len(calls) == 12
+
+
 def test_costs_are_ratios_to_relu(found):
     artifact = found["hs.cost"]
     ratio = artifact.arrays["ratio"]
