@@ -163,25 +163,27 @@ HEAVY = ("sklearn", "triton", "dask", "numba", "matplotlib", "plotly", "pandas")
 
 
 def test_import_is_light_and_quick() -> None:
-    """Measured as processor time, best of three: waiting for other programs is not our cost."""
+    """Measured as processor time, against torch's own import, best of three: neither waiting for other programs nor a
+    slow machine is our cost."""
     script = f"""
         import json, sys, time
+        begin = time.process_time()
         import torch
         before, start = set(sys.modules), time.process_time()
         import pathlens as pl
         pl.models, pl.record, pl.train
-        seconds = time.process_time() - start
+        share = (time.process_time() - start) / (start - begin)
         loaded = {{m.split(".")[0] for m in set(sys.modules) - before}}
-        print(json.dumps([seconds, sorted(loaded & set({HEAVY!r}))]))
+        print(json.dumps([share, sorted(loaded & set({HEAVY!r}))]))
     """
     best = float("inf")
     for _ in range(3):
-        seconds, loaded = json.loads(run(script))
+        share, loaded = json.loads(run(script))
         assert loaded == [], "import pathlens loads optional packages"
-        best = min(best, seconds)
-        if best < 0.5:
+        best = min(best, share)
+        if best < 0.4:  # 0.15 where it was measured
             return
-    pytest.fail(f"import pathlens adds {best:.2f} s to torch's own import, expected less than 0.5")
+    pytest.fail(f"import pathlens takes {best:.2f} of the time that torch's own import takes, expected less than 0.4")
 
 
 def test_pages_and_artifacts_need_no_torch() -> None:
