@@ -4,7 +4,9 @@ Property tests try the same examples every time; HYPOTHESIS_PROFILE=explore look
 """
 
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -21,3 +23,5 @@ if not torch.cuda.is_available():
 def _steady():
     torch.set_num_threads(1)  # a test before may have set more
     torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002  # scikit-learn draws from it where an estimator has no random_state
+    random.seed(0)
