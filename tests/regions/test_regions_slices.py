@@ -427,6 +427,7 @@ from pathlens.regions import Plane, slice2d, slices
 def most():
     line = next(l for l in open("/proc/self/status") if l.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
+torch.set_num_threads(1)  # every thread of a machine with many cores would keep buffers of its own
 net = pl.models.relu(64, (512,) * 3, bias=True, seed=0)
 plane = Plane(*torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).numpy())
 slice2d(net, plane, 0.02)  # what the first call loads
