@@ -2,11 +2,9 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -17,10 +15,20 @@ from pathlens.training import checkpoints
 from pathlens.training.checkpoints import saved_epochs
 
 SCRIPT = """
-import sys, torch
+import os, signal, sys, torch
 import pathlens as pl
 torch.set_num_threads(1)
-folder, out = sys.argv[1:]
+folder, out, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def cut(event, arguments):
+    # killed when a file in the folder is to be renamed or removed: what lies on the disk changes at no other moment
+    global left
+    if event in ("os.rename", "os.remove") and str(arguments[0]).startswith(folder):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(cut)
 data = pl.data.circle(256)
 net = pl.models.dlgn(2, (8, 8), piecewise_constant=True)
 runs = pl.train(net, data, epochs=160, lr=2e-3, seeds=[0, 1], keep_at=[0, 40, 120], watch=data.x, checkpoint=folder,
@@ -31,26 +39,19 @@ if out != "-":
 """
 
 
-def start(folder, out):
+def start(folder, out, moment=0):
+    """Run it whole, or until a moment counted in changes of the folder."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder), str(out)], env=environment)
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(out), str(moment)]
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
-def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(tmp_path):
-    assert start(tmp_path / "whole", tmp_path / "whole.pt").wait() == 0
-    chance = random.Random(os.urandom(8))
+def test_a_run_killed_twice_resumes_to_the_same_bits(tmp_path):
+    assert start(tmp_path / "whole", tmp_path / "whole.pt") == 0
     folder = tmp_path / "cut"
-    kills = 0
-    while kills < 2:
-        process = start(folder, "-")
-        while not saved_epochs(folder):
-            time.sleep(0.01)
-            assert process.poll() is None, "the run ended before its first checkpoint"
-        time.sleep(chance.uniform(0.0, 0.6))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += 1
-    assert start(folder, tmp_path / "cut.pt").wait() == 0
+    for moment in (15, 80):  # the first: the first checkpoint is announced, but not in its place
+        assert start(folder, "-", moment) == -signal.SIGKILL and saved_epochs(folder)
+    assert start(folder, tmp_path / "cut.pt") == 0
     whole, cut = (torch.load(tmp_path / f"{n}.pt", weights_only=True) for n in ("whole", "cut"))
     for a, b in zip(whole[0], cut[0]):
         assert all(torch.equal(a[k], b[k]) for k in a)
@@ -92,6 +93,23 @@ def test_every_optimiser_resumes(tmp_path, optimizer, momentum):
     resumed = go(tmp_path / "b", None)
     for x, y in zip(whole.networks, resumed.networks):
         assert all(torch.equal(p, q) for p, q in zip(x.parameters(), y.parameters()))
+
+
+def test_what_a_kill_leaves_of_a_removed_checkpoint_is_none(tmp_path, monkeypatch):
+    run(tmp_path)
+    before = saved_epochs(tmp_path)
+
+    def cut(path, missing_ok=False):
+        os.unlink(path)
+        raise KeyboardInterrupt
+
+    for order in (False, True):  # a folder lists its files in any order
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            real = checkpoints.Path.glob
+            patch.setattr(checkpoints.Path, "glob", lambda p, name, f=real, o=order: sorted(f(p, name), reverse=o))
+            patch.setattr(checkpoints.Path, "unlink", cut)
+            checkpoints.forget_checkpoints(tmp_path)
+        assert saved_epochs(tmp_path) == (before := before[1:])
 
 
 def _stop_after(progress):

@@ -38,7 +38,8 @@ def _stem(folder: Path, epoch: int) -> Path:
 
 def _remove(folder: Path, epochs: list[int]) -> None:
     for epoch in epochs:
-        for path in folder.glob(_stem(folder, epoch).name + ".*"):
+        # in order, so that the JSON file goes first: a checkpoint counts by it, and what a kill leaves is none
+        for path in sorted(folder.glob(_stem(folder, epoch).name + ".*")):
             path.unlink(missing_ok=True)
 
 
