@@ -238,9 +238,9 @@ def test_works_from_the_source_tree_without_being_installed(tmp_path: Path) -> N
         from pathlens.cli import main
         from pathlens.artifacts import environment
         environment()
-        print(pl.__file__, pl.__version__, pl.record(pl.models.relu(2, (3,)), [[1.0, 2.0]]).n)
+        print(pl.__file__, pl.__version__, pl.record(pl.models.relu(2, (3,)), [[1.0, 2.0]]).n, sep="\\n")
     """
-    where, version, rows = run(script, PYTHONPATH=str(tmp_path)).split()
+    where, version, rows = run(script, PYTHONPATH=str(tmp_path)).splitlines()
     assert where.startswith(str(tmp_path)) and version == pathlens.__version__ and rows == "1"
 
 
