@@ -105,7 +105,8 @@ def test_chosen_outputs_of_a_stream() -> None:
     assert stream.outputs == 2 and stream.kept == (2, 0)
     assert_same(stream.rows(1, 4), whole.rows(1, 4))
     assert stream.rows(1, 4, output=0).kept == (2,)
-    assert torch.equal(stream.rows(1, 4, output=1).f, whole.f[1:4, 1:])
+    one = stream.rows(1, 4, output=1).f  # computed from three rows, not seven: rounding may differ
+    assert torch.allclose(one, whole.f[1:4, 1:], rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("stream", [False, True])

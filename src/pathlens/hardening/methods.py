@@ -141,7 +141,7 @@ def harden(
     >>> t = pl.train(net, data, epochs=100, lr=5e-3, progress=False)
     >>> hardened = pl.harden(net, data.x, data.y, epochs=40, progress=False)
     >>> report = hardened.report
-    >>> report.bound.loss <= report.hard.loss < report.direct.loss
+    >>> report.bound.loss <= report.hard.loss * (1 + 1e-6) < report.direct.loss  # it is reached, to float32's rounding
     True
     """
     start = time.perf_counter()
