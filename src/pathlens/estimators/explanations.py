@@ -16,6 +16,7 @@ from pathlens.errors import OptionError, ShapeError
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.linops.indexing import as_number
 from pathlens.linops.plotting import axes as axes_for
+from pathlens.linops.plotting import plot_sum
 
 # --- rules -----------------------------------------------------------------------------------------------------
 
@@ -229,19 +230,11 @@ class Explanation:
         return "\n".join(lines)
 
     def plot(self, row: int = 0, k: int = 8, ax: Any = None) -> Any:
-        """Bars of the k largest contributions to one row's prediction; returns the axes."""
-        bars = self._bars(row, k)
-        axes = axes_for(ax, "drawing a model", (8.0, 0.45 * len(bars) + 1.5))
+        """Bars of the k largest contributions to one row's prediction, red for and blue against; returns the axes."""
+        bars = [(value, _short(text)) for value, text in self._bars(row, k)]
         out = int(self.chosen[row])
-        colours = ["#c0392b" if v < 0 else "#2471a3" for v, _ in bars]
-        axes.barh(range(len(bars)), [v for v, _ in bars], color=colours)
-        axes.set_yticks(range(len(bars)), [_short(text) for _, text in bars], fontsize=8)
-        axes.invert_yaxis()
-        axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_xlabel(f"contribution to {self.labels[out]}")
-        axes.set_title(f"{self.labels[out]} = {self.outputs[row, out]:.4g}; cancellation "
-                       f"{self.cancellation[row]:.2f}", fontsize=10)  # fmt: skip
-        return axes
+        title = f"{self.labels[out]} = {self.outputs[row, out]:.4g}; cancellation {self.cancellation[row]:.2f}"
+        return plot_sum(bars, ax, of=self.labels[out], title=title)
 
 
 def explanation_of(

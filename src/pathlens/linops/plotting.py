@@ -1,10 +1,11 @@
-"""The axes that every picture of the package is drawn on, and the picture of a kernel.
+"""The axes that every picture of the package is drawn on, and the pictures of a kernel and of a sum.
 
 Needs matplotlib (extra ``plot``), imported when a picture is drawn.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,19 @@ def axes(ax: Any, purpose: str, size: tuple[float, float] | None = None) -> Any:
     except ImportError as error:
         raise need_extra("plot", "matplotlib", purpose) from error
     return plt.figure(figsize=size, layout="constrained").add_subplot()
+
+
+def plot_sum(parts: Sequence[tuple[float, str]], ax: Any, *, of: str, title: str) -> Any:
+    """What a number is the sum of, as bars with their names: red for it and blue against it, as maps of images are."""
+    ax = axes(ax, "drawing contributions", (8.0, 0.45 * len(parts) + 1.5))
+    values = [value for value, _ in parts]
+    ax.barh(range(len(parts)), values, color=["#2166ac" if value < 0 else "#b2182b" for value in values])
+    ax.set_yticks(range(len(parts)), [name for _, name in parts], fontsize=8)
+    ax.invert_yaxis()
+    ax.axvline(0, color="black", linewidth=0.8)
+    ax.set_xlabel(f"contribution to {of}")
+    ax.set_title(title, fontsize=10)
+    return ax
 
 
 def plot_kernel(kernel: KernelOperator, ax: Any, max_pixels: int, **style: Any) -> Any:

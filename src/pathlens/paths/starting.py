@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
 from pathlens.linops.indexing import as_number
-from pathlens.linops.plotting import axes
+from pathlens.linops.plotting import axes, plot_sum
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import max_pools
 from pathlens.paths.explanation import Explanation, r_squared, ratio
@@ -86,14 +86,7 @@ class Inputs(Explanation):
         if order[k:]:
             bars.append((float(values[order[k:]].sum()), f"{len(order) - k} others"))
         bars.append((float(self.rest[row]), "biases"))
-        ax = axes(ax, "drawing contributions")
-        colours = ["#2166ac" if value < 0 else "#b2182b" for value, _ in bars]  # as in the maps
-        ax.barh(range(len(bars)), [value for value, _ in bars], color=colours)
-        ax.set_yticks(range(len(bars)), [name for _, name in bars])
-        ax.invert_yaxis()
-        ax.axvline(0, color="black", linewidth=0.8)
-        ax.set(xlabel="contribution to f", title=f"f = {float(self.f[row]):.3g}")
-        return ax
+        return plot_sum(bars, ax, of="f", title=f"f = {float(self.f[row]):.3g}")
 
 
 def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
