@@ -39,14 +39,19 @@ def test_histories_are_drawn(data):
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["beta 4", "beta 9"]
     assert len(ax.lines) == 4 + 2 and ax.get_ylabel() == "loss"
     assert torch.equal(torch.tensor(ax.lines[2].get_ydata()), torch.tensor(runs.history()[:2].mean(0)))
-    for name in ("keep_at", "keep_when"):
-        with pytest.raises(errors.OptionError, match=f"{name} is a sequence, got 1. Give"):
-            pl.train(net, data, epochs=1, **{name: 1})
+    some = pl.train(net, data, epochs=1, settings=[{"beta": 9}, {"lr": 0.01}], progress=False).plot()
+    assert [text.get_text() for text in some.get_legend().get_texts()] == ["lr 0.001, beta 9", "lr 0.01"]
     assert runs[0].plot("loss", ax=ax) is ax and len(ax.lines) == 7
     for drawn in (runs, runs[0]):
         with pytest.raises(errors.UnknownNameError, match="Unknown history 'los'"):
             drawn.plot("los")
     plt.close("all")
+
+
+@pytest.mark.parametrize("name", ["keep_at", "keep_when"])
+def test_one_epoch_in_place_of_a_list_is_told(data, name):
+    with pytest.raises(errors.OptionError, match=f"{name} is a sequence, got 1. Give"):
+        pl.train(pl.models.dlgn(2, (4,)), data, epochs=1, **{name: 1})
 
 
 def test_moments_are_kept_at_epochs_and_when_a_loss_is_first_reached(data):

@@ -63,10 +63,11 @@ class Runs(list[Trajectory]):
         Returns matplotlib axes.
         """
         curves = self.history(name)
-        keys = [k for k in self.settings[0] if k != "seed" and len({repr(s[k]) for s in self.settings}) > 1]
+        named = dict.fromkeys(k for s in self.settings for k in s if k != "seed")  # β may be set for some alone
+        keys = [k for k in named if len({s.get(k) for s in self.settings}) > 1]
         groups: dict[str, list[int]] = {}
-        for i, setting in enumerate(self.settings):
-            groups.setdefault(", ".join(f"{k} {setting[k]:g}" for k in keys), []).append(i)
+        for i, s in enumerate(self.settings):
+            groups.setdefault(", ".join(f"{k} {s[k]:g}" for k in keys if k in s), []).append(i)
         ax = axes(ax, "drawing a training", (6, 3.5))
         for number, (label, rows) in enumerate(groups.items()):
             ax.plot(curves[rows].T, color=f"C{number}", linewidth=0.8, alpha=0.4)
