@@ -1,8 +1,8 @@
 """Results on disk: what an experiment measured, next to what the paper claims, as one JSON and one NPZ file.
 
 Verdicts and the REDUCED mark are computed here from the numbers and are never typed. Nothing here runs or draws an
-experiment, and torch is not imported, so a page can be rebuilt on a machine that cannot train. May import errors
-and panels only.
+experiment, and torch is not imported, so a page can be rebuilt on a machine that cannot train. May import errors,
+files and panels only.
 """
 
 from __future__ import annotations

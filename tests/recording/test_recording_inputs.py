@@ -236,3 +236,9 @@ def test_numbers_keep_their_precision_and_their_order() -> None:
     for given in ([0.1, 0.2, 0.3], column, backwards, exact, exact.clone().requires_grad_()):
         assert torch.equal(as_numbers(given), exact)
     assert as_numbers(torch.tensor([0.1])).dtype == torch.float32 and as_numbers(2.0).shape == ()
+
+
+def test_numbers_in_the_items_of_a_dataset_are_not_rounded() -> None:
+    items = [([0.1, 0.2, 0.3], 0), ([0.4, 0.5, 0.7], 1)]  # a Dataset whose rows are lists, with labels
+    rows = as_rows(DataLoader(items, batch_size=None, collate_fn=lambda item: ([item[0]], item[1])), torch.float64)
+    assert torch.equal(rows, torch.tensor([row for row, _ in items], dtype=torch.float64))

@@ -1,7 +1,7 @@
 """Kernels on disk: a Zarr array whose chunks are blocks, a sealed description, and a checksum for every finished block.
 
 Reading and the layout live here, writing in ``writing``. A chunk is uncompressed, so that tiles are read by mapping the
-file instead of loading whole chunks. Nothing is ever unpickled. May import only the errors and linops; zarr is loaded
+file instead of loading whole chunks. Nothing is ever unpickled. May import the errors, files and linops; zarr is loaded
 when first used.
 """
 

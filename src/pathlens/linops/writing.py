@@ -2,7 +2,7 @@
 
 A block is computed, written under a temporary name, forced to disk and renamed by a worker; then this process records
 it with its checksum. Whatever dies, calling again does the rest. The layout is in ``store``, workers in ``cluster``.
-May import only the errors and linops.
+May import the errors, files and linops.
 """
 
 from __future__ import annotations

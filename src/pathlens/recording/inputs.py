@@ -114,7 +114,7 @@ def _from_items(X: Any) -> Tensor:
     if not items:
         raise EmptyDataError(f"Inputs: the {kind} has no items.")
     try:
-        tensors = [torch.as_tensor(item).detach() for item in items]
+        tensors = [as_numbers(item) for item in items]
     except (TypeError, ValueError, RuntimeError) as e:
         raise DTypeError(
             f"Inputs: an item of the {kind} is a {type(items[0]).__name__}, expected a tensor or a tuple that starts "

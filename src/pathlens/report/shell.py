@@ -1,6 +1,6 @@
 """What every page has around its sections: one self-contained HTML file with a heading, written at once.
 
-The sections themselves are made in page and verification. May import the errors only.
+The sections themselves are made in page and verification. May import the errors and files.
 """
 
 from __future__ import annotations
