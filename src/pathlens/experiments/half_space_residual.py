@@ -266,25 +266,24 @@ def _best_flops(size: dict[str, Any]) -> float:
     def passes(names: Sequence[str]) -> int:  # a gradient costs three, a DLGN is two networks, a teacher one pass
         return sum((3 if name in RELUS else 6) + ("taught" in name) for name in names)
 
-    short = size["teacher_epochs"] * passes(["relu"])
-    # whichever candidate is chosen costs about as much
-    seen = rows * (size["seeds"] * epochs * passes([*size["relus"], *size["candidates"][-1:]]) + short)
-    seen += (rows - size["held_out"]) * (epochs * passes(size["candidates"]) + short)
-    return float(seen * residual_flops(size["blocks"], size["widths"], size["side"]))
+    # whichever candidate is chosen costs about as much; those that are taught need a ReLU network as teacher
+    seen = rows * size["seeds"] * passes([*size["relus"], *size["candidates"][-1:]])
+    seen += (rows - size["held_out"]) * passes(["relu", *size["candidates"]])
+    return float(epochs * seen * residual_flops(size["blocks"], size["widths"], size["side"]))
 
 
-def _train_variant(run: Run, name: str, data: DataSet, epochs: int, seeds: Sequence[int]) -> Runs:
-    """One row; taught ones learn from a ReLU network of the first seed that saw the same images."""
+def _train_variant(run: Run, name: str, data: DataSet, seeds: Sequence[int]) -> Runs:
+    """One row; taught ones learn from the first of the ReLU networks that saw the same images as long."""
 
     def compute() -> Runs:
-        size, words, more = run.sizes("hs.best") | {"epochs": epochs}, ["best", name], {}
+        size, words, more = run.sizes("hs.best"), ["best", name], {}
         if "taught" in name:
-            teacher = _train_variant(run, "relu", data, size["teacher_epochs"], run.seeds[:1])
-            words.append(f"teacher{run.seeds[0]}-{size['teacher_epochs']}")  # another teacher, another checkpoint
+            teacher = _train_variant(run, "relu", data, seeds)
+            words.append(f"teacher{seeds[0]}")  # another teacher, another checkpoint
             more = {"teacher": teacher.networks[0], "temperature": TEMPERATURE}
         return _train(run, variant(name, size, data.x), data, size, VARIANTS[name], *words, seeds=seeds, **more)
 
-    return run.once(("hs.best", name, len(data.x), epochs, tuple(seeds)), compute)
+    return run.once(("hs.best", name, len(data.x), tuple(seeds)), compute)
 
 
 def _held_out(run: Run, data: DataSet) -> dict[str, float]:
@@ -299,7 +298,7 @@ def _held_out(run: Run, data: DataSet) -> dict[str, float]:
     part = dataclasses.replace(data, x=data.x[:kept], y=data.y[:kept], x_test=data.x[kept:], y_test=data.y[kept:])
     found = {}
     for name in size["candidates"]:
-        runs = _train_variant(run, name, part, size["epochs"], run.seeds[:1])
+        runs = _train_variant(run, name, part, run.seeds[:1])
         found[name] = float(hard_accuracies(runs, part, run.device)[0])
     return found
 
@@ -322,7 +321,7 @@ def best(run: Run) -> Artifact:
     chosen = max(held, key=held.__getitem__)
     rows, counts = {}, {}
     for name in [*size["relus"], chosen]:
-        runs = _train_variant(run, name, data, size["epochs"], run.seeds)
+        runs = _train_variant(run, name, data, run.seeds)
         rows[name] = _scores(runs, data, run.device, name not in RELUS)
         counts[VARIANTS[name]] = sum(p.numel() for p in runs.networks[0].parameters())
     claims = [_GAP.measure(rows[relu]["hard"] - rows[chosen]["hard"], row=f"against {VARIANTS[relu]}")

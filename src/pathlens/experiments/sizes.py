@@ -160,11 +160,11 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "quick": {"relus": ["relu", "encoded_relu", "taught_relu"],
                   "candidates": ["straight_through", "encoded", "encoded_taught"], "held_out": 300,
                   "blocks": [1, 1], "widths": [8, 16], "side": 16, "rows": 1000, "rows_test": 1000, "epochs": 5,
-                  "teacher_epochs": 5, "lr": 0.1, "batch_size": 50, "seeds": 3},
+                  "lr": 0.1, "batch_size": 50, "seeds": 3},
         "paper": {"relus": ["relu", "encoded_relu", "taught_relu"],
                   "candidates": ["straight_through", "encoded", "encoded_taught"], "held_out": 10_000,
                   "blocks": [2, 2, 2, 2], "widths": [64, 128, 256, 512], "side": 32, "rows": None, "rows_test": None,
-                  "epochs": 25, "teacher_epochs": 20, "lr": 0.2, "batch_size": 512, "seeds": 3},
+                  "epochs": 25, "lr": 0.2, "batch_size": 512, "seeds": 3},
     },
     # the summary proposes the comparison and states no size: the circle and the fully connected networks of the paper
     "hs.quadratic": {

@@ -177,9 +177,15 @@ class Sums:
         if left is None:
             summed = right[:, match].sum(1)
             return summed[None, :, :] if self.diagonal else summed[None, :, None, :]
-        if self.diagonal:
-            return torch.einsum("acp,bcp->abp", left[:, match], right[:, match])
-        return torch.einsum("acp,bcq->abpq", left[:, match], right[:, match])
+        if not bool(match.all()):
+            left, right = left[:, match], right[:, match]
+        if not self.diagonal:
+            return torch.einsum("acp,bcq->abpq", left, right)
+        if min(self.a, self.b) == 1:
+            return (left * right).sum(1).reshape(self.a, self.b, -1)
+        # positions first: einsum leaves them last, where products of matrices are slow on a CPU
+        first, second = (side.permute(2, 0, 1).contiguous() for side in (left, right))  # (P, rows, C)
+        return (first @ second.mT).permute(1, 2, 0)
 
     def _by_channel(self, kernel: Tensor, sides: Any, match: Tensor) -> Tensor:
         """The same where a map that mixes positions stands between two masks: one channel after the other."""
