@@ -3,12 +3,13 @@
 >>> from pathlens import DLGNClassifier
 """
 
+from pathlens.estimators.counterfactuals import Counterfactual
 from pathlens.estimators.dlgn import DLGNClassifier, DLGNRegressor
 from pathlens.estimators.explanations import Explanation, Rule, Rules
 from pathlens.estimators.halfspaces import HalfSpaceModel, predict_from_export
 from pathlens.estimators.kernel import PathKernelClassifier, PathKernelRegressor
 
 __all__ = [
-    "DLGNClassifier", "DLGNRegressor", "Explanation", "HalfSpaceModel", "PathKernelClassifier",
+    "Counterfactual", "DLGNClassifier", "DLGNRegressor", "Explanation", "HalfSpaceModel", "PathKernelClassifier",
     "PathKernelRegressor", "Rule", "Rules", "predict_from_export",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ What is predicted is what is explained: after fitting only the hard half-spaces 
 
 from __future__ import annotations
 
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,13 +17,36 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from pathlens.errors import EmptyDataError, LabelError, OptionError
+from pathlens.errors import EmptyDataError, LabelError, OptionError, ShapeError, unknown_name
+from pathlens.estimators.counterfactuals import Counterfactual, counterfactual
 from pathlens.estimators.explanations import Explanation, Rules, explanation_of, plot_rules, rules_of
 from pathlens.estimators.files import load_estimator, save_estimator
 from pathlens.estimators.fitting import fit
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.estimators.recipes import resolve
 from pathlens.models import GatedNetwork
+
+
+def _one_row(x: Any) -> Any:
+    """One row as a table: of a list or array, of a table's row, or as it is."""
+    if hasattr(x, "to_frame"):  # a row of a pandas table has the columns' names
+        return x.to_frame().T
+    return x if hasattr(x, "columns") else np.asarray(x, dtype=np.float64).reshape(1, -1)
+
+
+def _features(chosen: Any, names: list[str]) -> list[int]:
+    """Indices of features given by name or index: one or several."""
+    out = []
+    for feature in [chosen] if isinstance(chosen, str | Integral) else chosen:
+        if isinstance(feature, str):
+            if feature not in names:
+                raise unknown_name("feature", feature, names)
+            out.append(names.index(feature))
+        elif isinstance(feature, Integral) and 0 <= int(feature) < len(names):
+            out.append(int(feature))
+        else:
+            raise OptionError(f"counterfactual: there is no feature {feature}; they are 0 to {len(names) - 1}.")
+    return out
 
 
 class _BaseDLGN(TransformerMixin, BaseEstimator):
@@ -124,6 +147,10 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
     def _names(self) -> list[str]:
         return [str(n) for n in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
+    def _told(self, f: np.ndarray) -> np.ndarray:
+        """Predictions from outputs (n, c)."""
+        raise NotImplementedError
+
     def _labels(self) -> tuple[str, ...]:
         """What each output of the model is called."""
         raise NotImplementedError
@@ -181,8 +208,25 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
 
         `layer` is that of `explain`.
         """
-        row = np.asarray(x, dtype=np.float64).reshape(1, -1) if not hasattr(x, "columns") else x
-        return self.explain(row, layer=layer).plot(0, k, ax)
+        return self.explain(_one_row(x), layer=layer).plot(0, k, ax)
+
+    def _counterfactual(
+        self, x: Any, wanted: Any, within: Any, keep: Any, whole: Any, seconds: float
+    ) -> Counterfactual:
+        """`wanted` tells from f of the row what outputs are asked for, as `counterfactual` takes them, and in words."""
+        if not (isinstance(seconds, Real) and seconds > 0):
+            raise OptionError(f"counterfactual: seconds must be positive, got {seconds!r}.")
+        names = self._names()
+        fixed = _features(keep, names)
+        integers = None if isinstance(whole, str) and whole == "auto" else _features(whole, names)
+        row = self._rows(_one_row(x))
+        if len(row) != 1:
+            raise ShapeError(f"counterfactual: expected one row, got {len(row)}. Ask for each on its own.")
+        rows = None if within is None else self._rows(within)
+        outputs, what = wanted(self.model_.outputs(row)[0])
+        point, *told = counterfactual(self.model_, row[0], outputs, what, rows, fixed, integers, float(seconds))
+        before, after = (self._told(self.model_.outputs(r[None]))[0] for r in (row[0], point))
+        return Counterfactual(row[0], point, before, after, *told, tuple(names), self.model_.spread)
 
     def export(self) -> dict[str, Any]:
         """The model as a plain dict of numpy arrays, from which `predict_from_export` predicts with numpy alone."""
@@ -301,8 +345,66 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
-        f = self.model_outputs(X)
+        return self._told(self.model_outputs(X))
+
+    def _told(self, f: np.ndarray) -> np.ndarray:
         return self.classes_[(f[:, 0] > 0).astype(int) if f.shape[1] == 1 else f.argmax(axis=1)]
+
+    def counterfactual(
+        self, x: Any, target: Any = None, *, within: Any = None, keep: Any = (), whole: Any = "auto",
+        seconds: float = 10.0,
+    ) -> Counterfactual:  # fmt: skip
+        """The smallest change of a row that gives it another class, and a proof of how small it could be.
+
+        Distances are Σ_j |change of feature j| / (its standard deviation in training), so that few features change.
+
+        Parameters
+        ----------
+        x : (d,) or (1, d)
+        target : label, optional
+            The class to reach; any other than that of x if not given.
+        within : (n, d), optional
+            Rows such as those of training. No feature leaves the range that it has there and in x, neighbouring columns
+            of 0 and 1 of which each row has exactly one, a category, keep exactly one, and the search starts from these
+            rows.
+        keep : feature or sequence of features
+            Names or indices of those that must not change.
+        whole : "auto" or sequence of features
+            Those that must be whole numbers; "auto" are those that have no others in `within` and in x.
+        seconds : float
+            When to stop looking for a nearer one and proving that there is none.
+
+        Returns
+        -------
+        Counterfactual
+            With `distance`, and `at_least`, below which there is none. They are equal where the proof was finished.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True, as_frame=True)
+        >>> flowers = DLGNClassifier(hidden=(8,), epochs=200, random_state=0).fit(X, y)
+        >>> other = flowers.counterfactual(X[50:51], 2, within=X, keep="sepal width (cm)")
+        >>> other.after == 2, other.nearest, "sepal width (cm)" in other.changes
+        (np.True_, True, False)
+        """
+
+        def wanted(f: np.ndarray) -> tuple[list[Any], str]:
+            now = int(np.flatnonzero(self.classes_ == self._told(f[None])[0])[0])
+            found = [k for k in range(len(self.classes_)) if self.classes_[k] == target]
+            if target is not None and not found:
+                known = ", ".join(str(label) for label in self.classes_)
+                raise LabelError(f"counterfactual: no class {target!r}; there are {known}.")
+            if found == [now]:
+                raise OptionError(f"counterfactual: the row is predicted {self.classes_[now]!r} already.")
+            if len(f) == 1:
+                return [(np.array([[1.0 - 2 * now]]), np.zeros(1))], repr(self.classes_[1 - now])
+            others = found or [int(k) for k in np.argsort(-f, kind="stable") if k != now]
+            eye = np.eye(len(f))
+            pairs = [(np.delete(eye[k] - eye, k, axis=0), np.zeros(len(f) - 1)) for k in others]
+            return pairs, repr(self.classes_[others[0]]) if found else f"other than {self.classes_[now]!r}"
+
+        return self._counterfactual(x, wanted, within, keep, whole, seconds)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """`model_outputs` in scikit-learn's shape: the log-odds of the second class (n,), or centred logits (n, c)."""
@@ -355,9 +457,49 @@ early_stopping, validation_fraction, patience, random_state, verbose
 
     def predict(self, X: Any) -> np.ndarray:
         """Predicted targets, (n,) or (n, c) as in `fit`."""
-        rows = self._rows(X)
-        f = self.model_.outputs(rows)
+        return self._told(self.model_.outputs(self._rows(X)))
+
+    def _told(self, f: np.ndarray) -> np.ndarray:
         return f[:, 0] if self._one_target else f
+
+    def counterfactual(
+        self, x: Any, *, at_least: float | None = None, at_most: float | None = None, within: Any = None,
+        keep: Any = (), whole: Any = "auto", seconds: float = 10.0,
+    ) -> Counterfactual:  # fmt: skip
+        """The smallest change of a row that brings its prediction to a value, for models of one target.
+
+        Parameters
+        ----------
+        at_least, at_most : float
+            What the prediction has to reach: one of the two.
+        x, within, keep, whole, seconds
+            As in `DLGNClassifier.counterfactual`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> X = np.random.default_rng(0).uniform(-1, 1, (200, 2))
+        >>> hat = DLGNRegressor(hidden=(8, 8), epochs=300, random_state=0).fit(X, np.abs(X[:, 0]))
+        >>> other = hat.counterfactual(X[0], at_least=0.9, within=X)
+        >>> bool(other.after >= 0.9), other.nearest
+        (True, True)
+        """
+        if (at_least is None) == (at_most is None):
+            raise OptionError("counterfactual: give either at_least or at_most.")
+        sign, value = (1.0, at_least) if at_most is None else (-1.0, at_most)
+        if not (isinstance(value, Real) and np.isfinite(value)):
+            raise OptionError(f"counterfactual: at_least and at_most are finite numbers, got {value!r}.")
+        bound = float(value)
+
+        def wanted(f: np.ndarray) -> tuple[list[Any], str]:
+            what = f"{'at least' if sign > 0 else 'at most'} {bound:g}"
+            if len(f) != 1:
+                raise OptionError(f"counterfactual: the model has {len(f)} targets. Fit one to the target in question.")
+            if sign * f[0] >= sign * bound:
+                raise OptionError(f"counterfactual: the row is predicted {f[0]:g}, which is {what} already.")
+            return [(np.array([[sign]]), np.array([sign * bound]))], what
+
+        return self._counterfactual(x, wanted, within, keep, whole, seconds)
 
     def _labels(self) -> tuple[str, ...]:
         return ("prediction",) if self.model_.c == 1 else tuple(f"target {k}" for k in range(self.model_.c))

@@ -1,0 +1,477 @@
+"""The smallest change of a row that changes its prediction, found and proved with the half-spaces of a model.
+
+Inside a cell of the half-spaces f is affine, so that the nearest point of a cell with the prediction asked for is a
+linear program. Which cell it lies in is a mixed integer one: a gate is a variable only where its boundary can be
+reached within the distance looked at. May import the half-spaces, errors and the progress bar; solvers are scipy's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import csr_array
+
+from pathlens.errors import OptionError, RegionError
+from pathlens.estimators.halfspaces import HalfSpaceModel
+from pathlens.linops.progress import Meter
+
+FAR = 100.0  # standard deviations: what is farther is not looked at
+_FIRST, _GROWTH = 0.25, 1.5  # distances looked at
+_STARTS, _STEPS, _IMPROVED = 16, 64, 4  # rows to come from, points on the way from each, and those made nearer
+_GAP = 1e-4  # relative difference between distance and bound that counts as none
+_TOLERANCE = 1e-6  # of the solvers, in standard deviations
+_MANY = 1e9  # whole numbers are looked for up to here
+_INSIDE = (1e-7, 1e-6, 1e-5)  # how far inside a cell to stay, likewise: more where rounding puts the point outside
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """A row nearby with another prediction.
+
+    Attributes
+    ----------
+    row, point : (d,)
+        The row asked about, and what it would have to be.
+    before, after : object
+        What the model predicts for them.
+    distance : float
+        Σ_j |change of feature j| / (its standard deviation in training).
+    at_least : float
+        Proved: no row with the prediction asked for is nearer than this, up to the solver's tolerance of 1e-6. Points
+        that are less than 1e-7 from a boundary do not count: rounding could put them on either side.
+    """
+
+    row: np.ndarray
+    point: np.ndarray
+    before: Any
+    after: Any
+    distance: float
+    at_least: float
+    names: tuple[str, ...]
+    spread: np.ndarray
+
+    @property
+    def nearest(self) -> bool:
+        """Whether it is proved that no other is nearer, to a relative 1e-4."""
+        return self.distance <= self.at_least * (1 + _GAP) + _TOLERANCE
+
+    @property
+    def changes(self) -> dict[str, tuple[float, float]]:
+        """Features that change, those that change most first: from, to."""
+        share = np.abs(self.point - self.row) / np.where(self.spread > 0, self.spread, 1)
+        order = [j for j in np.argsort(-share, kind="stable") if share[j] > 0]
+        return {self.names[j]: (float(self.row[j]), float(self.point[j])) for j in order}
+
+    def __repr__(self) -> str:
+        proved = "none is nearer" if self.nearest else f"none is nearer than {self.at_least:.3g}"
+        lines = [f"{self.before} becomes {self.after} with {len(self.changes)} of {len(self.names)} features changed; "
+                 f"distance {self.distance:.3g} standard deviations, {proved}"]  # fmt: skip
+        width = max((len(name) for name in self.changes), default=0)
+        for name, (old, new) in self.changes.items():
+            lines.append(f"  {name:<{width}}  {old:.6g} → {new:.6g}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a row may become.
+
+    Attributes
+    ----------
+    lowest, highest : (d,)
+        Of each feature; equal where it must not change.
+    whole : (d,) of bool
+        Features that stay whole numbers.
+    groups : list of int arrays
+        Of each, the features keep their sum: columns that encode one category.
+    moves : int array
+        Features that may change.
+    """
+
+    lowest: np.ndarray
+    highest: np.ndarray
+    whole: np.ndarray
+    groups: list[np.ndarray]
+    moves: np.ndarray
+
+    @classmethod
+    def of(
+        cls, row: np.ndarray, spread: np.ndarray, within: np.ndarray | None, keep: Sequence[int],
+        whole: Sequence[int] | None,
+    ) -> Room:  # fmt: skip
+        """Ranges, whole numbers and groups as the rows `within` have them; `whole` are indices, or None to look."""
+        if within is None:
+            lowest, highest = np.full(len(row), -np.inf), np.full(len(row), np.inf)
+            seen = row[None]
+        else:
+            seen = np.concatenate([row[None], within])
+            lowest, highest = seen.min(0), seen.max(0)
+        lowest[list(keep)] = highest[list(keep)] = row[list(keep)]
+        integers = np.zeros(len(row), dtype=bool)
+        if whole is not None:
+            integers[list(whole)] = True
+            lowest[integers], highest[integers] = np.ceil(lowest[integers]), np.floor(highest[integers])
+            broken = np.flatnonzero(integers & (row != np.floor(row)))
+            if len(broken):
+                at = broken[0]
+                raise OptionError(f"counterfactual: feature {at} is to be whole and has {row[at]:g} in x.")
+        elif within is not None:
+            integers = (seen == np.floor(seen)).all(0)
+        moves = np.flatnonzero((spread > 0) & (highest > lowest))
+        groups = _groups(seen, integers) if within is not None else []
+        return cls(lowest, highest, integers, groups, moves)
+
+
+def _groups(rows: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
+    """Runs of neighbouring 0/1 columns of which every row has exactly one, as one-hot encoders write them.
+
+    >>> _groups(np.array([[1, 0, 0, 1, 7], [0, 1, 0, 1, 8], [0, 0, 1, 1, 7]]), np.ones(5, dtype=bool))
+    [array([0, 1, 2])]
+    """
+    binary = whole & ((rows == 0) | (rows == 1)).all(0)
+    found, begin = [], 0
+    while begin < len(whole):
+        end, total = begin, np.zeros(len(rows))
+        while end < len(whole) and binary[end] and total.max() <= 1 and total.min() < 1:
+            total = total + rows[:, end]
+            end += 1
+        if end - begin > 1 and (total == 1).all():
+            found.append(np.arange(begin, end))
+            begin = end
+        else:
+            begin += 1
+    return found
+
+
+class Search:
+    """Looks for the nearest row for which every entry of ``signs @ f − low`` is positive.
+
+    Parameters
+    ----------
+    model : HalfSpaceModel
+    row : (d,)
+    signs : (k, c), low : (k,)
+    room : Room
+        What each feature may become.
+    """
+
+    def __init__(
+        self, model: HalfSpaceModel, row: np.ndarray, signs: np.ndarray, low: np.ndarray, room: Room
+    ) -> None:
+        self.model, self.row, self.signs, self.low = model, row, signs, low
+        self.moves = room.moves
+        self.scale = model.spread[self.moves]
+        self.lowest, self.highest = room.lowest[self.moves], room.highest[self.moves]
+        self.whole = np.flatnonzero(room.whole[self.moves])
+        # (groups, features that may change): 1 in the group
+        self.sums = np.array([np.isin(self.moves, group) for group in room.groups]).reshape(-1, len(self.moves))
+        self.down, self.up = (
+            np.clip((bound - row[self.moves]) / self.scale, -FAR, FAR) for bound in (self.lowest, self.highest)
+        )
+        self.normals, self.offsets = [], []  # of changes in standard deviations; the largest coefficient is 1
+        for normal, offset in zip(model.normals, model.offsets):
+            slopes = normal[:, self.moves] * self.scale
+            size = np.abs(slopes).max(1, initial=0)
+            size = np.where(size > 0, size, 1)
+            self.normals.append(slopes / size[:, None])
+            self.offsets.append((normal @ row + offset) / size)
+        self.farthest = min(float(np.maximum(self.up, -self.down).sum()), FAR)
+        self.found: np.ndarray | None = None  # change, in standard deviations
+        self.distance = np.inf
+        self.at_least = 0.0
+
+    # --- points ------------------------------------------------------------------------------------------------
+
+    def point(self, change: np.ndarray) -> np.ndarray:
+        """The row after a change of the features that may; those that do not change keep their bits."""
+        out = np.broadcast_to(self.row, (*change.shape[:-1], len(self.row))).copy()
+        old = self.row[self.moves]
+        moved = np.clip(old + change * self.scale, self.lowest, self.highest)
+        moved[..., self.whole] = np.round(moved[..., self.whole])
+        out[..., self.moves] = np.where(change == 0, old, moved)
+        return out
+
+    def works(self, change: np.ndarray) -> np.ndarray:
+        """Whether changed rows are allowed and have what is asked for, by the model itself: (n,)."""
+        kept = np.abs((change * self.scale) @ self.sums.T).max(1, initial=0) < 1e-9
+        return kept & (self.model.outputs(self.point(change)) @ self.signs.T > self.low).all(1)
+
+    def snapped(self, change: np.ndarray) -> np.ndarray:
+        """The change with features that are whole numbers at the nearest one."""
+        out, w = change.copy(), self.whole
+        row, scale = self.row[self.moves][w], self.scale[w]
+        out[..., w] = (np.clip(np.round(row + change[..., w] * scale), self.lowest[w], self.highest[w]) - row) / scale
+        return out
+
+    def _keep(self, change: np.ndarray) -> bool:
+        distance = float(np.abs(change).sum())
+        if distance >= self.distance or not self.works(change[None])[0]:
+            return False
+        self.found, self.distance = change, distance
+        return True
+
+    # --- one cell ----------------------------------------------------------------------------------------------
+
+    def _cell(self, bits: Sequence[np.ndarray]) -> np.ndarray | None:
+        """The nearest point of one cell that works, by a linear program over increases and decreases."""
+        slope, value = self.model.weights[-1], self.model.biases[-1]
+        for gate, weight, bias in zip(bits[::-1], self.model.weights[-2::-1], self.model.biases[-2::-1]):
+            slope = slope * gate
+            value = value + slope @ bias
+            slope = slope @ weight
+        rows = [self.signs @ (slope[:, self.moves] * self.scale)]
+        least = [self.low - self.signs @ (value + slope @ self.row)]
+        size = np.abs(rows[0]).max(1, initial=0)
+        size = np.where(size > 0, size, 1)
+        rows[0], least[0] = rows[0] / size[:, None], least[0] / size
+        for gate, normal, offset in zip(bits, self.normals, self.offsets):
+            side = np.where(gate, 1.0, -1.0)
+            rows.append(side[:, None] * normal)
+            least.append(-side * offset)
+        left, right = np.concatenate(rows), np.concatenate(least)
+        moved = np.abs(left).max(1, initial=0) > 0  # the others do not depend on the change
+        if (right[~moved] > 0).any():
+            return None
+        k, w = len(self.moves), len(self.whole)
+        equal, values = self.equalities()
+        A = np.concatenate([-left[moved], left[moved], np.zeros((int(moved.sum()), w))], axis=1)
+        bounds = np.stack([*self.bounds()], axis=1)
+        cost, integrality = np.repeat([1.0, 0.0], [2 * k, w]), np.repeat([0, 1], [2 * k, w])
+        for inside in _INSIDE:
+            solved = linprog(cost, A, -right[moved] - inside, equal, values, bounds, "highs", integrality=integrality)
+            if solved.status != 0:
+                return None
+            change = self.snapped(solved.x[:k] - solved.x[k : 2 * k])
+            change[np.abs(change) < _INSIDE[0] / 10] = 0  # what the solver left, not what is needed
+            if self.works(change[None])[0]:
+                return change
+        return None
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of increases, decreases and the values of features that are whole numbers."""
+        w = self.whole
+        low = np.concatenate([np.zeros(2 * len(self.moves)), np.maximum(self.lowest[w], -_MANY)])
+        return low, np.concatenate([self.up, -self.down, np.minimum(self.highest[w], _MANY)])
+
+    def equalities(self) -> tuple[np.ndarray, np.ndarray]:
+        """What holds between these: whole numbers are row + change, and groups keep their sum."""
+        k, w = len(self.moves), len(self.whole)
+        change = np.concatenate([np.diag(self.scale)[self.whole], self.sums * self.scale])
+        integers = np.concatenate([-np.eye(w), np.zeros((len(self.sums), w))])
+        rows = np.concatenate([change, -change, integers], axis=1).reshape(-1, 2 * k + w)
+        return rows, np.concatenate([-self.row[self.moves][self.whole], np.zeros(len(self.sums))])
+
+    def _bits(self, change: np.ndarray) -> list[np.ndarray]:
+        return [bits[0] for bits in self.model.bits(self.point(change)[None])]
+
+    def improve(self, change: np.ndarray, until: float) -> None:
+        """From a point that works to the nearest one of its cell, then over the walls it lies at, while that helps."""
+        self._keep(change)
+        bits = self._bits(change)
+        while time.monotonic() < until:
+            best = self._cell(bits)
+            if best is None or not self._keep(best):
+                return
+            far = [np.abs(normal @ best + offset) for normal, offset in zip(self.normals, self.offsets)]
+            for layer, unit in ((i, j) for i, f in enumerate(far) for j in np.flatnonzero(f < 10 * _INSIDE[-1])):
+                if time.monotonic() > until:
+                    return
+                other = [b.copy() for b in bits]
+                other[layer][unit] ^= True
+                beyond = self._cell(other)
+                if beyond is not None and np.abs(beyond).sum() < self.distance - _TOLERANCE:
+                    bits = other
+                    break
+            else:
+                return
+
+    def starts(self, rows: np.ndarray | None) -> list[np.ndarray]:
+        """The nearest of some points that work: on the way to rows that do, and with one feature changed alone."""
+        way = np.linspace(0, 1, _STEPS + 1)[1:]
+        ends = np.zeros((0, len(self.moves)))
+        if rows is not None and len(rows):
+            ends = self.snapped(np.clip((rows[:, self.moves] - self.row[self.moves]) / self.scale, self.down, self.up))
+            ends = ends[self.works(ends)]
+            ends = ends[np.argsort(np.abs(ends).sum(1), kind="stable")[:_STARTS]]
+        alone = [np.diag(np.clip(sign * 5.0, self.down, self.up)) for sign in (-1, 1)]
+        found = []
+        for end in np.concatenate([ends, *alone]):
+            points = self.snapped(way[:, None] * end)
+            good = np.flatnonzero(self.works(points))
+            if len(good):
+                found.append(points[good[0]])
+        found.sort(key=lambda change: float(np.abs(change).sum()))
+        return found[:_IMPROVED]
+
+    # --- all cells ---------------------------------------------------------------------------------------------
+
+    def reach(self, slopes: np.ndarray, radius: float) -> tuple[np.ndarray, np.ndarray]:
+        """Smallest and largest value of slopes · change among changes of this length at most: (w,) each."""
+        most = radius * np.abs(slopes).max(1, initial=0)
+        ends = slopes * self.down, slopes * self.up
+        return (np.maximum(-most, np.minimum(*ends).sum(1)), np.minimum(most, np.maximum(*ends).sum(1)))
+
+    def ball(self, radius: float, until: float) -> bool:
+        """Look at all changes of this length at most; whether there is nothing left to ask beyond them."""
+        program = _Program(self, radius)
+        while True:
+            solved = program.solve(max(until - time.monotonic(), 0.01))
+            if solved.status == 2:  # none
+                self.at_least = min(max(self.at_least, radius), self.distance)
+                return self.distance <= radius
+            bound = solved.mip_dual_bound
+            if bound is not None and np.isfinite(bound):
+                self.at_least = min(max(self.at_least, float(bound)), self.distance, radius)
+            if solved.x is None:
+                return True  # out of time
+            bits = program.bits(solved.x)
+            best = self._cell(bits)
+            if best is not None:
+                self._keep(best)
+            if solved.status != 0 or self.distance <= self.at_least * (1 + _GAP) + _TOLERANCE:
+                return True
+            program.exclude(bits)  # at its walls the point takes some gates for open and some for closed: no such cell
+
+
+class _Program:
+    """A mixed integer program: the shortest change within a radius, with one 0/1 variable per gate that it may switch.
+
+    A gate on its boundary may be either, which makes the program a relaxation: its bound holds for all rows.
+    """
+
+    def __init__(self, search: Search, radius: float) -> None:
+        k, model = len(search.moves), search.model
+        reach = [search.reach(normal, radius) for normal in search.normals]
+        self.open = [low + o > 0 for o, (low, _) in zip(search.offsets, reach)]
+        self.free = [(low + o <= 0) & (high + o > 0) for o, (low, high) in zip(search.offsets, reach)]
+        at = 2 * k + len(search.whole)  # increases, decreases, whole numbers; then per free gate: it, and its value
+        count = at + 2 * sum(int(f.sum()) for f in self.free)
+        self.cost = np.repeat([1.0, 0.0], [2 * k, count - 2 * k])
+        self.integers = np.repeat([0, 1, 0], [2 * k, at - 2 * k, count - at])
+        self.lower, self.upper = np.zeros(count), np.ones(count)
+        self.lower[:at], self.upper[:at] = search.bounds()
+        self.upper[: 2 * k] = np.minimum(self.upper[: 2 * k], radius)
+        self.rows: list[np.ndarray] = []
+        self.least: list[np.ndarray] = []
+        self.most: list[np.ndarray] = []
+        self.gates: list[np.ndarray] = []
+        equal, values = search.equalities()
+        self._need(np.concatenate([equal, np.zeros((len(equal), count - at))], axis=1), values, values)
+        self._need(self.cost[None], np.zeros(1), np.array([radius]))
+
+        def of_change(slopes: np.ndarray) -> np.ndarray:
+            return np.concatenate([slopes, -slopes, np.zeros((len(slopes), count - 2 * k))], axis=1)
+
+        units, shift = np.zeros((model.d, count)), search.row  # h_0 = x, as a function of the variables
+        units[search.moves] = of_change(np.diag(search.scale))
+        for i, (weight, bias) in enumerate(zip(model.weights[:-1], model.biases[:-1])):
+            units, shift = weight @ units, weight @ shift + bias
+            some, offset, (low, high) = self.free[i], search.offsets[i], reach[i]
+            # what is linear in the change is bounded by its length, the rest by its variables
+            rest = units[:, 2 * k :] * self.lower[2 * k :], units[:, 2 * k :] * self.upper[2 * k :]
+            bottom, top = search.reach(units[:, :k], radius)
+            bottom, top = (b[some, None] for b in (bottom + shift + np.minimum(*rest).sum(1),
+                                                   top + shift + np.maximum(*rest).sum(1)))  # fmt: skip
+            m = int(some.sum())
+            eye = np.eye(count)
+            gate, value = eye[at : at + m], eye[at + m : at + 2 * m]
+            self.gates.append(at + np.arange(m))
+            self.integers[at : at + m] = 1
+            self.lower[at + m : at + 2 * m] = np.minimum(bottom[:, 0], 0)
+            self.upper[at + m : at + 2 * m] = np.maximum(top[:, 0], 0)
+            at += 2 * m
+            z, c, q, side = units[some], shift[some], offset[some], of_change(search.normals[i][some])
+            self._need(side + (low + offset)[some, None] * gate, low[some])  # an open gate: q ≥ 0
+            self._need((high + offset)[some, None] * gate - side, q)  # a closed one: q ≤ 0
+            self._need(top * gate - value, 0 * c)  # value = gate · z, by four inequalities
+            self._need(value - bottom * gate, 0 * c)
+            self._need(z - value + bottom * gate, bottom[:, 0] - c)
+            self._need(value - z - top * gate, c - top[:, 0])
+            units, shift = units * self.open[i][:, None], shift * self.open[i]
+            units[some], shift[some] = value, 0
+        self._need(search.signs @ model.weights[-1] @ units,
+                   search.low - search.signs @ (model.weights[-1] @ shift + model.biases[-1]))  # fmt: skip
+
+    def _need(self, rows: np.ndarray, least: np.ndarray, most: Any = np.inf) -> None:
+        """most ≥ rows · variables ≥ least, with the largest coefficient of each row made 1."""
+        size = np.abs(rows).max(1, initial=0)
+        size = np.where(size > 0, size, 1)
+        self.rows.append(rows / size[:, None])
+        self.least.append(least / size)
+        self.most.append(most / size)
+
+    def solve(self, seconds: float) -> Any:
+        """scipy's result; HiGHS does the work."""
+        sides = np.concatenate(self.least), np.concatenate(self.most)
+        constraint = LinearConstraint(csr_array(np.concatenate(self.rows)), *sides)
+        return milp(self.cost, integrality=self.integers, bounds=Bounds(self.lower, self.upper), constraints=constraint,
+                    options={"time_limit": seconds, "mip_rel_gap": _GAP / 2})  # fmt: skip
+
+    def bits(self, x: np.ndarray) -> list[np.ndarray]:
+        """The cell that a solution says it lies in."""
+        out = [o.copy() for o in self.open]
+        for bits, free, gates in zip(out, self.free, self.gates):
+            bits[free] = x[gates] > 0.5
+        return out
+
+    def exclude(self, bits: Sequence[np.ndarray]) -> None:
+        """No solution in this cell: at least one of its free gates is another."""
+        row, least = np.zeros(len(self.cost)), 1.0
+        for b, free, gates in zip(bits, self.free, self.gates):
+            row[gates] = np.where(b[free], -1.0, 1.0)
+            least -= b[free].sum()
+        self._need(row[None], np.array([least]))
+
+
+def find_nearest(searches: Sequence[Search], rows: np.ndarray | None, seconds: float) -> None:
+    """Run searches side by side: good points first, for half the time at most, then proofs in growing distance."""
+    begun = time.monotonic()
+    for i, search in enumerate(searches):
+        for start in search.starts(rows):
+            search.improve(start, begun + seconds / 2 * (i + 1) / len(searches))
+    left, radius = list(searches), _FIRST
+    with Meter("counterfactual: distances looked at", None) as meter:
+        while left:
+            for search in tuple(left):  # what is farther than the best of any is of no interest
+                if time.monotonic() > begun + seconds:
+                    return
+                search.distance = min(s.distance for s in searches)
+                within = min(radius, search.farthest, search.distance)
+                if search.ball(within, begun + seconds) or within == search.farthest:
+                    left.remove(search)
+            meter.advance()
+            radius *= _GROWTH
+
+
+def counterfactual(
+    model: HalfSpaceModel, row: np.ndarray, wanted: Sequence[tuple[np.ndarray, np.ndarray]], what: str,
+    within: np.ndarray | None, keep: Sequence[int], whole: Sequence[int] | None, seconds: float,
+) -> tuple[np.ndarray, float, float]:  # fmt: skip
+    """The nearest row that has one of the outputs wanted, each given as signs (k, c) and low (k,): ``signs @ f > low``.
+
+    Returns
+    -------
+    point, distance, at_least
+    """
+    room = Room.of(row, model.spread, within, keep, whole)
+    if not len(room.moves):
+        raise OptionError("counterfactual: no feature may change. Keep fewer, or give `within` more rows.")
+    searches = [Search(model, row, signs, low, room) for signs, low in wanted]
+    find_nearest(searches, within, seconds)
+    best = min(searches, key=lambda s: np.inf if s.found is None else float(np.abs(s.found).sum()))
+    at_least = min(search.at_least for search in searches)
+    if best.found is None:
+        where = "the ranges of `within`" if within is not None else f"{FAR:g} standard deviations"
+        if at_least >= best.farthest:
+            raise RegionError(f"counterfactual: within {where}{' and with what is kept' if keep else ''} no row is "
+                              f"predicted {what}.")  # fmt: skip
+        raise RegionError(f"counterfactual: found no row that is predicted {what} in {seconds:g} s (none is nearer "
+                          f"than {at_least:.3g} standard deviations). Give more `seconds`, or training rows as "
+                          "`within` to start from.")  # fmt: skip
+    distance = float(np.abs(best.found).sum())
+    return best.point(best.found), distance, min(at_least, distance)

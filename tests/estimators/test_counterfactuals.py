@@ -1,0 +1,232 @@
+"""The nearest row with another prediction: against all cells one by one, and against random rows."""
+
+from itertools import pairwise, product
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+from sklearn.datasets import load_breast_cancer, load_iris
+
+from pathlens import DLGNClassifier, DLGNRegressor
+from pathlens.errors import LabelError, OptionError, RegionError, ShapeError, UnknownNameError
+from pathlens.estimators import HalfSpaceModel
+from pathlens.estimators.counterfactuals import Room, Search, counterfactual, find_nearest
+
+
+def random_model(seed, d, hidden, c=1, spread=1.0, constant=False):
+    rng = np.random.default_rng(seed)
+    widths = [d, *hidden, c]
+    normals = [rng.normal(size=(w, d)) for w in hidden]
+    offsets = [rng.normal(size=w) for w in hidden]
+    weights = [rng.normal(size=(b, a)) for a, b in pairwise(widths)]
+    biases = [rng.normal(size=w) for w in widths[1:]]
+    if constant:
+        weights[0] *= 0
+    zero = tuple(np.zeros(w) for w in hidden)
+    return HalfSpaceModel(tuple(normals), tuple(offsets), tuple(weights), tuple(biases), zero, zero,
+                          np.arange(hidden[-1]), np.full(d, spread) * rng.uniform(0.5, 2, d))  # fmt: skip
+
+
+def by_all_cells(model, row, sign, lowest, highest, whole=(), group=()):
+    """The least distance over every pattern of gates, each a linear program of its own; inf where there is none."""
+    integers = np.isin(np.arange(2 * model.d), whole).astype(int)
+    sums = np.isin(np.arange(2 * model.d), group)[None].astype(float)
+    best, d = np.inf, model.d
+    for flat in product([False, True], repeat=sum(model.hidden)):
+        bits = np.split(np.array(flat), np.cumsum(model.hidden)[:-1])
+        slope, value, left, right = np.eye(d), np.zeros(d), [], []
+        for b, normal, offset, weight, bias in zip(bits, model.normals, model.offsets, model.weights, model.biases):
+            slope, value = weight @ slope * b[:, None], (weight @ value + bias) * b
+            side = np.where(b, -1.0, 1.0)
+            left.append(side[:, None] * normal)
+            right.append(-side * offset - 1e-7)
+        slope, value = model.weights[-1] @ slope, model.weights[-1] @ value + model.biases[-1]
+        left.append(-sign * slope)
+        right.append(sign * value - 1e-7)
+        A, b = np.concatenate(left), np.concatenate(right)
+        # variables: x, and the sizes of its changes
+        sizes = np.diag(1 / model.spread)
+        A = np.block([[A, np.zeros_like(A)], [sizes, -np.eye(d)], [-sizes, -np.eye(d)]])
+        b = np.concatenate([b, row / model.spread, -row / model.spread])
+        bounds = [*zip(lowest, highest), *[(0, None)] * d]
+        solved = linprog(np.repeat([0.0, 1.0], d), A, b, sums, [row[list(group)].sum()], bounds, integrality=integers)
+        if solved.status == 0:
+            best = min(best, solved.fun)
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([(3,), (2, 3), (2, 2, 2)]), st.booleans(), st.booleans()
+)  # fmt: skip
+def test_it_is_the_nearest_of_all_cells(seed, d, hidden, constant, starts):
+    model = random_model(seed, d, hidden, constant=constant)
+    rng = np.random.default_rng(seed + 1)
+    row, rows = rng.normal(size=d), rng.normal(size=(30, d)) * 2
+    sign = -np.sign(model.outputs(row[None])[0, 0])
+    lowest, highest = np.minimum(rows.min(0), row), np.maximum(rows.max(0), row)
+    wanted = by_all_cells(model, row, sign, lowest, highest)
+    search = Search(model, row, np.array([[sign]]), np.zeros(1), Room.of(row, model.spread, rows, [], None))
+    find_nearest([search], rows if starts else None, 60.0)
+    if np.isinf(wanted):
+        assert search.found is None
+        assert search.at_least >= np.maximum(search.up, -search.down).sum() - 1e-9
+        return
+    assert search.distance == pytest.approx(wanted, rel=2e-4, abs=1e-5)
+    assert search.at_least <= wanted + 1e-5
+    assert search.at_least == pytest.approx(search.distance, rel=2e-4, abs=1e-5)
+    point = search.point(search.found)
+    assert sign * model.outputs(point[None])[0, 0] > 0
+    assert (point >= lowest).all() and (point <= highest).all()
+    assert np.abs((point - row) / model.spread).sum() == pytest.approx(search.distance, abs=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([(3,), (2, 3)]), st.booleans())
+def test_whole_numbers_and_categories_stay_what_they_are(seed, hidden, starts):
+    model = random_model(seed, 5, hidden)
+    rng = np.random.default_rng(seed + 1)
+    rows = np.column_stack([rng.normal(size=40) * 2, rng.integers(-3, 4, 40), np.eye(3)[rng.integers(0, 3, 40)]])
+    row = rows[0]
+    sign = -np.sign(model.outputs(row[None])[0, 0])
+    room = Room.of(row, model.spread, rows, [], None)
+    assert room.whole.tolist() == [False, True, True, True, True]
+    assert [group.tolist() for group in room.groups] == [[2, 3, 4]]
+    wanted = by_all_cells(model, row, sign, rows.min(0), rows.max(0), whole=(1, 2, 3, 4), group=(2, 3, 4))
+    search = Search(model, row, np.array([[sign]]), np.zeros(1), room)
+    find_nearest([search], rows if starts else None, 60.0)
+    if np.isinf(wanted):
+        assert search.found is None and search.at_least >= search.farthest
+        return
+    assert search.distance == pytest.approx(wanted, rel=2e-4, abs=1e-5)
+    assert search.at_least == pytest.approx(search.distance, rel=2e-4, abs=1e-5)
+    point = search.point(search.found)
+    assert sign * model.outputs(point[None])[0, 0] > 0
+    assert np.array_equal(point[1:], np.round(point[1:])) and sorted(point[2:]) == [0, 0, 1]
+
+
+@pytest.fixture(scope="module")
+def cancer():
+    table = load_breast_cancer(as_frame=True)
+    X, y = table.data, table.target_names[table.target]
+    return X, DLGNClassifier(hidden=(16, 16), epochs=20, random_state=0).fit(X, y)
+
+
+@pytest.fixture(scope="module")
+def flowers():
+    iris = load_iris(as_frame=True)
+    return iris.data, DLGNClassifier(hidden=(8,), epochs=100, random_state=0).fit(iris.data, iris.target)
+
+
+def test_nothing_nearer_than_proved_has_the_other_class(cancer):
+    X, model = cancer
+    row = X.iloc[[20]]
+    told = model.counterfactual(row, within=X, seconds=20)
+    assert told.before == model.predict(row)[0] != told.after
+    assert model.predict(pd.DataFrame([told.point], columns=X.columns))[0] == told.after
+    assert 0 < told.at_least <= told.distance
+    rng = np.random.default_rng(0)
+    change = rng.exponential(size=(100_000, X.shape[1])) * rng.choice([-1, 0, 0, 0, 1], (100_000, X.shape[1]))
+    change[:50_000] *= (told.point - row.to_numpy()[0]) != 0  # along the features that matter
+    change *= (told.at_least * rng.uniform(0, 1, 100_000) / np.maximum(np.abs(change).sum(1), 1e-9))[:, None]
+    points = row.to_numpy() + change * model.model_.spread
+    inside = ((points >= X.min().to_numpy()) & (points <= X.max().to_numpy())).all(1)
+    assert inside.sum() > 1000
+    assert (model.predict(pd.DataFrame(points[inside], columns=X.columns)) == told.before).all()
+
+
+def test_features_that_are_kept_or_at_the_end_of_their_range_stay(cancer):
+    X, model = cancer
+    row = X.iloc[[20]]
+    free = model.counterfactual(row, within=X)
+    first = next(iter(free.changes))
+    other = model.counterfactual(row, within=X, keep=[first, 0])
+    assert not {first, X.columns[0]} & set(other.changes)
+    same = [j for j, name in enumerate(X.columns) if name not in other.changes]
+    assert np.array_equal(other.point[same], row.to_numpy()[0][same])
+    assert other.distance >= free.at_least - 1e-6
+    assert (other.point >= X.min().to_numpy()).all() and (other.point <= X.max().to_numpy()).all()
+
+
+def test_any_other_class_is_the_nearest_of_the_others(flowers):
+    X, model = flowers
+    one = [model.counterfactual(X[50:51], k, within=X) for k in (0, 2)]
+    assert [told.after for told in one] == [0, 2] and all(told.nearest for told in one)
+    either = model.counterfactual(X[50:51], within=X)
+    assert either.nearest and either.distance == pytest.approx(min(told.distance for told in one), rel=2e-4)
+
+
+def test_rows_are_taken_as_lists_and_as_rows_of_a_table(flowers):
+    X, model = flowers
+    told = model.counterfactual(X.iloc[50], 2, within=X)
+    assert told.distance == model.counterfactual(X[50:51], 2, within=X).distance
+    plain = DLGNClassifier(hidden=(8,), epochs=100, random_state=0).fit(X.to_numpy(), [0] * 50 + [1] * 50 + [2] * 50)
+    assert plain.counterfactual(X.to_numpy()[50].tolist(), 2, within=X.to_numpy()).after == 2
+    assert model.plot_explanation(X.iloc[50]).get_title()
+
+
+def test_it_prints_what_changes_and_what_is_proved(flowers):
+    X, model = flowers
+    told = model.counterfactual(X[50:51], 2, within=X)
+    lines = repr(told).splitlines()
+    assert lines[0].startswith(f"1 becomes 2 with {len(told.changes)} of 4 features changed; distance ")
+    assert lines[0].endswith("standard deviations, none is nearer")
+    name, (old, new) = next(iter(told.changes.items()))
+    assert lines[1].split() == [*name.split(), f"{old:.6g}", "→", f"{new:.6g}"]
+
+
+def test_out_of_time_it_tells_what_it_has_and_what_is_proved():
+    model = random_model(3, 12, (60, 60))
+    row = np.zeros(12)
+    sign = -np.sign(model.outputs(row[None])[0, 0])
+    rows = np.random.default_rng(0).normal(size=(200, 12)) * 3
+    point, distance, at_least = counterfactual(
+        model, row, [(np.array([[sign]]), np.zeros(1))], "other", rows, [], None, 0.2
+    )  # fmt: skip
+    assert sign * model.outputs(point[None])[0, 0] > 0
+    assert 0 <= at_least <= distance
+
+
+def test_a_regression_reaches_a_value_from_either_side():
+    X = np.random.default_rng(0).uniform(-1, 1, (300, 3))
+    y = 3 * np.abs(X[:, 0]) + X[:, 1]
+    hat = DLGNRegressor(hidden=(8, 8), epochs=60, random_state=0).fit(X, y)
+    at = hat.predict(X[:1])[0]
+    up = hat.counterfactual(X[0], at_least=at + 0.5, within=X)
+    down = hat.counterfactual(X[0], at_most=at - 0.5, within=X)
+    assert up.nearest and up.after >= at + 0.5 and up.before == at == down.before
+    assert down.nearest and down.after <= at - 0.5
+    with pytest.raises(OptionError, match="which is at most"):
+        hat.counterfactual(X[0], at_most=at + 1)
+    with pytest.raises(RegionError, match=r"within the ranges of `within` no row is predicted at least 1e\+06"):
+        hat.counterfactual(X[0], at_least=1e6, within=X)
+    for wrong in ({}, {"at_least": 1, "at_most": 2}, {"at_least": np.nan}, {"at_most": "3"}):
+        with pytest.raises(OptionError, match="at_least"):
+            hat.counterfactual(X[0], **wrong)
+    two = DLGNRegressor(hidden=(4,), epochs=5, random_state=0).fit(X, np.stack([y, -y], 1))
+    with pytest.raises(OptionError, match="2 targets"):
+        two.counterfactual(X[0], at_least=1.0)
+
+
+def test_what_cannot_be_asked_is_said(flowers):
+    X, model = flowers
+    row = X[50:51]
+    for error, match, given_ in (
+        (LabelError, "no class 7; there are 0, 1, 2", {"target": 7}),
+        (OptionError, "is predicted .*1.* already", {"target": 1}),
+        (UnknownNameError, "sepal width", {"keep": "sepal widht (cm)"}),
+        (OptionError, "no feature 4; they are 0 to 3", {"keep": 4}),
+        (UnknownNameError, "petal", {"whole": ["petal"]}),
+        (OptionError, "feature 1 is to be whole and has 3.2 in x", {"whole": 1}),
+        (OptionError, "no feature may change", {"keep": range(4)}),
+        (OptionError, "seconds must be positive", {"seconds": 0}),
+    ):
+        with pytest.raises(error, match=match):
+            model.counterfactual(row, **given_)
+    with pytest.raises(ShapeError, match="expected one row, got 2"):
+        model.counterfactual(X[50:52])
+    with pytest.raises(RegionError, match="no row is predicted"):
+        model.counterfactual(row, 0, within=pd.concat([row - 0.01, row + 0.01]))
