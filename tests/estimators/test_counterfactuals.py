@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.exceptions import NotFittedError
 
 from pathlens import DLGNClassifier, DLGNRegressor
 from pathlens.errors import LabelError, OptionError, RegionError, ShapeError, UnknownNameError
@@ -226,6 +227,8 @@ def test_what_cannot_be_asked_is_said(flowers):
     ):
         with pytest.raises(error, match=match):
             model.counterfactual(row, **given_)
+    with pytest.raises(NotFittedError):
+        DLGNClassifier().counterfactual(row)
     with pytest.raises(ShapeError, match="expected one row, got 2"):
         model.counterfactual(X[50:52])
     with pytest.raises(RegionError, match="no row is predicted"):

@@ -214,6 +214,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         self, x: Any, wanted: Any, within: Any, keep: Any, whole: Any, seconds: float
     ) -> Counterfactual:
         """`wanted` tells from f of the row what outputs are asked for, as `counterfactual` takes them, and in words."""
+        check_is_fitted(self)
         if not (isinstance(seconds, Real) and seconds > 0):
             raise OptionError(f"counterfactual: seconds must be positive, got {seconds!r}.")
         names = self._names()
@@ -457,7 +458,8 @@ early_stopping, validation_fraction, patience, random_state, verbose
 
     def predict(self, X: Any) -> np.ndarray:
         """Predicted targets, (n,) or (n, c) as in `fit`."""
-        return self._told(self.model_.outputs(self._rows(X)))
+        rows = self._rows(X)
+        return self._told(self.model_.outputs(rows))
 
     def _told(self, f: np.ndarray) -> np.ndarray:
         return f[:, 0] if self._one_target else f
