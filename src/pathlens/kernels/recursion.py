@@ -22,6 +22,7 @@ from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
 
 _SAMPLED = 8  # examples whose own entries tell the size of a kernel
+_TOGETHER = 1 << 18  # numbers of one field on a CPU: temporaries stay in the cache, calls still cost little
 
 
 class PathRecursion:
@@ -170,6 +171,11 @@ class Block:
     x: Tensor
     gates: dict[str, Tensor]
 
+    def part(self, start: int, most: int) -> Block:
+        """The same for at most so many rows from one on."""
+        cut = slice(start, min(start + most, self.rows))
+        return Block(cut.stop - start, self.x[cut], {site: g[cut] for site, g in self.gates.items()})
+
 
 def _block(source: Source, index: Tensor, soft: bool, most: int) -> Block:
     found = list(pieces(source, index, most))
@@ -199,7 +205,21 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
     edge = 1
     while 4 * edge * edge * pair_bytes + 4 * edge * row_bytes <= room and edge < 512:
         edge *= 2
+    step = edge  # pairs that the recursion sees at once; rows are gathered, or recorded again, for more of them
+    while device.type == "cpu" and step > 1 and step * step * values > _TOGETHER:
+        step //= 2
     scale = 0
+
+    def run(left: Block, right: Block) -> Tensor:
+        return (recursion.run(left, right, mode) * 2.0**-scale).to(dtype)
+
+    def fill(left: Block, right: Block, out: Tensor, same: bool) -> None:
+        for i in range(0, left.rows, step):
+            some = left.part(i, step)
+            for j in range(i if same else 0, right.rows, step):
+                out[i : i + step, j : j + step] = found = run(some, right.part(j, step))
+                if same and j > i:
+                    out[j : j + step, i : i + step] = found.T
 
     def compute(rows: Tensor, cols: Tensor, out: Tensor, meter: Meter) -> None:
         other = sides.rows if sides.cols is None else sides.cols
@@ -209,10 +229,10 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
             for j in range(i if mirror else 0, len(cols), edge):
                 same = mirror and i == j
                 right = left if same else _block(other, cols[j : j + edge], soft, edge)
-                tile = (recursion.run(left, right, mode) * 2.0**-scale).to(dtype)
-                out[i : i + edge, j : j + edge] = tile
+                spot = out[i : i + edge, j : j + edge]
+                fill(left, right, spot, same)
                 if mirror and not same:
-                    out[j : j + edge, i : i + edge] = tile.T
+                    out[j : j + edge, i : i + edge] = spot.T
                 meter.advance()
 
     def tile(rows: Tensor, cols: Tensor) -> Tensor:
@@ -229,11 +249,10 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
 
     def diagonal_entries() -> Tensor:
         if not kept:
-            entries = []
-            for i in range(sides.rows.n):
-                block = _block(sides.rows, torch.tensor([i]), soft, 1)
-                entries.append(recursion.run(block, block, mode).reshape(()) * 2.0**-scale)
-            kept.append(torch.stack(entries).to(dtype))
+            few = max(min(step, 32) // 2, 1)  # of so few pairs, those off the diagonal cost less than calls for each
+            parts = torch.arange(sides.rows.n).split(few)
+            blocks = (_block(sides.rows, part, soft, few) for part in parts)
+            kept.append(torch.cat([run(block, block).diagonal() for block in blocks]))
         return kept[0]
 
     # one power of two for all entries keeps counts of deep networks within float32, and exact
