@@ -317,12 +317,13 @@ class PathRegion:
         if start is None or not (start[1] > 0 and (A @ start[0] + b > 0).all()):
             raise RegionError("sample: the region and the box have no interior point in common. Give a larger box.")
         generator = np.random.default_rng(seed)
-        A, b = np.concatenate([A, np.eye(self.dim), -np.eye(self.dim)]), np.concatenate([b, -lo, hi])
         x = np.tile(start[0], (n, 1))
         for _ in range(steps):
             v = generator.standard_normal((n, self.dim))
             v /= np.linalg.norm(v, axis=1, keepdims=True)
-            room, speed = x @ A.T + b, v @ A.T  # room ≥ 0 is left, and shrinks by −speed
+            # room ≥ 0 is left, and shrinks by −speed; faces of the box need no products of matrices
+            room = np.concatenate([x @ A.T + b, x - lo, hi - x], axis=1)
+            speed = np.concatenate([v @ A.T, v, -v], axis=1)
             with np.errstate(divide="ignore", invalid="ignore"):
                 t = np.maximum(room, 0.0) / -speed
             ahead = np.where(speed < 0, t, np.inf).min(1)
