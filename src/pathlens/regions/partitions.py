@@ -6,6 +6,7 @@ regions.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,6 +92,11 @@ def _plane_coordinates(value: Any, where: str) -> Floats:
         got = np.shape(value) if array.size else repr(value)
         raise ShapeError(f"{where}: expected plane coordinates of shape (n, 2), got {got}.")
     return array
+
+
+def _squares(z: Floats, side: int) -> Ints:
+    """Column and row of the square of points in [−1, 1]², of a grid of side × side; the nearest where outside."""
+    return np.clip(np.floor((z + 1) * (side / 2)), 0, side - 1).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,13 +217,32 @@ class Slice2D(Partition):
         """
         z = (_plane_coordinates(coordinates, "locate") - self.box.mean(1)) * 2
         z /= self.box[:, 1] - self.box[:, 0]
-        normals, offsets = self._sides
+        found = np.full(len(z), -1)
+        inside = np.nonzero((np.abs(z) <= 1 + 1e-9).all(1))[0]
+        if not len(inside):
+            return found
+        # points of one square of a grid ask the polygons that reach into it; with more squares, finding those would
+        # cost more than asking them
+        side = math.isqrt(math.isqrt(16 * len(inside))) + 1
+        corners = self._cells.corners
+        low, high = _squares(corners.min(1) - 1e-9, side), _squares(corners.max(1) + 1e-9, side)
+        own = _squares(z[inside], side)
+        order = np.lexsort(own.T)
+        starts = np.nonzero(np.diff(own[order], axis=0).any(1))[0] + 1
+        for part in np.split(order, starts):
+            at, rows = own[part[0]], inside[part]
+            found[rows] = self._deepest(z[rows], np.nonzero(((low <= at) & (at <= high)).all(1))[0])
+        return found
+
+    def _deepest(self, z: Floats, near: Ints) -> Ints:
+        """Of the polygons `near`, the one in which each point lies deepest: its depth is negative in all others."""
+        normals, offsets = (t[near] for t in self._sides)
         found = np.full(len(z), -1)
         step = max(1, (1 << 22) // offsets.size)
         for lo in range(0, len(z), step):
             depth = (z[lo : lo + step] @ normals.reshape(-1, 2).T).reshape(-1, *offsets.shape) + offsets
-            depth = depth.min(2)  # the polygon in which the point lies deepest: it is negative in all others
-            found[lo : lo + step] = np.where(depth.max(1) >= -1e-12, depth.argmax(1), -1)
+            depth = depth.min(2)
+            found[lo : lo + step] = np.where(depth.max(1) >= -1e-12, near[depth.argmax(1)], -1)
         return found
 
     @cached_property
