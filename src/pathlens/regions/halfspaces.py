@@ -283,14 +283,16 @@ class HalfSpaces:
                     continue
                 n, b = normals[unit] / size[unit], offsets[unit] / size[unit]
                 g = len(members)
-                near = np.linalg.norm(heads[:g] - n, axis=1), np.linalg.norm(heads[:g] + n, axis=1)
-                same = (near[0] <= chord) & (np.abs(head_offsets[:g] - b) <= slack)
-                opposite = (near[1] <= chord) & (np.abs(head_offsets[:g] + b) <= slack)
+                # cosines, one product, leave few to compare by their differences; the margin is more than rounding
+                few = np.nonzero(np.abs(heads[:g] @ n) >= 1 - chord**2 / 2 - 1e-9)[0]
+                near = np.linalg.norm(heads[few] - n, axis=1), np.linalg.norm(heads[few] + n, axis=1)
+                same = (near[0] <= chord) & (np.abs(head_offsets[few] - b) <= slack)
+                opposite = (near[1] <= chord) & (np.abs(head_offsets[few] + b) <= slack)
                 hits = np.nonzero(same | opposite)[0]
                 if len(hits):
-                    k = int(hits[0])
-                    flipped = not same[k]
-                    degrees = math.degrees(2 * math.asin(min(near[int(flipped)][k] / 2, 1.0)))
+                    k, hit = int(few[hits[0]]), int(hits[0])
+                    flipped = not same[hit]
+                    degrees = math.degrees(2 * math.asin(min(near[int(flipped)][hit] / 2, 1.0)))
                     members[k].append(Member(name, unit, flipped, degrees))
                     continue
                 if g == len(heads):
