@@ -175,10 +175,13 @@ class _Counter(fx.Interpreter):
             made = counts.sum(-1, keepdim=True)
             return self._layer(made.expand(*made.shape[:-1], module.out_features).clone(), fresh)
         if kind in _CONVOLUTIONS and module.padding_mode == "zeros":
-            weight = torch.ones(module.weight.shape, dtype=torch.float64)
-            convolve = _CONVOLUTIONS[kind]
-            options = module.stride, module.padding, module.dilation, module.groups
-            return self._layer(convolve(counts, weight, None, *options), fresh)
+            # weights are 1, so all channels of a group are one sum: of channels first, then over the window
+            groups = module.groups
+            weight = torch.ones(groups, 1, *module.kernel_size, dtype=torch.float64)
+            summed = counts.unflatten(1, (groups, -1)).sum(2)
+            made = _CONVOLUTIONS[kind](summed, weight, None, module.stride, module.padding, module.dilation, groups)
+            made, fresh = self._layer(made, fresh)
+            return made.repeat_interleave(module.out_channels // groups, 1), fresh
         if kind in _POOLS and not module.ceil_mode:
             channels, dims = counts.shape[1], counts.ndim - 2
             window = module.kernel_size if isinstance(module.kernel_size, tuple) else (module.kernel_size,) * dims
