@@ -326,7 +326,9 @@ def _to_tensor(images: Bytes) -> Tensor:
 def _statistics(images: Bytes, top: int) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per channel of v / top, exact from the histogram of byte values."""
     channels = images[..., None] if images.ndim == 3 else images
-    counts = np.stack([np.bincount(channels[..., k].ravel(), minlength=256) for k in range(channels.shape[-1])])
+    planes = [torch.from_numpy(channels[..., k].flatten()) for k in range(channels.shape[-1])]
+    # torch counts bytes as they are, NumPy would make 64-bit integers of them first
+    counts = torch.stack([torch.bincount(plane, minlength=256) for plane in planes]).numpy()
     value = np.arange(256)
     total = counts.sum(1)
     mean = counts @ value / total
