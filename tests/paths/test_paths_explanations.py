@@ -223,6 +223,29 @@ def test_keeping_every_edge_changes_nothing() -> None:
     assert got.cancellation == got.before
 
 
+class LastFirst(nn.Module):
+    """Square layers, registered in the order opposite to that in which they act."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x.view(x.size(0), -1))))
+
+
+def test_layers_are_taken_in_the_order_in_which_they_act() -> None:
+    torch.manual_seed(0)
+    net, X = LastFirst().double(), torch.randn(20, 3, dtype=torch.float64)
+    same = nn.Sequential(net.first, nn.ReLU(), net.last)
+    want = net.last.weight.abs() @ (net.first.weight.abs().sum(1) + net.first.bias.abs()) + net.last.bias.abs()
+    twin = pl.gated_twin(net, "relu", example=X[:2])
+    for each in (net, same, twin):
+        assert paths.path_norm(each).item() == pytest.approx(want.sum().item(), rel=1e-12)
+        pruned = paths.prune(each, X, keep=0.5)
+        assert torch.equal(pruned.net(X), paths.prune(same, X, keep=0.5).net(X))
+
+
 # --- the circle ------------------------------------------------------------------------------------------------
 
 

@@ -86,6 +86,17 @@ def test_networks_that_are_no_chain_are_refused() -> None:
         paths.top(Scaled().double(), X, k=3)
 
 
+def test_the_path_norm_of_a_network_with_other_paths_is_refused() -> None:
+    layer, shortcut = nn.Linear(2, 2), Shortcut().double()
+    with pytest.raises(RecordError, match="'0' is called twice"):
+        paths.path_norm(nn.Sequential(layer, nn.ReLU(), layer))
+    for net in (shortcut, pl.gated_twin(shortcut, "dlgn", example=X[:2])):
+        with pytest.raises(RecordError, match="'add' joins"):
+            paths.path_norm(net)
+    with pytest.raises(RecordError, match="'mul' joins or rescales"):
+        paths.path_norm(Scaled())
+
+
 def test_a_record_of_other_weights_is_noticed() -> None:
     net = network("hard")
     rec = pl.record(net, X, sensitivities=False)

@@ -12,26 +12,72 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from pathlens.errors import OptionError, RecordError
 from pathlens.models import GatedNetwork
 from pathlens.paths.explanation import Explanation, r_squared, ratio
-from pathlens.paths.trellis import Trellis, take_trellis
+from pathlens.paths.trellis import Trellis, take_record, take_trellis
+from pathlens.recording import Record
 from pathlens.recording.taking import unwrapped
 
 
-def _dense_layers(what: str, net: nn.Module) -> list[nn.Linear]:
-    """The value network's layers in order; anything else with parameters is refused."""
+def _dense_layers(what: str, net: nn.Module, rec: Record | None = None) -> list[nn.Linear]:
+    """The value network's layers in the order in which they act; anything else with parameters is refused.
+
+    A record of a chain tells the order; without one the network's graph does.
+    """
     net = unwrapped(net)
     values = net.values if isinstance(net, GatedNetwork) else net
-    layers = [m for m in values.modules() if isinstance(m, nn.Linear)]
-    own = {id(p) for m in layers for p in m.parameters()}
-    other = [name for name, p in values.named_parameters() if id(p) not in own]
-    if other or not layers or any(a.out_features != b.in_features for a, b in pairwise(layers)):
-        why = f"'{other[0]}' belongs to no dense layer" if other else "its dense layers do not follow each other"
+    known = {id(p) for m in values.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
+    other = [name for name, p in values.named_parameters() if id(p) not in known]
+    why = f"'{other[0]}' belongs to no dense layer" if other else ""
+    layers: list[nn.Linear] = []
+    if not why and rec is not None:
+        acting = [net.get_submodule(layer.name) for layer in rec.layers if layer.part != "gate"]
+        layers = [m for m in acting if isinstance(m, nn.Linear)]
+    elif not why:
+        layers, why = _followed(values)
+    if not why and (not layers or any(a.out_features != b.in_features for a, b in pairwise(layers))):
+        why = "its dense layers do not follow each other"
+    if why:
         raise RecordError(f"{what}: the value network is no chain of dense layers: {why}. Give a fully connected one.")
     return layers
+
+
+def _followed(values: nn.Module) -> tuple[list[nn.Linear], str]:
+    """The dense layers on the one way from the input to the output, and why there is no such way.
+
+    Modules are registered in any order, and shortcuts and second calls are registered nowhere: the graph tells.
+    """
+    try:
+        graph = values.graph if isinstance(values, fx.GraphModule) else fx.Tracer().trace(values)
+    except Exception as error:  # whatever a forward raises on a proxy
+        return [], f"its forward cannot be followed ({type(error).__name__}: {error})"
+    modules = dict(values.named_modules(remove_duplicate=False))
+    layers: list[nn.Linear] = []
+    here: fx.Node | None = None
+    passed: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder" and here is not None:
+            continue  # a gate
+        data = [each for each in node.all_input_nodes if each in passed]
+        if here is not None and (not data or node.op == "output"):
+            if node.op == "output" and data != [here]:
+                return [], "what it returns is not what its last layer makes"
+            continue
+        if node.target is getattr or (node.op == "call_method" and node.target in ("size", "dim")):
+            continue  # a shape
+        if here is not None and (data != [here] or getattr(node.target, "__module__", "") == "_operator"):
+            return [], f"'{node.name}' joins or rescales what its layers make"
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, nn.Linear):
+            if module in layers:
+                return [], f"'{node.target}' is called twice"
+            layers.append(module)
+        here = node
+        passed.add(node)
+    return layers, ""
 
 
 def path_norm(net: nn.Module) -> Tensor:
@@ -43,7 +89,7 @@ def path_norm(net: nn.Module) -> Tensor:
     Parameters
     ----------
     net : GatedNetwork or nn.Module
-        Fully connected, its layers registered in the order in which they act.
+        Fully connected: dense layers and gates in turn. Others are refused.
 
     Returns
     -------
@@ -132,9 +178,10 @@ def prune(net: nn.Module, X: Any, keep: float = 0.25, *, held_out: Any = None) -
     """
     if not isinstance(keep, (int, float)) or isinstance(keep, bool) or not 0 < keep <= 1:
         raise OptionError(f"paths.prune: keep={keep!r}, expected a share of the edges in (0, 1].")
+    X = take_record(net, X) if isinstance(net, nn.Module) else X
     trellis = take_trellis("paths.prune", net, X, include_inputs=True)
     copied = copy.deepcopy(unwrapped(net))
-    layers = _dense_layers("paths.prune", copied)
+    layers = _dense_layers("paths.prune", copied, X)
     flows: list[tuple[Tensor, Tensor]] = []  # a parameter of the copy, and what goes through its entries
     for layer, flow in zip(layers, _flows(trellis.absolute())):
         flow = flow[-layer.out_features :]  # bias nodes come first; from bias node to bias node there is no edge to cut
@@ -147,7 +194,7 @@ def prune(net: nn.Module, X: Any, keep: float = 0.25, *, held_out: Any = None) -
     with torch.no_grad():
         for (parameter, _), stays in zip(flows, chosen.split([flow.numel() for _, flow in flows])):
             parameter.mul_(stays.view_as(parameter))
-    old, new = take_trellis("paths.prune", net, X), take_trellis("paths.prune", copied, X)
+    old, new = take_trellis("paths.prune", net, X), take_trellis("paths.prune", copied, X.x)
     before, after = (float(ratio(t.absolute().total(), t.f).median()) for t in (old, new))
     judged = None
     if held_out is not None:
