@@ -328,6 +328,10 @@ def test_refusals_name_what_came() -> None:
         nu(eye, torch.ones(3), ridge=-1.0)
     with pytest.raises(NotFiniteError):
         nu(eye, torch.tensor([1.0, float("nan"), 0.0]))
+    for measure in (nu, target_alignment):  # labels are no numbers, but two classes are
+        with pytest.raises(LabelError, match=r"3 different integers .*one_hot"):
+            measure(eye, torch.tensor([0, 1, 2]))
+        assert measure(eye, torch.tensor([0, 1, 1])) == measure(eye, torch.tensor([0.0, 1.0, 1.0]))
     with pytest.raises(NotFiniteError):
         spectrum(eye * float("nan"))
     with pytest.raises(SolverError, match="3 × 2 and not symmetric"):

@@ -103,11 +103,17 @@ def _unit_scale(operator: KernelOperator) -> KernelOperator:
 
 def _targets(y: Any, n: int, operator: KernelOperator, what: str) -> Tensor:
     """Targets as (n, c) in float64 on the kernel's device."""
-    t = as_numbers(y).to(operator.device, torch.float64)
+    given = as_numbers(y)
+    t = given.to(operator.device, torch.float64)
     if t.ndim not in (1, 2) or t.shape[0] != n or t.numel() == 0:
         raise ShapeError(
             f"{what}: y has shape {tuple(t.shape)}, expected ({n},) or ({n}, c) as the kernel has {n} rows. "
-            "For classes give one column per class: torch.nn.functional.one_hot(labels)."
+            "For classes give one column per class: kernels.one_hot(labels)."
+        )
+    if given.ndim == 1 and not given.dtype.is_floating_point and (count := len(given.unique())) > 2:
+        raise LabelError(
+            f"{what}: y holds {count} different integers ({given.dtype}), which as numbers would say that class 2 lies "
+            "between 1 and 3. For classes give one column per class: kernels.one_hot(y); for numbers y.float()."
         )
     if not bool(torch.isfinite(t).all()):
         raise NotFiniteError(f"{what}: y of shape {tuple(t.shape)} contains NaN or infinity.")
@@ -159,7 +165,7 @@ def nu(K: Kernel, y: Any, *, ridge: float = 0.0) -> Nu:
     K : (n, n)
         Symmetric positive definite kernel, operator or matrix.
     y : (n,) or (n, c)
-        Targets; for classes one column per class.
+        Targets; for more than two classes one column per class, ``one_hot(labels)``.
     ridge : float
         In units of the mean diagonal: ρ = ridge·tr K/n is added to the diagonal. Nothing is added unasked.
 
@@ -480,7 +486,7 @@ def target_alignment(K: Kernel, y: Any, *, centred: bool = True) -> float:
     K : (n, n)
         Symmetric kernel, operator or matrix.
     y : (n,) or (n, c)
-        Targets; for classes one column per class.
+        Targets; for more than two classes one column per class, ``one_hot(labels)``.
     centred : bool
         Replace K by HKH and Y by HY with H = I − 11ᵀ/n, so that means do not count.
 
