@@ -68,7 +68,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "maximum": (lambda h: torch.maximum(h, torch.zeros(6)), r"'maximum'.*torch\.relu"),
     "amax": (lambda h: h - h.amax(1, keepdim=True), r"'amax'"),
     "hardtanh": (F.hardtanh, r"'hardtanh'.*torch\.relu"),
-    "relu6": (nn.ReLU6(), r"module 'operation'.*ReLU6"),
+    "relu6": (nn.ReLU6(), r"module 'operation'.*ReLU6.*Write relu\(x\) - relu\(x - 6\)"),
     "functional-relu6": (F.relu6, r"'relu6'"),
     "prelu": (nn.PReLU(), r"module 'operation'.*PReLU"),
     "threshold": (lambda h: F.threshold(h, 0.0, 0.0), r"'threshold'.*torch\.relu"),

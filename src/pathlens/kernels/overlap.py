@@ -158,7 +158,10 @@ def check_chain(what: str, rec: Record) -> None:
     layers = _value_layers(rec)
     remedy = f'Call {what}(net, X) on a gated network; of a plain module, take gated_twin(net, "relu", example=X[:2]).'
     if not rec.sites:
-        raise RecordError(f"{what}: the record has no gate sites, so there are no paths to compare.")
+        raise RecordError(
+            f"{what}: the record has no gate sites (no ReLU or LeakyReLU was called), so there are no paths to compare."
+            " kernels.ntk(net, X) takes units of any kind."
+        )
     for site in rec.sites:
         if rec.bits[site].ndim != 2:
             raise RecordError(

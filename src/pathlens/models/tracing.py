@@ -75,6 +75,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 _REMEDIES = {
     "batch_norm": "Use the module nn.BatchNorm1d, 2d or 3d instead of the function",
     "norm": "Use batch-norm, which is affine in eval mode",
+    "relu6": "Write relu(x) - relu(x - 6), which is the same",
     "softmax": "Drop it and train on logits",
     "clamp": "If it means a ReLU, write torch.relu",
     "max": "If it means a ReLU, write torch.relu; if a pooling, nn.MaxPool2d",

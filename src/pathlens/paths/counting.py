@@ -242,8 +242,11 @@ class _Counter(fx.Interpreter):
         raise self._refuse(target, "method")
 
     def _refuse(self, name: Any, what: str) -> RecordError:
+        if "maxpool" in f"{name} {what}".lower().replace("_", ""):
+            remedy = "It switches paths by their values: take average-pooling, gated_twin(…, max_pool='average')."
+        else:
+            remedy = "kernels.overlap(net, X) may follow it, in floats."
         return RecordError(
             f"paths.count: '{name}' ({what}) is not among what is counted: dense layers, zero-padded convolutions, "
-            "average pooling, batch-norm, flattening, gates and additions. kernels.overlap(net, X) may follow it, in "
-            "floats."
+            f"average pooling, batch-norm, flattening, gates and additions. {remedy}"
         )

@@ -162,10 +162,12 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
         raise NotFiniteError(f"{what}: the network's output is NaN or infinite. Check its weights.")
     layers = [layer for layer in rec.layers if layer.part != "gate"]
     if not rec.chain or any(layer.calls != (None,) for layer in layers):
+        gated = isinstance(net, GatedNetwork)
+        name, first = ("net", "") if gated else ("gated", 'Take gated = gated_twin(net, "relu", example=X[:2]): ')
         raise RecordError(
             f"{what}: the network is not a chain of dense layers and gates (it has convolutions, shortcuts, batch-norm "
-            "or reused layers), and only those are followed path by path. paths.count also takes convolutions, and "
-            "paths.inputs(net, X) and kernels.overlap(net, X) any wiring."
+            f"or reused layers), and only those are followed path by path. {first}paths.count({name}, X) also takes "
+            f"convolutions, and paths.inputs({name}, X) and kernels.overlap({name}, X) any wiring."
         )
     if rec.kept:
         raise RecordError(f"{what}: the record holds outputs {rec.kept} alone. Record all outputs.")
