@@ -298,6 +298,9 @@ def test_explanations_say_fidelity_and_cancellation_first_and_can_be_drawn(train
         matplotlib.pyplot.close(ax.figure)
     with pytest.raises(RowIndexError, match=f"Use 0 to {len(X) - 1}"):
         made[0].plot(len(X))
+    ax = paths.refit(network("hard"), torch.randn(30, 2, dtype=torch.float64), paths=2).plot()
+    assert "without b·x" in ax.get_ylabel()  # of an affine refit the bars are not all
+    matplotlib.pyplot.close(ax.figure)
 
 
 def test_fidelity_is_undefined_where_the_output_varies_by_rounding_alone() -> None:

@@ -148,6 +148,11 @@ def test_of_tables_the_largest_contributions_are_bars():
     plt.close("all")
 
 
+def test_where_nothing_contributes_biases_have_no_share():
+    net = pl.models.dlgn(3, hidden=(4,), gate="hard", seed=0)
+    assert "biases are 0%" in repr(paths.inputs(net, torch.zeros(2, 3)))
+
+
 def test_what_has_no_such_sum_is_refused():
     net, x = pl.models.dlgn(3, hidden=(4,)), rows(5, 3)
     with pytest.raises(RecordError, match="gated_twin"):

@@ -20,7 +20,7 @@ from pathlens.hardening.report import (
     score,
 )
 from pathlens.hardening.values import can_solve, has_batch_norm, least_squares, recalibrate
-from pathlens.linops.plotting import axes
+from pathlens.linops.plotting import axes, whole_numbers
 from pathlens.models import GatedNetwork
 from pathlens.recording import Trajectory
 from pathlens.recording.inputs import as_numbers
@@ -72,7 +72,7 @@ class Hardened:
             shown.append(value)
         ax.plot(start, report.hard.loss, "ko", label="hard")  # a point: it often lies on the line of the bound
         ax.set(xlabel="epoch of hardening", ylabel="training loss")
-        ax.locator_params("x", integer=True)
+        whole_numbers(ax)
         if max(shown) > 10 * min(shown) > 0:  # within a decade a logarithmic axis has ticks such as 2.2 × 10⁰
             ax.set_yscale("log")
         ax.legend(fontsize="small")

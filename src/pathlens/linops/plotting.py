@@ -27,6 +27,15 @@ def axes(ax: Any, purpose: str, size: tuple[float, float] | None = None) -> Any:
     return plt.figure(figsize=size, layout="constrained").add_subplot()
 
 
+def whole_numbers(ax: Any) -> None:
+    """Epochs are counted: no ticks between them, where the horizontal axis chooses its ticks itself."""
+    from matplotlib.ticker import MaxNLocator
+
+    locator = ax.xaxis.get_major_locator()  # not of this kind on a logarithmic axis, or where ticks were set
+    if isinstance(locator, MaxNLocator):
+        locator.set_params(integer=True)
+
+
 def plot_sum(parts: Sequence[tuple[float, str]], ax: Any, *, of: str, title: str) -> Any:
     """What a number is the sum of, as bars with their names: red for it and blue against it, as maps of images are."""
     ax = axes(ax, "drawing contributions", (8.0, 0.45 * len(parts) + 1.5))

@@ -73,13 +73,17 @@ class Refit(Explanation):
         return lines if len(self.paths) <= _SHOWN else [*lines, f"… and {len(self.paths) - _SHOWN} more regions"]
 
     def plot(self, ax: Any = None) -> Any:
-        """Heights of the regions, in the order in which they were chosen; needs matplotlib."""
+        """Heights of the regions, in the order in which they were chosen; needs matplotlib.
+
+        Of a refit that is affine on its regions the bars are the constants a_p alone, which the axis says.
+        """
         ax = axes(ax, "drawing a refit")
         ax.bar(range(len(self.paths)), self.constants.cpu().numpy())
         ax.set_xticks(range(len(self.paths)), [shown(p) for p in self.paths.tolist()], rotation=90, fontsize="small")
         held = "" if self.held_out is None else f", held out {self.held_out:.3f}"
         title = f"R² {self.fidelity:.3f}{held}, cancellation {self.cancellation:.3g}"
-        ax.set(ylabel="height of the region", title=title)
+        height = "height of the region" if self.slopes is None else "constant part of the region, without b·x"
+        ax.set(ylabel=height, title=title)
         return ax
 
 

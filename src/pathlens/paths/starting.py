@@ -58,7 +58,8 @@ class Inputs(Explanation):
 
     def _lines(self) -> list[str]:
         shape = " × ".join(str(s) for s in self.contributions.shape[1:])
-        share = float((self.rest.abs() / (self.rest.abs() + self.contributions.abs().flatten(1).sum(1))).mean())
+        sizes = self.rest.abs() + self.contributions.abs().flatten(1).sum(1)
+        share = float((self.rest.abs() / sizes).nan_to_num().mean())  # a row to which nothing contributes has no share
         return [f"{shape} inputs on {len(self.f)} rows; paths from biases are {share:.0%} of all |contributions|"]
 
     def plot(self, row: int = 0, ax: Any = None, *, names: Sequence[str] | None = None, k: int = 12) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from pathlens.errors import FileFormatError, RecordError, unknown_name
-from pathlens.linops.plotting import axes
+from pathlens.linops.plotting import axes, whole_numbers
 from pathlens.recording.streams import record, snapshot
 from pathlens.records import Record, Snapshot, read_header, write_header
 
@@ -108,6 +108,7 @@ class Trajectory:
         ax = axes(ax, "drawing a training", (6, 3.5))
         ax.plot(self.history[name])
         ax.set(xlabel="epoch", ylabel=name.replace("_", " "))
+        whole_numbers(ax)
         return ax
 
     def epoch_reached(self, loss: float, name: str = "loss") -> int | None:

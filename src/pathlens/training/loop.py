@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, OptionError, unknown_name
-from pathlens.linops.plotting import axes
+from pathlens.linops.plotting import axes, whole_numbers
 from pathlens.recording import Trajectory, as_rows
 from pathlens.recording.inputs import output_width
 from pathlens.training.checkpoints import forget_checkpoints
@@ -74,6 +74,7 @@ class Runs(list[Trajectory]):
             seen = np.flatnonzero(~np.isnan(curves[rows]).all(0))  # all may have stopped before the longest run
             ax.plot(seen, np.nanmedian(curves[rows][:, seen], 0), color=f"C{number}", label=label or "median")
         ax.set(xlabel="epoch", ylabel=name.replace("_", " "))
+        whole_numbers(ax)
         ax.legend(fontsize="small")
         return ax
 
