@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from path_tables import KINDS, network, table
-from torch import nn
+from torch import Tensor, nn
 
 import pathlens as pl
 from pathlens import paths
@@ -173,6 +173,24 @@ def test_what_is_not_counted_is_named() -> None:
     with pytest.raises(RecordError, match=r"chain of dense.*Take gated = gated_twin.*paths\.count\(gated, X\) also"):
         paths.count(convolutional("flat"), X)  # a plain module: nobody knows how it is wired
     assert math.prod(paths.count(flat, X).tolist()) > 0
+
+
+class Padded(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.a, self.b, self.value = nn.Conv1d(2, 3, 3), nn.Conv1d(3, 1, 6), value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.pad(torch.relu(self.a(x)), (1, 1), value=self.value)).flatten(1)
+
+
+def test_padding_with_ones_starts_no_paths() -> None:
+    X = torch.randn(2, 2, 6, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    zeros, ones = (pl.gated_twin(Padded(value), "relu", example=X) for value in (0.0, 1.0))
+    assert paths.count(zeros, X).tolist() == [int(g.sum()) for g in zeros.gates(X)["relu@0"]]
+    with pytest.raises(RecordError, match=r"'pad' \(with other values than zero\)"):
+        paths.count(ones, X)
 
 
 @pytest.mark.parametrize("biases", [(True, False, False), (False, True, False), (False, False, True)])

@@ -213,6 +213,8 @@ class _Counter(fx.Interpreter):
             return args[0][0].shape
         if target is torch.squeeze and (kwargs or len(args) > 1):  # without a dimension it may take that of the rows
             return target(args[0][0], *args[1:], **kwargs), args[0][1]
+        if target is F.pad and (args[3] if len(args) > 3 else kwargs.get("value")):  # it would count as paths
+            raise self._refuse(name, "with other values than zero")
         if target in (torch.flatten, F.pad, operator.getitem):  # they move counts about, or add zeros
             return target(args[0][0], *args[1:], **kwargs), args[0][1]
         if target in _POOL_CALLS:
