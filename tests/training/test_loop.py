@@ -121,6 +121,14 @@ def test_whole_numbers_are_taken_as_they_are(given):
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
 
 
+def test_an_epoch_after_the_last_is_said_to_be_one(data):
+    t = pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep_at=[1, 5], progress=False)
+    with pytest.raises(errors.RecordError, match=r"kept: \[1\]\. Train with keep_at=\[2\]"):
+        t.at_epoch(2)
+    with pytest.raises(errors.RecordError, match="The training ended at epoch 2"):  # it was asked for
+        t.at_epoch(5)
+
+
 def test_fresh_batches_from_a_sampler():
     nlgp = pl.data.NLGP(20, xi=(3.0, 1.0), gain=3.0)
     net = pl.models.LocalisationNet(20, 8)

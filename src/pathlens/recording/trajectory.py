@@ -99,7 +99,9 @@ class Trajectory:
             if m.epoch == epoch:
                 return m
         kept = [m.epoch for m in self.moments]
-        raise RecordError(f"Trajectory: nothing was kept at epoch {epoch}; kept: {kept}. Train with keep_at=[{epoch}].")
+        last = max(map(len, self.history.values()), default=0) - 1
+        remedy = f"The training ended at epoch {last}" if 0 <= last < epoch else f"Train with keep_at=[{epoch}]"
+        raise RecordError(f"Trajectory: nothing was kept at epoch {epoch}; kept: {kept}. {remedy}.")
 
     def plot(self, name: str = "loss", ax: Any = None) -> Any:
         """One history ("loss", "accuracy", "test_loss", …) over the epochs; returns matplotlib axes."""
