@@ -100,6 +100,8 @@ def test_plain_modules_and_leaky_units() -> None:
     got = paths.top(net, X, k=1000)
     assert torch.allclose(got.contributions.sum(1), net(X)[:, 0].detach(), rtol=1e-12)
     assert float(got.remainder.abs().max()) < 1e-14
+    for each in (net, pl.gated_twin(net, "relu", example=X[:2])):
+        assert "gates hard, leaky" in repr(paths.top(each, X))
     assert got.listed.tolist() == [4 * 3 + 3 + 1] * 5  # a leaky unit never closes; three biases and one start paths
 
 

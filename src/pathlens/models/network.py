@@ -209,6 +209,11 @@ class GatedNetwork(nn.Module):
         return tuple(site.name for site in self.sites)
 
     @property
+    def gate_label(self) -> str:
+        """The gate function as results print it, and whether closed gates leak."""
+        return self.gate.label + (", leaky" if any(site.slope for site in self.sites) else "")
+
+    @property
     def needs_rows(self) -> bool:
         """Gates come from a table, so `forward` wants to know which examples a batch holds."""
         return isinstance(self.source, TableSource)

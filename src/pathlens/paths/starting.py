@@ -145,7 +145,7 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
     contributions, rest, f = (torch.cat(tensors) for tensors in zip(*found))
     ratios = ratio(contributions.abs().flatten(1).sum(1) + rest.abs(), f)
     told = contributions.flatten(1).sum(1) + rest
-    return Inputs(r_squared(told, f), None, float(ratios.median()), net.gate.label, contributions, rest, f, ratios)
+    return Inputs(r_squared(told, f), None, float(ratios.median()), net.gate_label, contributions, rest, f, ratios)
 
 
 def _contributions(

@@ -294,7 +294,7 @@ def _gates_of(
     if not isinstance(net, GatedNetwork):
         bits = {name: b for name, _, b in tape.relus}
         soft = {name: leak(b.to(computes_in(net, x)), slope) for name, slope, b in tape.relus if slope}
-        return bits, soft, "hard"
+        return bits, soft, "hard, leaky" if soft else "hard"
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         scores = net.preactivations(x, ids)
         all_open = isinstance(net.gate, Open)
@@ -303,4 +303,4 @@ def _gates_of(
         for site in net.sites:
             if not net.gate.hard or site.slope:
                 soft[site.name] = leak(net.gate(scores[site.name]), site.slope)
-    return bits, soft, net.gate.label
+    return bits, soft, net.gate_label
