@@ -184,8 +184,9 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
     A network whose values read ones is constant on each cell: the best constant is the mean of y there, or for labels
     their frequencies. One whose values read x is affine on each cell: for squared losses the best affine function of
     each cell is found by least squares. Networks with these gates are among the functions so described, hence a lower
-    bound; it is exact where the value network is wide enough to take any value on each cell. With max-pooling values
-    that read x bend inside a cell, and there is no bound.
+    bound; it is exact where the value network is wide enough to take any value on each cell, and has biases if it reads
+    x: without them it is linear there, not affine. With max-pooling values that read x bend inside a cell, and there is
+    no bound.
 
     Parameters
     ----------

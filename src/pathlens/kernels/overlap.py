@@ -62,7 +62,9 @@ def overlap(
     Exact. Fully connected: n·m·Σ_l 2w_l operations, bits counted 32 at a time where numba is installed. Otherwise
     n·m·Σ_l 2C_lP_l, with P positions and C channels, in float64, so that counts are exact up to 2⁵³. There, paths
     through different positions are different paths, even where they use the same weights; a shortcut is a connection
-    like any other; biases start no path. Half-space paper, section 3.2; NPF paper, Definition 2.2.
+    like any other; biases start no path. Outputs that are reached by different paths (behind a gate or a convolution of
+    their own) count each with its own, and the kernel, like `npk`, is the mean over them.
+    Half-space paper, section 3.2; NPF paper, Definition 2.2.
 
     Examples
     --------
