@@ -35,7 +35,7 @@ def as_point(value: Any, name: str, where: str) -> Floats:
     return array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plane:
     """A plane in input space: x = origin + s·u + t·v, with coordinates (s, t).
 
@@ -43,7 +43,10 @@ class Plane:
 
     Examples
     --------
-    >>> Plane.through([0.0, 0, 0], [1.0, 0, 0], [0.0, 0, 1]).points([[2.0, 3.0]])
+    >>> plane = Plane.through([0.0, 0, 0], [1.0, 0, 0], [0.0, 0, 1])
+    >>> plane
+    Plane(x = origin + s·u + t·v, x of shape (3,), |u| = 1, |v| = 1, 90° between them)
+    >>> plane.points([[2.0, 3.0]])
     array([[2., 0., 3.]])
     """
 
@@ -76,6 +79,14 @@ class Plane:
         if not a.shape == b.shape == c.shape:
             raise ShapeError(f"Plane.through: points must have one shape, got {a.shape}, {b.shape} and {c.shape}.")
         return cls(a, b - a, c - a)
+
+    def __repr__(self) -> str:
+        u, v = np.linalg.norm(self.u), np.linalg.norm(self.v)
+        angle = np.degrees(np.arccos(np.clip((self.u * self.v).sum() / (u * v), -1, 1)))
+        return (
+            f"Plane(x = origin + s·u + t·v, x of shape {self.origin.shape}, |u| = {u:.3g}, |v| = {v:.3g}, "
+            f"{angle:.0f}° between them)"
+        )
 
     def points(self, coordinates: Any) -> Floats:
         """Inputs at coordinates (n, 2)."""
