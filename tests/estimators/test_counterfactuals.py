@@ -177,6 +177,11 @@ def test_it_prints_what_changes_and_what_is_proved(flowers):
     assert lines[0].endswith("standard deviations, none is nearer")
     name, (old, new) = next(iter(told.changes.items()))
     assert lines[1].split() == [*name.split(), f"{old:.6g}", "→", f"{new:.6g}"]
+    ax = told.plot()
+    assert ax.get_title() == "1 becomes 2" and len(ax.patches) == len(told.changes)
+    top = ax.patches[-1].get_width()
+    assert abs(top) == max(abs(bar.get_width()) for bar in ax.patches)
+    assert sum(abs(bar.get_width()) for bar in ax.patches) == pytest.approx(told.distance)
 
 
 def test_out_of_time_it_tells_what_it_has_and_what_is_proved():

@@ -2,7 +2,8 @@
 
 Inside a cell of the half-spaces f is affine, so that the nearest point of a cell with the prediction asked for is a
 linear program. Which cell it lies in is a mixed integer one: a gate is a variable only where its boundary can be
-reached within the distance looked at. May import the half-spaces, errors and the progress bar; solvers are scipy's.
+reached within the distance looked at. May import the half-spaces, errors, pictures and the progress bar; solvers are
+scipy's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from scipy.sparse import csr_array
 
 from pathlens.errors import OptionError, RegionError
 from pathlens.estimators.halfspaces import HalfSpaceModel
+from pathlens.linops.plotting import axes
 from pathlens.linops.progress import Meter
 
 FAR = 100.0  # standard deviations: what is farther is not looked at
@@ -66,6 +68,17 @@ class Counterfactual:
         share = np.abs(self.point - self.row) / np.where(self.spread > 0, self.spread, 1)
         order = [j for j in np.argsort(-share, kind="stable") if share[j] > 0]
         return {self.names[j]: (float(self.row[j]), float(self.point[j])) for j in order}
+
+    def plot(self, ax: Any = None) -> Any:
+        """Each change as a bar in standard deviations, with its values from and to; returns matplotlib axes."""
+        changes = list(self.changes.items())[::-1]
+        ax = axes(ax, "drawing a counterfactual", (8.0, 0.45 * len(changes) + 1.5))
+        scale = dict(zip(self.names, self.spread))
+        ax.barh([f"{name}: {old:.4g} → {new:.4g}" for name, (old, new) in changes],
+                [(new - old) / scale[name] for name, (old, new) in changes], color="0.45")  # fmt: skip
+        ax.axvline(0, color="black", linewidth=0.8)
+        ax.set(xlabel="change in standard deviations", title=f"{self.before} becomes {self.after}")
+        return ax
 
     def __repr__(self) -> str:
         proved = "none is nearer" if self.nearest else f"none is nearer than {self.at_least:.3g}"
