@@ -36,6 +36,9 @@ _COLOURS = {"reproduced": "green", "not reproduced": "dark_orange", "cannot tell
             "ok": "green", "absent": "bright_black", "corrupt": "red", "unverified": "yellow"}
 
 
+_SILENCE = 60.0  # seconds that a log may stay without a sign of life
+
+
 class Scale(enum.StrEnum):
     """The two sizes that every experiment has."""
 
@@ -338,15 +341,22 @@ def _changes(texts: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def _bars(console: Console) -> Iterator[Progress]:
-    """A bar for each thing that reports progress, as long as it does."""
+    """A bar for each thing that reports progress, as long as it does; in a log a line every minute."""
+    import time
+
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
                   TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True,
                   disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
+        told = time.monotonic()
 
         def report_progress(what: str, done: float, total: float) -> None:
+            nonlocal told
+            if not console.is_terminal and time.monotonic() - told > _SILENCE:
+                told = time.monotonic()
+                console.print(f"{what}: {done:.4g} of {total:.4g}", highlight=False, markup=False)
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done, total=total)

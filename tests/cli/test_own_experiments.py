@@ -71,6 +71,14 @@ def test_what_is_finished_is_kept_until_the_file_changes() -> None:
     assert "kept from" not in invoke("run", "one.py", "--device", "cpu")
 
 
+def test_a_log_shows_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("one.py").write_text(SOURCE.replace("    values", "    run.progress('steps [a]', 3, 7)\n    values").replace(
+        "NAME", "own.one"))  # fmt: skip
+    assert "steps" not in invoke("run", "one.py", "--device", "cpu")
+    monkeypatch.setattr(cli, "_SILENCE", -1.0)
+    assert "steps [a]: 3 of 7" in invoke("run", "one.py", "--device", "cpu", "--again")
+
+
 def test_sizes_are_changed_and_told() -> None:
     invoke("run", "one.py", "--scale", "paper", "--device", "cpu")
     full = load(Path("runs/artifacts/own.one.paper.json"))
