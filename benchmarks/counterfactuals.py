@@ -68,7 +68,7 @@ def table(found: dict[str, Any]) -> list[str]:
     lines = [
         "## Counterfactuals", "",
         f"`counterfactual` of {found['asked']} rows held out, with `within` the training rows (at most "
-        f"{found['row limit']} of a set) and {found['seconds']:g} seconds; two threads for fits, one for the search. "
+        f"{found['row limit']} of a set) and {found['seconds']:g} seconds. "
         "Proved: no row with another class is nearer; of the others the bound tells how much nearer one could be at "
         "most. Medians over rows. Made by `python -m benchmarks.counterfactuals`.", "",
         "| set | columns | proved nearest | seconds | features changed | distance, in standard deviations | "
