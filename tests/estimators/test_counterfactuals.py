@@ -14,7 +14,7 @@ from sklearn.exceptions import NotFittedError
 from pathlens import DLGNClassifier, DLGNRegressor
 from pathlens.errors import LabelError, OptionError, RegionError, ShapeError, UnknownNameError
 from pathlens.estimators import HalfSpaceModel
-from pathlens.estimators.counterfactuals import Room, Search, counterfactual, find_nearest
+from pathlens.estimators.counterfactuals import Goal, Room, Search, counterfactual, find_nearest
 
 
 def random_model(seed, d, hidden, c=1, spread=1.0, constant=False):
@@ -31,7 +31,7 @@ def random_model(seed, d, hidden, c=1, spread=1.0, constant=False):
                           np.arange(hidden[-1]), np.full(d, spread) * rng.uniform(0.5, 2, d))  # fmt: skip
 
 
-def by_all_cells(model, row, sign, lowest, highest, whole=(), group=()):
+def by_all_cells(model, row, signs, lowest, highest, whole=(), group=()):
     """The least distance over every pattern of gates, each a linear program of its own; inf where there is none."""
     integers = np.isin(np.arange(2 * model.d), whole).astype(int)
     sums = np.isin(np.arange(2 * model.d), group)[None].astype(float)
@@ -45,8 +45,8 @@ def by_all_cells(model, row, sign, lowest, highest, whole=(), group=()):
             left.append(side[:, None] * normal)
             right.append(-side * offset - 1e-7)
         slope, value = model.weights[-1] @ slope, model.weights[-1] @ value + model.biases[-1]
-        left.append(-sign * slope)
-        right.append(sign * value - 1e-7)
+        left.append(-np.atleast_2d(signs) @ slope)
+        right.append(np.atleast_2d(signs) @ value - 1e-7)
         A, b = np.concatenate(left), np.concatenate(right)
         # variables: x, and the sizes of its changes
         sizes = np.diag(1 / model.spread)
@@ -70,8 +70,8 @@ def test_it_is_the_nearest_of_all_cells(seed, d, hidden, constant, starts):
     sign = -np.sign(model.outputs(row[None])[0, 0])
     lowest, highest = np.minimum(rows.min(0), row), np.maximum(rows.max(0), row)
     wanted = by_all_cells(model, row, sign, lowest, highest)
-    search = Search(model, row, np.array([[sign]]), np.zeros(1), Room.of(row, model.spread, rows, [], None))
-    find_nearest([search], rows if starts else None, 60.0)
+    search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), Room.of(row, model.spread, rows, [], None))
+    find_nearest(search, rows if starts else None, 60.0)
     if np.isinf(wanted):
         assert search.found is None
         assert search.at_least >= np.maximum(search.up, -search.down).sum() - 1e-9
@@ -97,8 +97,8 @@ def test_whole_numbers_and_categories_stay_what_they_are(seed, hidden, starts):
     assert room.whole.tolist() == [False, True, True, True, True]
     assert [group.tolist() for group in room.groups] == [[2, 3, 4]]
     wanted = by_all_cells(model, row, sign, rows.min(0), rows.max(0), whole=(1, 2, 3, 4), group=(2, 3, 4))
-    search = Search(model, row, np.array([[sign]]), np.zeros(1), room)
-    find_nearest([search], rows if starts else None, 60.0)
+    search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), room)
+    find_nearest(search, rows if starts else None, 60.0)
     if np.isinf(wanted):
         assert search.found is None and search.at_least >= search.farthest
         return
@@ -107,6 +107,31 @@ def test_whole_numbers_and_categories_stay_what_they_are(seed, hidden, starts):
     point = search.point(search.found)
     assert sign * model.outputs(point[None])[0, 0] > 0
     assert np.array_equal(point[1:], np.round(point[1:])) and sorted(point[2:]) == [0, 0, 1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([(3,), (2, 3)]), st.booleans(), st.booleans())
+def test_of_several_classes_it_is_the_nearest_of_one_or_of_any(seed, hidden, any_of, starts):
+    model = random_model(seed, 3, hidden, c=4)
+    rng = np.random.default_rng(seed + 1)
+    row, rows = rng.normal(size=3), rng.normal(size=(30, 3)) * 2
+    now, eye = int(model.outputs(row[None])[0].argmax()), np.eye(4)
+    box = np.minimum(rows.min(0), row), np.maximum(rows.max(0), row)
+    each = [by_all_cells(model, row, np.delete(eye[k] - eye, k, axis=0), *box) for k in range(4) if k != now]
+    other = (now + 1) % 4
+    goal = Goal(np.delete(eye - eye[now], now, axis=0), np.zeros(3), any_of=True)
+    if not any_of:
+        goal = Goal(np.delete(eye[other] - eye, other, axis=0), np.zeros(3))
+    wanted = min(each) if any_of else each[[k for k in range(4) if k != now].index(other)]
+    search = Search(model, row, goal, Room.of(row, model.spread, rows, [], None))
+    find_nearest(search, rows if starts else None, 60.0)
+    if np.isinf(wanted):
+        assert search.found is None and search.at_least >= search.farthest
+        return
+    assert search.distance == pytest.approx(wanted, rel=2e-4, abs=1e-5)
+    assert search.at_least == pytest.approx(search.distance, rel=2e-4, abs=1e-5)
+    answer = model.outputs(search.point(search.found)[None])[0].argmax()
+    assert answer != now and (any_of or answer == other)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +215,7 @@ def test_out_of_time_it_tells_what_it_has_and_what_is_proved():
     sign = -np.sign(model.outputs(row[None])[0, 0])
     rows = np.random.default_rng(0).normal(size=(200, 12)) * 3
     point, distance, at_least = counterfactual(
-        model, row, [(np.array([[sign]]), np.zeros(1))], "other", rows, [], None, 0.2
+        model, row, Goal(np.array([[sign]]), np.zeros(1)), "other", rows, [], None, 0.2
     )  # fmt: skip
     assert sign * model.outputs(point[None])[0, 0] > 0
     assert 0 <= at_least <= distance

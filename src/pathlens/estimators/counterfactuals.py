@@ -91,6 +91,31 @@ class Counterfactual:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """Outputs f with ``signs @ f > low``, in every row of `signs` or, with `any_of`, in one at least.
+
+    Attributes
+    ----------
+    signs : (k, c), low : (k,)
+    any_of : bool
+    """
+
+    signs: np.ndarray
+    low: np.ndarray
+    any_of: bool = False
+
+    def reached(self, f: np.ndarray) -> np.ndarray:
+        """Whether outputs (n, c) are among them: (n,)."""
+        above = f @ self.signs.T > self.low
+        return above.any(1) if self.any_of else above.all(1)
+
+    def part(self, f: np.ndarray) -> np.ndarray:
+        """Indices of the rows of `signs` to be met together: all, or the one that outputs (c,) meet best."""
+        margin = self.signs @ f - self.low
+        return np.array([margin.argmax()]) if self.any_of else np.arange(len(margin))
+
+
+@dataclass(frozen=True)
 class Room:
     """What a row may become.
 
@@ -162,21 +187,20 @@ def _groups(rows: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
 
 
 class Search:
-    """Looks for the nearest row for which every entry of ``signs @ f − low`` is positive.
+    """Looks for the nearest row that has the outputs asked for.
 
     Parameters
     ----------
     model : HalfSpaceModel
     row : (d,)
-    signs : (k, c), low : (k,)
+    goal : Goal
+        What is asked for.
     room : Room
         What each feature may become.
     """
 
-    def __init__(
-        self, model: HalfSpaceModel, row: np.ndarray, signs: np.ndarray, low: np.ndarray, room: Room
-    ) -> None:
-        self.model, self.row, self.signs, self.low = model, row, signs, low
+    def __init__(self, model: HalfSpaceModel, row: np.ndarray, goal: Goal, room: Room) -> None:
+        self.model, self.row, self.goal = model, row, goal
         self.moves = room.moves
         self.scale = model.spread[self.moves]
         self.lowest, self.highest = room.lowest[self.moves], room.highest[self.moves]
@@ -212,7 +236,7 @@ class Search:
     def works(self, change: np.ndarray) -> np.ndarray:
         """Whether changed rows are allowed and have what is asked for, by the model itself: (n,)."""
         kept = np.abs((change * self.scale) @ self.sums.T).max(1, initial=0) < 1e-9
-        return kept & (self.model.outputs(self.point(change)) @ self.signs.T > self.low).all(1)
+        return kept & self.goal.reached(self.model.outputs(self.point(change)))
 
     def snapped(self, change: np.ndarray) -> np.ndarray:
         """The change with features that are whole numbers at the nearest one."""
@@ -230,15 +254,16 @@ class Search:
 
     # --- one cell ----------------------------------------------------------------------------------------------
 
-    def _cell(self, bits: Sequence[np.ndarray]) -> np.ndarray | None:
-        """The nearest point of one cell that works, by a linear program over increases and decreases."""
+    def _cell(self, bits: Sequence[np.ndarray], part: np.ndarray) -> np.ndarray | None:
+        """The nearest point of a cell that meets a part of the goal: a linear program over increases and decreases."""
+        signs, low = self.goal.signs[part], self.goal.low[part]
         slope, value = self.model.weights[-1], self.model.biases[-1]
         for gate, weight, bias in zip(bits[::-1], self.model.weights[-2::-1], self.model.biases[-2::-1]):
             slope = slope * gate
             value = value + slope @ bias
             slope = slope @ weight
-        rows = [self.signs @ (slope[:, self.moves] * self.scale)]
-        least = [self.low - self.signs @ (value + slope @ self.row)]
+        rows = [signs @ (slope[:, self.moves] * self.scale)]
+        least = [low - signs @ (value + slope @ self.row)]
         size = np.abs(rows[0]).max(1, initial=0)
         size = np.where(size > 0, size, 1)
         rows[0], least[0] = rows[0] / size[:, None], least[0] / size
@@ -279,15 +304,13 @@ class Search:
         rows = np.concatenate([change, -change, integers], axis=1).reshape(-1, 2 * k + w)
         return rows, np.concatenate([-self.row[self.moves][self.whole], np.zeros(len(self.sums))])
 
-    def _bits(self, change: np.ndarray) -> list[np.ndarray]:
-        return [bits[0] for bits in self.model.bits(self.point(change)[None])]
-
     def improve(self, change: np.ndarray, until: float) -> None:
         """From a point that works to the nearest one of its cell, then over the walls it lies at, while that helps."""
         self._keep(change)
-        bits = self._bits(change)
+        point = self.point(change)[None]
+        bits, part = [b[0] for b in self.model.bits(point)], self.goal.part(self.model.outputs(point)[0])
         while time.monotonic() < until:
-            best = self._cell(bits)
+            best = self._cell(bits, part)
             if best is None or not self._keep(best):
                 return
             far = [np.abs(normal @ best + offset) for normal, offset in zip(self.normals, self.offsets)]
@@ -296,7 +319,7 @@ class Search:
                     return
                 other = [b.copy() for b in bits]
                 other[layer][unit] ^= True
-                beyond = self._cell(other)
+                beyond = self._cell(other, part)
                 if beyond is not None and np.abs(beyond).sum() < self.distance - _TOLERANCE:
                     bits = other
                     break
@@ -342,13 +365,14 @@ class Search:
                 self.at_least = min(max(self.at_least, float(bound)), self.distance, radius)
             if solved.x is None:
                 return True  # out of time
-            bits = program.bits(solved.x)
-            best = self._cell(bits)
+            bits, part = program.bits(solved.x), program.part(solved.x)
+            best = self._cell(bits, part)
             if best is not None:
                 self._keep(best)
             if solved.status != 0 or self.distance <= self.at_least * (1 + _GAP) + _TOLERANCE:
                 return True
-            program.exclude(bits)  # at its walls the point takes some gates for open and some for closed: no such cell
+            # at its walls the point takes some gates for open and some for closed: there is no such cell
+            program.exclude(bits, part)
 
 
 class _Program:
@@ -364,6 +388,8 @@ class _Program:
         self.free = [(low + o <= 0) & (high + o > 0) for o, (low, high) in zip(search.offsets, reach)]
         at = 2 * k + len(search.whole)  # increases, decreases, whole numbers; then per free gate: it, and its value
         count = at + 2 * sum(int(f.sum()) for f in self.free)
+        self.parts = count + np.arange(len(search.goal.low) if search.goal.any_of else 0)  # then parts of the goal
+        count += len(self.parts)
         self.cost = np.repeat([1.0, 0.0], [2 * k, count - 2 * k])
         self.integers = np.repeat([0, 1, 0], [2 * k, at - 2 * k, count - at])
         self.lower, self.upper = np.zeros(count), np.ones(count)
@@ -373,6 +399,7 @@ class _Program:
         self.least: list[np.ndarray] = []
         self.most: list[np.ndarray] = []
         self.gates: list[np.ndarray] = []
+        self.goals = len(search.goal.low)
         equal, values = search.equalities()
         self._need(np.concatenate([equal, np.zeros((len(equal), count - at))], axis=1), values, values)
         self._need(self.cost[None], np.zeros(1), np.array([radius]))
@@ -380,16 +407,18 @@ class _Program:
         def of_change(slopes: np.ndarray) -> np.ndarray:
             return np.concatenate([slopes, -slopes, np.zeros((len(slopes), count - 2 * k))], axis=1)
 
+        def interval(units: np.ndarray, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            """What is linear in the change is bounded by its length, the rest by its variables."""
+            rest = units[:, 2 * k :] * self.lower[2 * k :], units[:, 2 * k :] * self.upper[2 * k :]
+            bottom, top = search.reach(units[:, :k], radius)
+            return bottom + shift + np.minimum(*rest).sum(1), top + shift + np.maximum(*rest).sum(1)
+
         units, shift = np.zeros((model.d, count)), search.row  # h_0 = x, as a function of the variables
         units[search.moves] = of_change(np.diag(search.scale))
         for i, (weight, bias) in enumerate(zip(model.weights[:-1], model.biases[:-1])):
             units, shift = weight @ units, weight @ shift + bias
             some, offset, (low, high) = self.free[i], search.offsets[i], reach[i]
-            # what is linear in the change is bounded by its length, the rest by its variables
-            rest = units[:, 2 * k :] * self.lower[2 * k :], units[:, 2 * k :] * self.upper[2 * k :]
-            bottom, top = search.reach(units[:, :k], radius)
-            bottom, top = (b[some, None] for b in (bottom + shift + np.minimum(*rest).sum(1),
-                                                   top + shift + np.maximum(*rest).sum(1)))  # fmt: skip
+            bottom, top = (b[some, None] for b in interval(units, shift))
             m = int(some.sum())
             eye = np.eye(count)
             gate, value = eye[at : at + m], eye[at + m : at + 2 * m]
@@ -407,8 +436,16 @@ class _Program:
             self._need(value - z - top * gate, c - top[:, 0])
             units, shift = units * self.open[i][:, None], shift * self.open[i]
             units[some], shift[some] = value, 0
-        self._need(search.signs @ model.weights[-1] @ units,
-                   search.low - search.signs @ (model.weights[-1] @ shift + model.biases[-1]))  # fmt: skip
+        last = search.goal.signs @ model.weights[-1]
+        units, shift = last @ units, last @ shift + search.goal.signs @ model.biases[-1] - search.goal.low
+        if len(self.parts):  # one of them at least: the others may be as low as they can be
+            bottom = np.minimum(interval(units, shift)[0], 0)
+            chosen = np.eye(count)[self.parts]
+            self.integers[self.parts] = 1
+            self._need(chosen.sum(0)[None], np.ones(1))
+            self._need(units + bottom[:, None] * chosen, bottom - shift)
+        else:
+            self._need(units, -shift)
 
     def _need(self, rows: np.ndarray, least: np.ndarray, most: Any = np.inf) -> None:
         """most ≥ rows · variables ≥ least, with the largest coefficient of each row made 1."""
@@ -432,40 +469,42 @@ class _Program:
             bits[free] = x[gates] > 0.5
         return out
 
-    def exclude(self, bits: Sequence[np.ndarray]) -> None:
-        """No solution in this cell: at least one of its free gates is another."""
+    def part(self, x: np.ndarray) -> np.ndarray:
+        """The part of the goal that a solution meets."""
+        return np.array([x[self.parts].argmax()]) if len(self.parts) else np.arange(self.goals)
+
+    def exclude(self, bits: Sequence[np.ndarray], part: np.ndarray) -> None:
+        """No solution in this cell that meets this part: at least one of its free gates, or the part, is another."""
         row, least = np.zeros(len(self.cost)), 1.0
+        if len(self.parts):
+            row[self.parts[part]] = -1.0
+            least -= 1
         for b, free, gates in zip(bits, self.free, self.gates):
             row[gates] = np.where(b[free], -1.0, 1.0)
             least -= b[free].sum()
         self._need(row[None], np.array([least]))
 
 
-def find_nearest(searches: Sequence[Search], rows: np.ndarray | None, seconds: float) -> None:
-    """Run searches side by side: good points first, for half the time at most, then proofs in growing distance."""
+def find_nearest(search: Search, rows: np.ndarray | None, seconds: float) -> None:
+    """Run a search: good points first, for half the time at most, then proofs in growing distance."""
     begun = time.monotonic()
-    for i, search in enumerate(searches):
-        for start in search.starts(rows):
-            search.improve(start, begun + seconds / 2 * (i + 1) / len(searches))
-    left, radius = list(searches), _FIRST
+    for start in search.starts(rows):
+        search.improve(start, begun + seconds / 2)
+    radius = _FIRST
     with Meter("counterfactual: distances looked at", None) as meter:
-        while left:
-            for search in tuple(left):  # what is farther than the best of any is of no interest
-                if time.monotonic() > begun + seconds:
-                    return
-                search.distance = min(s.distance for s in searches)
-                within = min(radius, search.farthest, search.distance)
-                if search.ball(within, begun + seconds) or within == search.farthest:
-                    left.remove(search)
+        while time.monotonic() < begun + seconds:
+            radius = min(radius, search.farthest, search.distance)
+            if search.ball(radius, begun + seconds) or radius == search.farthest:
+                return
             meter.advance()
             radius *= _GROWTH
 
 
 def counterfactual(
-    model: HalfSpaceModel, row: np.ndarray, wanted: Sequence[tuple[np.ndarray, np.ndarray]], what: str,
-    within: np.ndarray | None, keep: Sequence[int], whole: Sequence[int] | None, seconds: float,
+    model: HalfSpaceModel, row: np.ndarray, goal: Goal, what: str, within: np.ndarray | None, keep: Sequence[int],
+    whole: Sequence[int] | None, seconds: float,
 ) -> tuple[np.ndarray, float, float]:  # fmt: skip
-    """The nearest row that has one of the outputs wanted, each given as signs (k, c) and low (k,): ``signs @ f > low``.
+    """The nearest row with outputs as the goal has them; `what` tells in words what it would be predicted.
 
     Returns
     -------
@@ -474,17 +513,14 @@ def counterfactual(
     room = Room.of(row, model.spread, within, keep, whole)
     if not len(room.moves):
         raise OptionError("counterfactual: no feature may change. Keep fewer, or give `within` more rows.")
-    searches = [Search(model, row, signs, low, room) for signs, low in wanted]
-    find_nearest(searches, within, seconds)
-    best = min(searches, key=lambda s: np.inf if s.found is None else float(np.abs(s.found).sum()))
-    at_least = min(search.at_least for search in searches)
-    if best.found is None:
+    search = Search(model, row, goal, room)
+    find_nearest(search, within, seconds)
+    if search.found is None:
         where = "the ranges of `within`" if within is not None else f"{FAR:g} standard deviations"
-        if at_least >= best.farthest:
+        if search.at_least >= search.farthest:
             raise RegionError(f"counterfactual: within {where}{' and with what is kept' if keep else ''} no row is "
                               f"predicted {what}.")  # fmt: skip
         raise RegionError(f"counterfactual: found no row that is predicted {what} in {seconds:g} s (none is nearer "
-                          f"than {at_least:.3g} standard deviations). Give more `seconds`, or training rows as "
+                          f"than {search.at_least:.3g} standard deviations). Give more `seconds`, or training rows as "
                           "`within` to start from.")  # fmt: skip
-    distance = float(np.abs(best.found).sum())
-    return best.point(best.found), distance, min(at_least, distance)
+    return search.point(search.found), search.distance, search.at_least

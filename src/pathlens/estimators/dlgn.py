@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from pathlens.errors import EmptyDataError, LabelError, OptionError, ShapeError, unknown_name
-from pathlens.estimators.counterfactuals import Counterfactual, counterfactual
+from pathlens.estimators.counterfactuals import Counterfactual, Goal, counterfactual
 from pathlens.estimators.explanations import Explanation, Rules, explanation_of, plot_rules, rules_of
 from pathlens.estimators.files import load_estimator, save_estimator
 from pathlens.estimators.fitting import fit
@@ -213,7 +213,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
     def _counterfactual(
         self, x: Any, wanted: Any, within: Any, keep: Any, whole: Any, seconds: float
     ) -> Counterfactual:
-        """`wanted` tells from f of the row what outputs are asked for, as `counterfactual` takes them, and in words."""
+        """`wanted` tells from f of the row what outputs are asked for, and in words what is predicted for them."""
         check_is_fitted(self)
         if not (isinstance(seconds, Real) and seconds > 0):
             raise OptionError(f"counterfactual: seconds must be positive, got {seconds!r}.")
@@ -224,8 +224,8 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         if len(row) != 1:
             raise ShapeError(f"counterfactual: expected one row, got {len(row)}. Ask for each on its own.")
         rows = None if within is None else self._rows(within)
-        outputs, what = wanted(self.model_.outputs(row)[0])
-        point, *told = counterfactual(self.model_, row[0], outputs, what, rows, fixed, integers, float(seconds))
+        goal, what = wanted(self.model_.outputs(row)[0])
+        point, *told = counterfactual(self.model_, row[0], goal, what, rows, fixed, integers, float(seconds))
         before, after = (self._told(self.model_.outputs(r[None]))[0] for r in (row[0], point))
         return Counterfactual(row[0], point, before, after, *told, tuple(names), self.model_.spread)
 
@@ -390,7 +390,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         (np.True_, True, False)
         """
 
-        def wanted(f: np.ndarray) -> tuple[list[Any], str]:
+        def wanted(f: np.ndarray) -> tuple[Goal, str]:
             now = int(np.flatnonzero(self.classes_ == self._told(f[None])[0])[0])
             found = [k for k in range(len(self.classes_)) if self.classes_[k] == target]
             if target is not None and not found:
@@ -399,11 +399,11 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
             if found == [now]:
                 raise OptionError(f"counterfactual: the row is predicted {self.classes_[now]!r} already.")
             if len(f) == 1:
-                return [(np.array([[1.0 - 2 * now]]), np.zeros(1))], repr(self.classes_[1 - now])
-            others = found or [int(k) for k in np.argsort(-f, kind="stable") if k != now]
-            eye = np.eye(len(f))
-            pairs = [(np.delete(eye[k] - eye, k, axis=0), np.zeros(len(f) - 1)) for k in others]
-            return pairs, repr(self.classes_[others[0]]) if found else f"other than {self.classes_[now]!r}"
+                return Goal(np.array([[1.0 - 2 * now]]), np.zeros(1)), repr(self.classes_[1 - now])
+            eye, low = np.eye(len(f)), np.zeros(len(f) - 1)
+            if found:  # above all others; otherwise any above what is predicted now
+                return Goal(np.delete(eye[found[0]] - eye, found[0], axis=0), low), repr(self.classes_[found[0]])
+            return Goal(np.delete(eye - eye[now], now, axis=0), low, any_of=True), f"other than {self.classes_[now]!r}"
 
         return self._counterfactual(x, wanted, within, keep, whole, seconds)
 
@@ -493,13 +493,13 @@ early_stopping, validation_fraction, patience, random_state, verbose
             raise OptionError(f"counterfactual: at_least and at_most are finite numbers, got {value!r}.")
         bound = float(value)
 
-        def wanted(f: np.ndarray) -> tuple[list[Any], str]:
+        def wanted(f: np.ndarray) -> tuple[Goal, str]:
             what = f"{'at least' if sign > 0 else 'at most'} {bound:g}"
             if len(f) != 1:
                 raise OptionError(f"counterfactual: the model has {len(f)} targets. Fit one to the target in question.")
             if sign * f[0] >= sign * bound:
                 raise OptionError(f"counterfactual: the row is predicted {f[0]:g}, which is {what} already.")
-            return [(np.array([[sign]]), np.array([sign * bound]))], what
+            return Goal(np.array([[sign]]), np.array([sign * bound])), what
 
         return self._counterfactual(x, wanted, within, keep, whole, seconds)
 
