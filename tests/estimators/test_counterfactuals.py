@@ -59,6 +59,17 @@ def by_all_cells(model, row, signs, lowest, highest, whole=(), group=()):
     return best
 
 
+def found_and_proved(search, wanted):
+    """The least distance is found and proved to be that, or that there is none; whether there is a point."""
+    if np.isinf(wanted):
+        assert search.found is None and search.at_least >= search.farthest
+        return False
+    assert search.distance == pytest.approx(wanted, rel=2e-4, abs=1e-5)
+    assert search.at_least <= wanted + 1e-5
+    assert search.at_least == pytest.approx(search.distance, rel=2e-4, abs=1e-5)
+    return True
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([(3,), (2, 3), (2, 2, 2)]), st.booleans(), st.booleans()
@@ -72,13 +83,8 @@ def test_it_is_the_nearest_of_all_cells(seed, d, hidden, constant, starts):
     wanted = by_all_cells(model, row, sign, lowest, highest)
     search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), Room.of(row, model.spread, rows, [], None))
     find_nearest(search, rows if starts else None, 60.0)
-    if np.isinf(wanted):
-        assert search.found is None
-        assert search.at_least >= np.maximum(search.up, -search.down).sum() - 1e-9
+    if not found_and_proved(search, wanted):
         return
-    assert search.distance == pytest.approx(wanted, rel=2e-4, abs=1e-5)
-    assert search.at_least <= wanted + 1e-5
-    assert search.at_least == pytest.approx(search.distance, rel=2e-4, abs=1e-5)
     point = search.point(search.found)
     assert sign * model.outputs(point[None])[0, 0] > 0
     assert (point >= lowest).all() and (point <= highest).all()
@@ -99,11 +105,8 @@ def test_whole_numbers_and_categories_stay_what_they_are(seed, hidden, starts):
     wanted = by_all_cells(model, row, sign, rows.min(0), rows.max(0), whole=(1, 2, 3, 4), group=(2, 3, 4))
     search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), room)
     find_nearest(search, rows if starts else None, 60.0)
-    if np.isinf(wanted):
-        assert search.found is None and search.at_least >= search.farthest
+    if not found_and_proved(search, wanted):
         return
-    assert search.distance == pytest.approx(wanted, rel=2e-4, abs=1e-5)
-    assert search.at_least == pytest.approx(search.distance, rel=2e-4, abs=1e-5)
     point = search.point(search.found)
     assert sign * model.outputs(point[None])[0, 0] > 0
     assert np.array_equal(point[1:], np.round(point[1:])) and sorted(point[2:]) == [0, 0, 1]
@@ -125,11 +128,8 @@ def test_of_several_classes_it_is_the_nearest_of_one_or_of_any(seed, hidden, any
     wanted = min(each) if any_of else each[[k for k in range(4) if k != now].index(other)]
     search = Search(model, row, goal, Room.of(row, model.spread, rows, [], None))
     find_nearest(search, rows if starts else None, 60.0)
-    if np.isinf(wanted):
-        assert search.found is None and search.at_least >= search.farthest
+    if not found_and_proved(search, wanted):
         return
-    assert search.distance == pytest.approx(wanted, rel=2e-4, abs=1e-5)
-    assert search.at_least == pytest.approx(search.distance, rel=2e-4, abs=1e-5)
     answer = model.outputs(search.point(search.found)[None])[0].argmax()
     assert answer != now and (any_of or answer == other)
 
