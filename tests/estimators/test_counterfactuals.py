@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 
 from pathlens import DLGNClassifier, DLGNRegressor
 from pathlens.errors import LabelError, OptionError, RegionError, ShapeError, UnknownNameError
-from pathlens.estimators import HalfSpaceModel
+from pathlens.estimators import HalfSpaceModel, counterfactuals
 from pathlens.estimators.counterfactuals import Goal, Room, Search, counterfactual, find_nearest
 
 
@@ -219,6 +219,19 @@ def test_out_of_time_it_tells_what_it_has_and_what_is_proved():
     )  # fmt: skip
     assert sign * model.outputs(point[None])[0, 0] > 0
     assert 0 <= at_least <= distance
+
+
+def test_a_cell_that_the_solver_gives_up_is_not_taken_for_empty(monkeypatch):
+    model = random_model(5, 3, (3,))
+    row, rows = np.zeros(3), np.random.default_rng(0).normal(size=(30, 3)) * 2
+    sign = -np.sign(model.outputs(row[None])[0, 0])
+    wanted = by_all_cells(model, row, sign, rows.min(0), rows.max(0))
+    assert np.isfinite(wanted)
+    gave_up = type("Solved", (), {"status": 4, "x": None})
+    monkeypatch.setattr(counterfactuals, "linprog", lambda *a, **k: gave_up)
+    search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), Room.of(row, model.spread, rows, [], None))
+    find_nearest(search, None, 20.0)
+    assert search.at_least <= wanted + 1e-5
 
 
 def test_a_regression_reaches_a_value_from_either_side():

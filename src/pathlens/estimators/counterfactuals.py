@@ -221,6 +221,7 @@ class Search:
         self.found: np.ndarray | None = None  # change, in standard deviations
         self.distance = np.inf
         self.at_least = 0.0
+        self.unsure = False  # whether a cell was left without an answer
 
     # --- points ------------------------------------------------------------------------------------------------
 
@@ -283,11 +284,13 @@ class Search:
         for inside in _INSIDE:
             solved = linprog(cost, A, -right[moved] - inside, equal, values, bounds, "highs", integrality=integrality)
             if solved.status != 0:
+                self.unsure |= solved.status != 2  # anything but proved empty
                 return None
             change = self.snapped(solved.x[:k] - solved.x[k : 2 * k])
             change[np.abs(change) < _INSIDE[0] / 10] = 0  # what the solver left, not what is needed
             if self.works(change[None])[0]:
                 return change
+        self.unsure = True
         return None
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -366,9 +369,12 @@ class Search:
             if solved.x is None:
                 return True  # out of time
             bits, part = program.bits(solved.x), program.part(solved.x)
+            self.unsure = False
             best = self._cell(bits, part)
             if best is not None:
                 self._keep(best)
+            if self.unsure:
+                return True  # without this cell a bound would not hold
             if solved.status != 0 or self.distance <= self.at_least * (1 + _GAP) + _TOLERANCE:
                 return True
             # at its walls the point takes some gates for open and some for closed: there is no such cell
