@@ -240,6 +240,18 @@ def test_a_map_that_selects_and_scales() -> None:
     check_paths(open_twin(template, "galu", X), X)
 
 
+def test_a_first_row_that_opens_nothing_tells_the_wiring_too() -> None:
+    """Of zeros, pooling that keeps the shape makes zeros: it must not be taken for nothing at all."""
+    template = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1, bias=False), nn.ReLU(), nn.AvgPool2d(3, 1, 1), nn.Conv2d(2, 2, 2, bias=False),
+        nn.ReLU(), nn.Flatten(), nn.Linear(8, 1, bias=False),
+    ).double()  # fmt: skip
+    X = torch.randn(5, 1, 3, 3).double()
+    net = open_twin(template, "relu", X)
+    X[0] = 0.0
+    check_paths(net, X)
+
+
 class _DenseResidual(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

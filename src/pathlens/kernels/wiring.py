@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from pathlens.errors import RecordError
 from pathlens.kernels.fields import SpatialMap, Windows
 from pathlens.models.graphs import Watcher
+from pathlens.models.tracing import linear_unit
 from pathlens.recording import GatedNetwork
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -57,6 +58,17 @@ def _value_arguments(net: GatedNetwork, x: Tensor, ids: Tensor | None) -> tuple[
     return caught[0]
 
 
+def _generic(argument: Any) -> Any:
+    """Positive random numbers of that shape, a unit that lets all through for a function.
+
+    Of the row itself, closed gates and pixels of zero would hide what a map does to positions.
+    """
+    if not isinstance(argument, Tensor):
+        return linear_unit
+    generator = torch.Generator().manual_seed(0)  # its own: nothing of the user's moves
+    return (0.5 + torch.rand(argument.shape, dtype=torch.float64, generator=generator)).to(argument.device)
+
+
 class Wiring:
     """The value network as steps, built once from its graph and one row.
 
@@ -69,7 +81,7 @@ class Wiring:
 
     def __init__(self, net: GatedNetwork, x: Tensor) -> None:
         ids = torch.zeros(1, dtype=torch.long, device=x.device) if net.needs_rows else None
-        arguments = [a.double() if isinstance(a, Tensor) else a for a in _value_arguments(net, x[:1], ids)]
+        arguments = [_generic(a) for a in _value_arguments(net, x[:1], ids)]
         self.ones = net.value_input == "ones"
         self.input_shape = tuple(arguments[0].shape[1:])
         self.device = x.device
