@@ -168,6 +168,17 @@ def test_deep_soft_networks_warn_and_start_with_preserve():
 # --- bad input -------------------------------------------------------------------------------------------------
 
 
+class Scaled(nn.Module):
+    """A parameter that nothing can draw anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.linear = nn.Parameter(torch.randn(2)), nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.linear(self.scale * x)
+
+
 def relu(outputs=1):
     return pl.models.relu(2, (8,), outputs, seed=0)
 
@@ -215,6 +226,10 @@ BAD = [
     (lambda: pl.train(relu(), (X, Y), epochs=1, seeds=[]), errors.EmptyDataError, "no networks"),
     (lambda: pl.train([], (X, Y), epochs=1), errors.EmptyDataError, "empty"),
     (lambda: pl.train([relu(), pl.models.relu(2, (9,))], (X, Y), epochs=1), errors.ShapeError, "network 1"),
+    (lambda: pl.train([relu()] * 2, (X, Y), epochs=1), errors.OptionError, "in the list twice"),
+    (lambda: pl.train(Scaled(), (X, Y), epochs=1, seeds=[0]), errors.OptionError, "'scale'.*make"),
+    (lambda: pl.train(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), (X, Y), epochs=1,
+                      batch_size=3), errors.OptionError, "10 rows in batches of 3"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, settings=[{"rate": 1.0}]), errors.UnknownNameError, "setting"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, settings=[{"beta": 1.0}]), errors.OptionError, "not soft"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, beta=lambda p: 4.0), errors.OptionError, "no beta"),

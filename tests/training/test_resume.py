@@ -136,6 +136,29 @@ def test_another_run_in_the_same_folder_is_refused_and_nothing_is_touched(tmp_pa
     assert run(tmp_path, lr=5e-3, resume=False).settings[0]["lr"] == 5e-3
 
 
+@pytest.mark.parametrize("first, other", [
+    (lambda: pl.models.relu(2, (4, 6)), lambda: pl.models.relu(2, (3, 8))),  # 38 numbers each
+    (lambda: pl.models.dlgn(2, (4,), beta=4), lambda: pl.models.dlgn(2, (4,), beta=10)),
+    (lambda: pl.models.dlgn(2, (4,)), lambda: pl.models.dlgn(2, (4,), piecewise_constant=True)),
+    (lambda: pl.models.dlgn(2, (4,)), lambda: pl.models.dlgn(2, (4,), gate="straight_through")),
+    (lambda: pl.models.galu(2, (4,), seed=0), lambda: pl.models.galu(2, (4,), seed=1)),
+    (lambda: pl.models.frg(2, (4,), examples=64, seed=0), lambda: pl.models.frg(2, (4,), examples=64, seed=1)),
+], ids=["layers", "beta", "input", "gate", "frozen gates", "table"])  # fmt: skip
+def test_a_checkpoint_of_another_network_is_refused(tmp_path, first, other):
+    data, options = pl.data.circle(64), {"epochs": 2, "checkpoint": tmp_path, "progress": False}
+    net = first()
+    whole = pl.train(net, data, **options)
+    assert pl.train(net, data, **options).history == whole.history  # trained in place, it is still the same
+    with pytest.raises(errors.CheckpointError, match="a network with other layers, other frozen weights"):
+        pl.train(other(), data, **options)
+
+
+def test_a_moving_beta_is_no_other_network(tmp_path):
+    net, beta = pl.models.dlgn(2, (4,)), pl.training.Geometric(4, 100)
+    runs = [pl.train(net, pl.data.circle(64), epochs=2, beta=beta, checkpoint=tmp_path, progress=False) for _ in "ab"]
+    assert runs[0].history == runs[1].history
+
+
 def test_a_finished_run_goes_on_for_longer_to_the_same_bits(tmp_path):
     data, keep = pl.data.circle(64), {"seeds": [0, 1], "progress": False}
     net = pl.models.dlgn(2, (4, 4))

@@ -143,6 +143,57 @@ def test_dropout_has_a_generator_per_member():
     assert worst(together.networks[0], dry.networks[0]) > 1e-3
 
 
+def test_dropout_by_function_is_that_of_the_module():
+    class Dropped(nn.Sequential):
+        def forward(self, x):
+            return self[2](F.dropout(self[1](self[0](x)), 0.4, self.training))
+
+    layers = [nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 1)]
+    nets = [Dropped(*layers).double(), nn.Sequential(*layers[:2], nn.Dropout(0.4), layers[2]).double()]
+    runs = [pl.train(net, regression(), epochs=3, batch_size=16, seeds=[5, 6], progress=False) for net in nets]
+    assert all(worst(a, b) == 0 for a, b in zip(runs[0].networks, runs[1].networks))
+
+
+def test_attention_is_drawn_from_the_seed():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.output = nn.MultiheadAttention(2, 1), nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.output(x)
+
+    nets = pl.train(Attention(), pl.data.circle(8), epochs=1, seeds=[0, 1], progress=False).networks
+    assert not torch.equal(nets[0].inner.in_proj_weight, nets[1].inner.in_proj_weight)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(2, 5), nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 1)
+        self.c.weight = self.b.weight
+
+    def forward(self, x):
+        for layer in (self.a, self.b, self.c):
+            x = torch.relu(layer(x))
+        return self.d(x)
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_tied_weights_stay_tied(twin, tmp_path):
+    data = regression()
+    x, y = data.x, data.y
+    net = Tied().double()
+    net = pl.gated_twin(net, "relu", example=x[:2]) if twin else net
+    alone = copy.deepcopy(net)
+    options = {"keep_at": [0], "checkpoint": tmp_path, "progress": False}
+    pl.train(net, (x, y), epochs=30, lr=0.01, batch_size=16, seed=3, **options)
+    train_plainly(alone, x, y, steps=90, loss=F.mse_loss, optimizer=torch.optim.Adam, batch_size=16, seed=3, lr=0.01)
+    assert worst(net, alone) <= 1e-12
+    part = net.values if twin else net
+    assert part.b.weight is part.c.weight
+
+
 def test_dropout_drops_the_right_share_and_keeps_the_mean():
     from pathlens.training.stack import _DropoutFromDraws
 

@@ -75,12 +75,16 @@ def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Ten
     scheduled = config["schedule"] != "constant" or config["beta"] is not None
     longer = not scheduled and saved["epochs"] <= config["epochs"]
     free = {"epochs"} if longer else set()
+    if "network" not in saved:  # checkpoints of earlier versions do not tell
+        free.add("network")
     different = [k for k in sorted({*saved, *config} - free) if saved.get(k) != config.get(k)]
     if different:
         k = different[0]
+        owner = f"a run with {k}={saved.get(k)!r}, this one has {k}={config.get(k)!r}"
+        if k == "network":
+            owner = "a network with other layers, other frozen weights or other gates than this one"
         raise CheckpointError(
-            f"{folder}: the checkpoint belongs to a run with {k}={saved.get(k)!r}, this one has "
-            f"{k}={config.get(k)!r}. Use another folder, or resume=False to start over."
+            f"{folder}: the checkpoint belongs to {owner}. Use another folder, or resume=False to start over."
         )
     if meta["environment"] != environment():
         warnings.warn(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +23,14 @@ from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, OptionError, unknown_name
 from pathlens.linops.plotting import axes, whole_numbers
+from pathlens.models.sources import TableSource
 from pathlens.recording import Trajectory, as_rows
 from pathlens.recording.inputs import output_width
 from pathlens.training.checkpoints import forget_checkpoints
 from pathlens.training.inputs import LOSSES, Data, as_device, prepare, prepare_validation
 from pathlens.training.run import OPTIMISERS, Run, Watch, derive_seed
 from pathlens.training.schedules import Schedule, rate_schedule
-from pathlens.training.stack import Loss, Penalty, gated_parts
+from pathlens.training.stack import Loss, Penalty, gated_parts, trained_names
 from pathlens.training.teacher import Teacher
 
 _SETTINGS = ("lr", "beta", "weight_decay", "momentum")  # what may differ between members of a stack
@@ -201,7 +203,8 @@ def train(
     checkpoint : folder, optional
         Save there every `checkpoint_every` epochs and at the end; a run that was cut off goes on from there, on the CPU
         to the same bits. One that is finished goes on with a larger `epochs`, unless `schedule` or `beta` depend on it.
-        `resume=False` starts over.
+        `resume=False` starts over. Another network is refused by its layers, frozen weights and gates, not by the
+        weights that it comes with.
     device : optional
         Default: where the network is.
     compile : bool
@@ -280,6 +283,7 @@ def train(
     config = {
         "kind": getattr(members[0], "kind", type(members[0]).__name__),
         "parameters": sum(p.numel() for p in members[0].parameters()),
+        "network": _fingerprint(members, trained, beta is not None) if checkpoint is not None else None,
         "dtype": str(prepared.x.dtype),
         "data": prepared.fingerprint() if checkpoint is not None else None,
         "members": member_settings,
@@ -337,7 +341,7 @@ def train(
             run.restore(folder)
         elif folder is not None:
             forget_checkpoints(folder)
-        with _bar(label, epochs, run.epoch, len(members), progress) as tick, _batchable(members[0]):
+        with _bar(label, epochs, run.epoch, len(members), progress) as tick, _trainable(members[0], run):
             run.go(epochs, folder, checkpoint_every, stop_below, tick)
     for i, member in enumerate(members):
         run.stack.write(i, member)
@@ -345,10 +349,17 @@ def train(
 
 
 @contextmanager
-def _batchable(net: nn.Module) -> Iterator[None]:
+def _trainable(net: nn.Module, run: Run) -> Iterator[None]:
     """While networks run as one stack: what `torch.vmap` cannot batch becomes an error that a user can read."""
     try:
         yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise OptionError(
+            f"train: batch-norm cannot normalise a batch of one row, and {run.n} rows in batches of {run.batch} leave "
+            "one over. Choose another batch_size, or leave out a row."
+        ) from error
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         if not ("vmap" in reason or "atching rule" in reason):
@@ -357,6 +368,24 @@ def _batchable(net: nn.Module) -> Iterator[None]:
             f"train: networks are trained as a stack, and torch.vmap cannot batch something in {type(net).__name__}: "
             f"{reason.rstrip('.')}. Train it in a loop of your own, and keep moments with Trajectory().append(net, X)."
         ) from error
+
+
+def _fingerprint(members: Sequence[nn.Module], trained: str | None, moving_beta: bool) -> str:
+    """Changes with all of the networks that training leaves as it is: layers, frozen weights, gates."""
+    digest = hashlib.sha256()
+    learned = set(trained_names(trained, members[0]))
+    for net in members:
+        fixed: list[Tensor] = []
+        for name, p in net.named_parameters():
+            digest.update(f"{name} {tuple(p.shape)}".encode())
+            fixed += [] if name in learned else [p]
+        for _, part in gated_parts(net):
+            digest.update(f"{type(part.gate).__name__} {part.value_input}".encode())
+            fixed += [] if moving_beta else [*part.gate.buffers()]
+            fixed += [*part.source.buffers()] if isinstance(part.source, TableSource) else []
+        for t in fixed:
+            digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _name(function: Any) -> str:
@@ -413,6 +442,11 @@ def _members(
             raise OptionError("train: give either a list of networks, or one network with seeds or settings.")
         if not nets:
             raise EmptyDataError("train: the list of networks is empty.")
+        if len({id(one) for one in nets}) < len(nets):
+            raise OptionError(
+                "train: a network is in the list twice, and it can hold the weights of one training alone. Give copies "
+                "of it, copy.deepcopy(net), or the network itself with seeds=…."
+            )
         return nets, [base | {"seed": seed + i} for i in range(len(nets))]
     if seeds is None and settings is None:
         return [net], [base | {"seed": seed}]
@@ -442,14 +476,25 @@ def initialise(net: nn.Module, seed: int) -> None:
     """Draw a network's weights from a seed, in place: gated parts by their own rule, others by `reset_parameters`."""
     gated = [part for _, part in gated_parts(net)]
     inside = {m for part in gated for m in part.modules()}
+    plain = [m for m in net.modules() if m not in inside and callable(_reset(m))]
+    drawn = {p for m in (*plain, *gated) for p in m.parameters()}
+    for name, p in net.named_parameters():
+        if p.requires_grad and p not in drawn:
+            raise OptionError(
+                f"train: parameter '{name}' of shape {tuple(p.shape)} cannot be drawn from a seed: its module has no "
+                "reset_parameters. Give it one, or give networks that you made: train([make(s) for s in seeds], …)."
+            )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for m in reversed(list(net.modules())):  # children first: a parent's own rule wins
-            reset = getattr(m, "reset_parameters", None)
-            if callable(reset) and m not in inside:
-                reset()
+        for m in reversed(plain):  # children first: a parent's own rule wins
+            _reset(m)()
     for i, part in enumerate(gated):  # one seed would make parts of one shape equal, and keep them so
         part.reinitialise(seed if i == 0 else derive_seed(seed, f"part {i}"))
+
+
+def _reset(module: nn.Module) -> Any:
+    """What draws a module's own weights; attention and transformers of torch have it with an underscore."""
+    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
 
 
 @contextmanager

@@ -121,9 +121,9 @@ class Run:
         self._captured: dict[tuple[int, ...], Callable[..., tuple[Tensor, Tensor]]] = {}
         self._graph_buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
         self._dropout_shapes: dict[int, list[tuple[int, ...]]] = {}
-        self._has_dropout = any(
-            isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.stack.pattern.modules()
-        )
+        few = torch.arange(min(self.n, 2), device=data.x.device)[None]  # batch-norm needs two rows
+        rows = few if self.stack.needs_rows else None
+        self._has_dropout = bool(self.stack.dropout_shapes(data.x[few], rows))
         # convolutions of one network are faster than grouped ones, and vmap leaves batch-norm no lower precision
         self._in_lanes = device.type == "cuda" and data.x.ndim == 4 and sampler is None and not self._has_dropout
         self._taught: Tensor | None = None  # what the teacher says of every row, where rows stay as they are

@@ -102,10 +102,8 @@ class Stack:
                     "Only networks of one architecture can be trained together."
                 )
         self.pattern = copy.deepcopy(first).to(device)
-        if trained is None:
-            names = [n for n, p in first.named_parameters() if p.requires_grad]
-        else:
-            names = _names_of(trained, first)
+        names = trained_names(trained, first)
+        if trained is not None:
             for _, part in gated_parts(self.pattern):
                 part.trained = trained  # frozen gates keep their batch statistics
         if not names:
@@ -134,7 +132,8 @@ class Stack:
 
     def write(self, i: int, net: nn.Module) -> None:
         """Copy member i's weights into a network."""
-        net.load_state_dict({n: t.detach().clone() for n, t in self.state(i).items()})
+        # a tied weight is in the state under each of its names, and here under the first alone
+        net.load_state_dict({n: t.detach().clone() for n, t in self.state(i).items()}, strict=False)
 
     def set_buffer(self, suffix: str, value: float) -> None:
         """Set a scalar buffer (β) of every member; the buffer keeps its place in memory."""
@@ -306,8 +305,10 @@ def gated_parts(net: nn.Module) -> list[tuple[str, GatedNetwork]]:
     return [(f"{name}." if name else "", m) for name, m in net.named_modules() if isinstance(m, GatedNetwork)]
 
 
-def _names_of(part: str, net: nn.Module) -> list[str]:
-    """Names of the parameters of the values, the gates or both, whatever the network was built to train."""
+def trained_names(part: str | None, net: nn.Module) -> list[str]:
+    """Names of the parameters that are trained: of the values, the gates or both, or those it was built to train."""
+    if part is None:
+        return [n for n, p in net.named_parameters() if p.requires_grad]
     found = gated_parts(net)
     if not found:
         raise OptionError(f"train: trained={part!r} needs a GatedNetwork, got {type(net).__name__}.")
