@@ -86,6 +86,18 @@ def test_networks_that_are_no_chain_are_refused() -> None:
         paths.top(Scaled().double(), X, k=3)
 
 
+@pytest.mark.parametrize("between", [lambda h: torch.mul(h, 3), lambda h: h.mul(3), lambda h: torch.add(h, h)])
+def test_the_path_norm_of_rescaled_layers_is_refused(between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Rescaled(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self[1](torch.relu(between(self[0](x))))
+
+    net = Rescaled(nn.Linear(2, 3), nn.Linear(3, 1)).double()
+    for each in (net, pl.gated_twin(net, "dlgn", example=X[:2])):
+        with pytest.raises(RecordError, match="joins or rescales"):
+            paths.path_norm(each)
+
+
 def test_the_path_norm_of_a_network_with_other_paths_is_refused() -> None:
     layer, shortcut = nn.Linear(2, 2), Shortcut().double()
     with pytest.raises(RecordError, match="'0' is called twice"):

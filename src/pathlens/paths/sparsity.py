@@ -21,6 +21,11 @@ from pathlens.paths.trellis import Trellis, take_record, take_trellis
 from pathlens.recording import Record
 from pathlens.recording.taking import unwrapped
 
+# functions and methods between dense layers through which every path goes as it is
+_PASSING = {
+    "apply_site", "relu", "relu_", "leaky_relu", "leaky_relu_", "dropout", "flatten", "view", "reshape", "contiguous",
+}  # fmt: skip
+
 
 def _dense_layers(what: str, net: nn.Module, rec: Record | None = None) -> list[nn.Linear]:
     """The value network's layers in the order in which they act; anything else with parameters is refused.
@@ -68,7 +73,8 @@ def _followed(values: nn.Module) -> tuple[list[nn.Linear], str]:
             continue
         if node.target is getattr or (node.op == "call_method" and node.target in ("size", "dim")):
             continue  # a shape
-        if here is not None and (data != [here] or getattr(node.target, "__module__", "") == "_operator"):
+        name = getattr(node.target, "__name__", str(node.target))
+        if here is not None and (data != [here] or (node.op != "call_module" and name not in _PASSING)):
             return [], f"'{node.name}' joins or rescales what its layers make"
         module = modules.get(str(node.target)) if node.op == "call_module" else None
         if isinstance(module, nn.Linear):
