@@ -446,3 +446,11 @@ def test_constant_values_after_a_batch_norm_cannot_lend_their_weights() -> None:
 def test_an_unknown_option_is_met_with_what_is_known(options: dict[str, str]) -> None:
     with pytest.raises(UnknownNameError, match="Known: "):
         gated_twin(mlp(5, (6,)), "soft_galu", example=torch.randn(2, 5), **options)  # type: ignore[arg-type]
+
+
+def test_a_template_that_gives_no_numbers_is_refused() -> None:
+    template = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    with torch.no_grad():
+        template[0].weight[0] = torch.nan
+    with pytest.raises(ConversionError, match="NaN or infinite"):
+        gated_twin(template, "dlgn", torch.randn(2, 2))

@@ -72,6 +72,11 @@ class Checker:
                     f"gated_twin: {self.name}: for {len(self.rows)} inputs it returns {shape}, expected one tensor "
                     f"with {len(self.rows)} rows. Wrap it so that it returns one row per input."
                 )
+            if not bool(want.isfinite().all()):
+                raise ConversionError(
+                    f"gated_twin: {self.name}: its output is NaN or infinite on inputs like the example's. Check its "
+                    "weights: has its training diverged?"
+                )
             if not torch.allclose(want, got, rtol=_TOLERANCE, atol=1e-10 * float(1 + want.abs().max())):
                 error = float((want - got).abs().max() / want.abs().max().clamp_min(1e-30))
                 raise ConversionError(
