@@ -244,6 +244,18 @@ def test_bad_input_says_what_is_wrong(call, error, message):
         call()
 
 
+@pytest.mark.parametrize("shape", [(64,), (64, 1), (64, 3)])
+def test_integers_that_are_no_classes_of_the_outputs_have_no_accuracy(data, shape):
+    outputs = shape[-1] if len(shape) > 1 else 1
+    y = (data.x[:, :1] > 0).long().expand(64, outputs).reshape(shape)
+
+    def logistic(f, y):
+        return nn.functional.softplus(f * (1 - 2 * y.reshape(f.shape))).mean()
+
+    t = pl.train(relu(outputs), (data.x[:64], y), loss=logistic, epochs=2, progress=False)
+    assert set(t.history) == {"loss"}
+
+
 def test_one_member_that_diverges_does_not_stop_the_others(data):
     settings = [{"lr": 1e-2}, {"lr": 1e30}]
     with pytest.warns(errors.PathlensWarning, match="1 of 2"):

@@ -268,9 +268,12 @@ class Stack:
     def evaluate(
         self, x: Tensor, y: Tensor, loss: Loss, ids: Tensor | None, batch: int, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(Weighted) mean loss of each member on all rows in eval mode, and accuracy where y holds labels."""
+        """(Weighted) mean loss of each member on all rows in eval mode, and accuracy where y holds labels.
+
+        Labels are integers, one a row, and there is an output for each: of one output no class is the largest.
+        """
         self.pattern.eval()
-        labels = not y.dtype.is_floating_point
+        labels = not y.dtype.is_floating_point and y.ndim == 1
         total = torch.zeros(self.k, dtype=torch.float64)
         correct = torch.zeros(self.k, dtype=torch.float64)
 
@@ -292,6 +295,7 @@ class Stack:
                 size = float(len(xb)) if w is None else float(w.double().sum())
                 mean = loss if w is None else partial(weighted_mean, loss, weights=w)
                 total += vmap(mean, in_dims=(0, None))(out, yb).double().cpu() * size
+                labels = labels and out.shape[-1] > 1
                 if labels:
                     right = (out.argmax(-1) == yb).double()
                     correct += (right if w is None else right * w).sum(-1).cpu()
