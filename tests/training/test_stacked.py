@@ -9,6 +9,7 @@ from torch import nn
 
 import pathlens as pl
 from pathlens.data import DataSet
+from pathlens.errors import ShapeError
 from pathlens.testing.plain_loop import train_plainly
 from pathlens.training import Geometric, cosine
 from pathlens.training.inputs import mse
@@ -235,6 +236,34 @@ def test_a_list_of_networks_is_trained_in_place():
     runs = pl.train(nets, data, epochs=2, progress=False)
     assert all(a is b for a, b in zip(runs.networks, nets))
     assert all(worst(a, b) > 0 for a, b in zip(nets, before))
+
+
+SAME_SHAPES = {
+    "value input": lambda: (pl.models.dlgn(2, (4,)), pl.models.dlgn(2, (4,), piecewise_constant=True)),
+    "what is trained": lambda: (pl.models.dlgn(2, (4,)), pl.models.dlgn(2, (4,), frozen=True)),
+    "gate function": lambda: (pl.models.relu(2, (4,)), pl.models.dln(2, (4,))),
+    "gate network": lambda: (pl.models.dlgn(2, (4, 4)), pl.models.soft_galu(2, (4, 4), epsilon=0.0)),
+    "epsilon": lambda: (pl.models.soft_relu(2, (4,), epsilon=0.0), pl.models.soft_relu(2, (4,), epsilon=0.5)),
+    "activation": lambda: [nn.Sequential(nn.Linear(2, 4), unit, nn.Linear(4, 1)) for unit in (nn.ReLU(), nn.Tanh())],
+    "slope": lambda: [nn.Sequential(nn.Linear(2, 4), nn.LeakyReLU(a), nn.Linear(4, 1)) for a in (0.1, 0.2)],
+    "frozen layer": lambda: [
+        nn.Sequential(nn.Linear(2, 4).requires_grad_(on), nn.Linear(4, 1)) for on in (True, False)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SAME_SHAPES)
+def test_networks_that_compute_otherwise_are_not_trained_as_the_first(name):
+    with pytest.raises(ShapeError, match="network 1"):
+        pl.train(list(SAME_SHAPES[name]()), pl.data.circle(16), epochs=1, progress=False)
+
+
+def test_networks_of_different_beta_are_trained_together():
+    nets = [pl.models.dlgn(2, (4,), beta=beta, seed=1).double() for beta in (4, 10)]
+    alone = copy.deepcopy(nets[1])
+    pl.train(nets, regression(), epochs=3, seed=0, progress=False)
+    pl.train(alone, regression(), epochs=3, seed=1, progress=False)
+    assert worst(nets[1], alone) <= 1e-12
 
 
 def test_beta_schedule_reaches_its_end():

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
 from pathlens.errors import OptionError, ShapeError, unknown_name
-from pathlens.models import GatedNetwork
+from pathlens.models import Gate, GatedNetwork
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Penalty = Callable[[nn.Module], Tensor]
@@ -94,12 +94,12 @@ class Stack:
         self.k = len(members)
         self.device = device
         shapes = {n: p.shape for n, p in first.named_parameters()}
+        common = _structure(first, trained is None)
         for i, m in enumerate(members):
-            other = {n: p.shape for n, p in m.named_parameters()}
-            if other != shapes:
+            if _structure(m, trained is None) != common:
                 raise ShapeError(
-                    f"train: network {i} does not have the architecture of network 0. "
-                    "Only networks of one architecture can be trained together."
+                    f"train: network {i} does not have the architecture of network 0, or not its gate function or what "
+                    "is trained of it. Only networks that differ in their numbers alone can be trained together."
                 )
         self.pattern = copy.deepcopy(first).to(device)
         names = trained_names(trained, first)
@@ -302,6 +302,16 @@ class Stack:
         self.pattern.train()
         count = float(len(x)) if weights is None else float(weights.double().sum())
         return total / count, correct / count if labels else None
+
+
+def _structure(net: nn.Module, flags: bool) -> list[Any]:
+    """What the networks of a stack have in common, since one of them runs for all: everything but numbers (and β)."""
+    found: list[Any] = [(n, p.shape, flags and p.requires_grad) for n, p in net.named_parameters()]
+    for name, m in net.named_modules():
+        told = m.code if isinstance(m, fx.GraphModule) else "" if isinstance(m, Gate) else m.extra_repr()
+        own = [getattr(m, key, None) for key in ("value_input", "activation_name", "sites", "_scaled")]
+        found.append((name, type(m).__name__, told, own))
+    return found
 
 
 def gated_parts(net: nn.Module) -> list[tuple[str, GatedNetwork]]:
