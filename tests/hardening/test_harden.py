@@ -321,3 +321,11 @@ def test_bounds_take_targets_without_a_second_dimension(piecewise_constant):
     net = pl.models.dlgn(2, hidden=(4,), piecewise_constant=piecewise_constant, seed=0)
     x, y = torch.randn(20, 2), torch.randn(20)
     assert cell_bound(net, x, y) == cell_bound(net, x, y[:, None])
+
+
+def test_every_phase_has_a_checkpoint_of_its_own(circle, tmp_path):
+    net = pl.models.dlgn(2, (4,), 2, seed=0)
+    rows = {"X": circle.x, "y": (circle.y[:, 0] > 0).long(), "epochs": 2, "progress": False}
+    plain, saved, again = (pl.harden(net, **rows, **more) for more in ({}, *({"checkpoint": tmp_path},) * 2))
+    assert plain.report.hard == saved.report.hard == again.report.hard
+    assert {path.name for path in tmp_path.iterdir()} == {"straight-through", "values"}

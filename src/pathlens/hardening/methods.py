@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -232,6 +233,8 @@ def _checked(net: nn.Module) -> GatedNetwork:
 
 
 def _train(net: GatedNetwork, rows: Data, common: dict[str, Any], **options: Any) -> Trajectory:
+    if common.get("checkpoint") is not None:  # every phase is a training of its own
+        options["checkpoint"] = Path(common["checkpoint"]) / options["label"].replace(" ", "-")
     trajectory = train(net, (rows.x, rows.y), **(common | options))
     assert isinstance(trajectory, Trajectory)
     return trajectory
