@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -338,3 +339,11 @@ def test_whole_numbers_stay_whole_for_an_embedding(outputs: str | int) -> None:
     check_ntk(ntk(net, X, outputs=outputs), net, X, outputs=outputs)
     check_ntk(ntk(net, X, outputs=outputs, columns=X[:4]), net, X, X[:4], outputs=outputs)
     check_ntk(ntk(net, X.numpy(), outputs=outputs, max_bytes=200_000), net, X, outputs=outputs)
+
+
+def test_outputs_and_numbers_of_eigenvalues_may_be_numpy_s() -> None:
+    net, X = models.relu(2, hidden=(4,), outputs=2, seed=0), torch.randn(5, 2)
+    one = np.int64(1)
+    assert torch.equal(ntk(net, X, outputs=one).dense(), ntk(net, X, outputs=1).dense())
+    assert torch.equal(record(net, X, outputs=one).f, record(net, X, outputs=1).f)
+    assert ntk(net, X).eigsh(one).values.shape == (1,)

@@ -244,6 +244,15 @@ def test_bad_input_says_what_is_wrong(call, error, message):
         call()
 
 
+def test_numbers_of_numpy_are_numbers(data, tmp_path):
+    numbers = {"epochs": 3, "seed": 1, "batch_size": 8, "lr": 0.25, "weight_decay": 0.5, "keep_at": [0, 2]}
+    given = {k: np.array(v) if isinstance(v, list) else np.asarray(v)[()] for k, v in numbers.items()}
+    runs = [pl.train(pl.models.relu(2, (4,), seed=0), data, checkpoint=tmp_path, progress=False, **some)
+            for some in (numbers, given)]  # fmt: skip
+    assert runs[0].history == runs[1].history and [m.epoch for m in runs[1].moments] == [0, 2]
+    runs[1].save(tmp_path / "trajectory")
+
+
 @pytest.mark.parametrize("shape", [(64,), (64, 1), (64, 3)])
 def test_integers_that_are_no_classes_of_the_outputs_have_no_accuracy(data, shape):
     outputs = shape[-1] if len(shape) > 1 else 1

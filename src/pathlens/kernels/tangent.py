@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -91,6 +92,8 @@ def ntk(
     """
     if part not in _PARTS:
         raise unknown_name("part of the tangent kernel", part, _PARTS)
+    if isinstance(outputs, Integral) and not isinstance(outputs, bool):
+        outputs = int(outputs)  # NumPy's integers too
     if isinstance(source, GatedNetwork) and part != "all" and source.source is None and not source.gate.hard:
         source, part = _Held(source, part), "all"
     if isinstance(source, nn.Module) and (frozen or layer is not None):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -270,7 +271,7 @@ def eigsh(evaluator: Evaluator, k: int, *, method: str, tol: float | None, max_i
     """The k largest eigenpairs; see `KernelOperator.eigsh`."""
     n = _need_symmetric(evaluator, "eigsh")
     _option("method", method, ("auto", "dense", "lanczos"))
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= n:
+    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k <= n:
         raise OptionError(f"eigsh: k must be an integer from 1 to n = {n}, got {k!r}.")
     # The matrix, its eigenvectors, and the workspace of divide and conquer.
     need = 4 * n * n * evaluator.dtype.itemsize

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -161,7 +162,7 @@ def record(
         x = as_rows(X, net)
         net = exact_gates(net)
         ids = row_numbers(net, rows, x)
-        chosen = [outputs] if isinstance(outputs, int) else outputs
+        chosen = [int(outputs)] if isinstance(outputs, int | Integral) else outputs
         n = x.shape[0]
         budget = resolve_budget(max_bytes, x.device)
         if not stream and x.nbytes * SAFE_GROWTH <= budget:

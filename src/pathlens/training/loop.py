@@ -238,6 +238,7 @@ def train(
             f"train: epochs, batch_size and checkpoint_every must be integers of at least 1, got epochs={epochs}, "
             f"batch_size={batch_size}, checkpoint_every={checkpoint_every}."
         )
+    epochs, batch_size = int(epochs), None if batch_size is None else int(batch_size)
     if evaluate not in ("full", "running"):
         raise OptionError(f"train: evaluate must be 'full' or 'running', got {evaluate!r}.")
     if isinstance(loss, str) and loss not in LOSSES:
@@ -327,7 +328,8 @@ def train(
             sensitivities,
             [set() for _ in members],
         ),
-        config=json.loads(json.dumps(config)),  # as a checkpoint gives it back: lists instead of tuples
+        # as a checkpoint gives it back: lists instead of tuples, plain numbers instead of NumPy's
+        config=json.loads(json.dumps(config, default=lambda number: number.item())),
         trained=trained,
         penalty=penalty,
         validation=held_out,
@@ -428,7 +430,8 @@ def _members(
     weight_decay: float,
     momentum: float,
 ) -> tuple[list[nn.Module], list[dict[str, Any]]]:
-    base = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+    base = {"lr": float(lr), "weight_decay": float(weight_decay), "momentum": float(momentum)}
+    seed = int(seed)
     nets = list(net) if isinstance(net, Sequence) else [net]
     for one in nets:
         if not isinstance(one, nn.Module):
