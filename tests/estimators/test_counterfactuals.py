@@ -28,7 +28,7 @@ def random_model(seed, d, hidden, c=1, spread=1.0, constant=False):
         weights[0] *= 0
     zero = tuple(np.zeros(w) for w in hidden)
     return HalfSpaceModel(tuple(normals), tuple(offsets), tuple(weights), tuple(biases), zero, zero,
-                          np.arange(hidden[-1]), np.full(d, spread) * rng.uniform(0.5, 2, d))  # fmt: skip
+                          np.arange(hidden[-1]), np.full(d, spread) * rng.uniform(0.5, 2, d), np.zeros(d))  # fmt: skip
 
 
 def by_all_cells(model, row, signs, lowest, highest, whole=(), group=()):

@@ -36,7 +36,7 @@ class Rule:
     open_share : float
         Share of the training rows inside.
     text : str
-        Rounded, features in order of their influence |coefficient| × standard deviation.
+        Features in order of their influence |coefficient| × standard deviation; rounded, with a bound to match.
     """
 
     layer: int
@@ -92,8 +92,7 @@ def rules_of(model: HalfSpaceModel, names: Sequence[str], digits: int, terms: in
     found = [
         Rule(layer + 1, unit, model.normals[layer][unit], float(model.offsets[layer][unit]),
              float(model.importances[layer][unit]), float(model.open_shares[layer][unit]),
-             rule_text(model.normals[layer][unit], float(model.offsets[layer][unit]), model.spread, names, digits,
-                       terms))
+             rule_text(model, layer, unit, names, digits, terms))
         for layer, width in enumerate(model.hidden)
         for unit in range(width)
         if 0 < model.open_shares[layer][unit] < 1
@@ -103,14 +102,28 @@ def rules_of(model: HalfSpaceModel, names: Sequence[str], digits: int, terms: in
 
 
 def rule_text(
-    normal: np.ndarray, offset: float, spread: np.ndarray, names: Sequence[str], digits: int, terms: int | None
+    model: HalfSpaceModel, layer: int, unit: int, names: Sequence[str], digits: int, terms: int | None
 ) -> str:
+    """`a·x + o > 0` of a gate, layers counted from 0, as text: see `inequality`."""
+    normal, offset = model.normals[layer][unit], float(model.offsets[layer][unit])
+    return inequality(normal, offset, model.centre, model.spread, names, digits, terms)
+
+
+def inequality(
+    normal: np.ndarray, offset: float, centre: np.ndarray, spread: np.ndarray, names: Sequence[str], digits: int,
+    terms: int | None,
+) -> str:  # fmt: skip
     """`a·x + o > 0` as text: the most influential features first, the largest coefficient scaled to a power of ten.
+
+    What rounding the coefficients adds at the mean of the features, the bound takes back, and it has as many digits as
+    it needs to be as fine as they are: else a feature that varies little around a large mean would make the text wrong.
 
     Examples
     --------
-    >>> rule_text(np.array([0.8, -1.2]), -3.1, np.array([10.0, 1.0]), ["age", "income"], 3, None)
+    >>> inequality(np.array([0.8, -1.2]), -3.1, np.zeros(2), np.array([10.0, 1.0]), ["age", "income"], 3, None)
     '0.8·age − 1.2·income > 3.1'
+    >>> inequality(np.array([0.9876]), -0.9876 * 2020.5, np.array([2020.0]), np.array([3.0]), ["year"], 3, None)
+    '0.988·year > 1996.25'
     """
     influence = np.abs(normal) * spread
     order = [int(j) for j in np.argsort(-influence, kind="stable") if influence[j] > 0]
@@ -120,15 +133,16 @@ def rule_text(
     factor = 10.0 ** -np.floor(np.log10(np.abs(normal[order]).max()) + 1e-12)
     factor = 1.0 if 0.1 <= np.abs(normal[order]).max() < 10 else factor
     shown = order if terms is None else order[:terms]
-    text = ""
+    text, bound = "", -offset * factor
     for j in shown:
-        value = normal[j] * factor
+        value = float(f"{normal[j] * factor:.{digits}g}")
+        bound += (value - normal[j] * factor) * centre[j]
         sign = "−" if value < 0 else "+"
         text += (f" {sign} " if text else ("−" if value < 0 else "")) + f"{abs(value):.{digits}g}·{names[j]}"
     if len(shown) < len(order):
         text += f" + {len(order) - len(shown)} smaller terms"
-    bound = -offset * factor
-    return f"{text} > {'−' if bound < 0 else ''}{abs(bound):.{digits}g}"
+    finer = np.log10(abs(bound)) - np.log10(influence.max() * factor) if bound else 0.0
+    return f"{text} > {'−' if bound < 0 else ''}{abs(bound):.{digits + max(0, int(np.ceil(finer)))}g}"
 
 
 # --- explanations ----------------------------------------------------------------------------------------------
@@ -261,9 +275,8 @@ def explanation_of(
         groups = np.array([first.get(float(share), unit) for unit, share in enumerate(shares)])
     leaders, member_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     sums, texts = parts @ np.eye(len(leaders))[member_of], []
-    normals, offsets = model.normals[layer - 1], model.offsets[layer - 1]
     for unit, size in zip(leaders, sizes):
-        text = rule_text(normals[unit], float(offsets[unit]), model.spread, names, 3, 6)
+        text = rule_text(model, layer - 1, int(unit), names, 3, 6)
         everywhere = {0.0: "holds no training row", 1.0: "holds every training row"}.get(float(shares[unit]))
         texts.append((everywhere or text) + (f" ({size} half-spaces)" if size > 1 else ""))
     return Explanation(sums, bias, outputs, labels, chosen, tuple(texts), layer, layers, shares[leaders])

@@ -203,5 +203,6 @@ def written_down(net: GatedNetwork, scale_x: Scale, scale_y: Scale | None, class
     empty = tuple(np.zeros(len(o)) for o in offsets)
     groups = np.arange(len(offsets[-1]))
     return HalfSpaceModel(
-        tuple(normals), tuple(offsets), tuple(weights), tuple(biases), empty, empty, groups, scale_x.spread
-    )
+        tuple(normals), tuple(offsets), tuple(weights), tuple(biases), empty, empty, groups, scale_x.spread,
+        scale_x.centre,
+    )  # fmt: skip

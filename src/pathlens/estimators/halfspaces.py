@@ -41,8 +41,8 @@ class HalfSpaceModel:
         Share of the training rows inside the half-space.
     groups : (w_L,) of int
         For each last-layer half-space, the most important one that holds the same training rows.
-    spread : (d,)
-        Standard deviation of each feature in training; 0 where it was constant.
+    spread, centre : (d,)
+        Standard deviation of each feature in training, 0 where it was constant, and its mean.
     """
 
     normals: tuple[np.ndarray, ...]
@@ -53,6 +53,7 @@ class HalfSpaceModel:
     open_shares: tuple[np.ndarray, ...]
     groups: np.ndarray
     spread: np.ndarray
+    centre: np.ndarray
 
     @property
     def d(self) -> int:
@@ -139,7 +140,7 @@ class HalfSpaceModel:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every array by name, layers numbered from 1; `from_arrays` is the way back."""
-        out = {"spread": self.spread, "groups": self.groups}
+        out = {"spread": self.spread, "centre": self.centre, "groups": self.groups}
         for name in _PER_LAYER:
             out |= {f"{name}.{i}": a for i, a in enumerate(getattr(self, name), start=1)}
         return out
@@ -151,7 +152,8 @@ class HalfSpaceModel:
         for name in _PER_LAYER:
             count = sum(key.startswith(f"{name}.") for key in arrays)
             lists[name] = tuple(np.asarray(arrays[f"{name}.{i}"], dtype=np.float64) for i in range(1, count + 1))
-        model = cls(**lists, groups=np.asarray(arrays["groups"]), spread=np.asarray(arrays["spread"], dtype=np.float64))
+        features = {name: np.asarray(arrays[name], dtype=np.float64) for name in ("spread", "centre")}
+        model = cls(**lists, groups=np.asarray(arrays["groups"]), **features)
         widths = [model.d, *model.hidden]
         shapes = [
             *((n.shape, (w, model.d)) for n, w in zip(model.normals, model.hidden)),
@@ -160,6 +162,7 @@ class HalfSpaceModel:
             *((a.shape, (w,)) for a, w in zip(model.importances, model.hidden)),
             *((a.shape, (w,)) for a, w in zip(model.open_shares, model.hidden)),
             (model.spread.shape, (model.d,)),
+            (model.centre.shape, (model.d,)),
             (model.groups.shape, model.hidden[-1:]),
         ]
         layers = len(model.hidden)
