@@ -112,6 +112,38 @@ def test_whole_numbers_and_categories_stay_what_they_are(seed, hidden, starts):
     assert np.array_equal(point[1:], np.round(point[1:])) and sorted(point[2:]) == [0, 0, 1]
 
 
+def test_categories_stay_what_they_are_whatever_else_is_whole_and_where_x_has_none():
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.integers(-3, 4, 40), np.eye(3)[rng.integers(0, 3, 40)]]).astype(float)
+    unknown = np.array([1.0, 0, 0, 0])
+    for row, whole in ((rows[0], [0]), (rows[0], []), (unknown, None)):
+        room = Room.of(row, np.ones(4), rows, [], whole)
+        assert [group.tolist() for group in room.groups] == [[1, 2, 3]]
+        assert room.whole.tolist() == [whole != [], True, True, True]
+        model = random_model(2, 4, (3,))
+        sign = -np.sign(model.outputs(row[None])[0, 0])
+        search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), room)
+        find_nearest(search, rows, 20.0)
+        wanted = by_all_cells(model, row, sign, room.lowest, room.highest, np.flatnonzero(room.whole), (1, 2, 3))
+        assert found_and_proved(search, wanted)
+        assert sorted(search.point(search.found)[1:]) == sorted(row[1:])
+
+
+def test_a_rare_category_is_as_far_as_it_is():
+    """Its column's standard deviation is tiny: all that `within` allows is looked at, however many of them it takes."""
+    rows = np.zeros((40_000, 2))
+    rows[:, 0], rows[7, 1] = np.linspace(-1, 1, 40_000), 1
+    one, zero = np.ones((1, 1)), (np.zeros(1),)
+    model = HalfSpaceModel((np.array([[0.0, 1.0]]),), (np.array([-0.5]),), (np.array([[0.1, 2.0]]), one),
+                           (np.zeros(1), np.zeros(1)), zero, zero, np.zeros(1, int), rows.std(0), rows.mean(0))  # fmt: skip
+    goal, far = Goal(one, np.array([1.5])), 1 / rows[:, 1].std()
+    point, distance, at_least = counterfactual(model, rows[0], goal, "high", rows, [], None, 20.0)
+    assert point.tolist() == [-1, 1]  # nothing else changes
+    assert distance == pytest.approx(far) and at_least == pytest.approx(far, rel=2e-4)
+    with pytest.raises(RegionError, match="within the ranges of `within` no row"):
+        counterfactual(model, rows[0], Goal(one, np.array([2.5])), "high", rows, [], None, 20.0)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([(3,), (2, 3)]), st.booleans(), st.booleans())
 def test_of_several_classes_it_is_the_nearest_of_one_or_of_any(seed, hidden, any_of, starts):

@@ -22,7 +22,7 @@ from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.linops.plotting import axes
 from pathlens.linops.progress import Meter
 
-FAR = 100.0  # standard deviations: what is farther is not looked at
+FAR = 100.0  # standard deviations: where a feature has no range, what is farther is not looked at
 _FIRST, _GROWTH = 0.25, 1.5  # distances looked at
 _STARTS, _STEPS, _IMPROVED = 16, 64, 4  # rows to come from, points on the way from each, and those made nearer
 _GAP = 1e-4  # relative difference between distance and bound that counts as none
@@ -160,22 +160,24 @@ class Room:
                 raise OptionError(f"counterfactual: feature {at} is to be whole and has {row[at]:g} in x.")
         elif within is not None:
             integers = (seen == np.floor(seen)).all(0)
+        groups = []
+        if within is not None:  # as its rows have them: x itself may be of a category that none of them has
+            groups = _groups(within, ((seen == 0) | (seen == 1)).all(0))
+            integers[[j for group in groups for j in group]] = True
         moves = np.flatnonzero((spread > 0) & (highest > lowest))
-        groups = _groups(seen, integers) if within is not None else []
         return cls(lowest, highest, integers, groups, moves)
 
 
-def _groups(rows: np.ndarray, whole: np.ndarray) -> list[np.ndarray]:
+def _groups(rows: np.ndarray, binary: np.ndarray) -> list[np.ndarray]:
     """Runs of neighbouring 0/1 columns of which every row has exactly one, as one-hot encoders write them.
 
-    >>> _groups(np.array([[1, 0, 0, 1, 7], [0, 1, 0, 1, 8], [0, 0, 1, 1, 7]]), np.ones(5, dtype=bool))
+    >>> _groups(np.array([[1, 0, 0, 1, 7], [0, 1, 0, 1, 8], [0, 0, 1, 1, 7]]), np.array([True] * 4 + [False]))
     [array([0, 1, 2])]
     """
-    binary = whole & ((rows == 0) | (rows == 1)).all(0)
     found, begin = [], 0
-    while begin < len(whole):
+    while begin < len(binary):
         end, total = begin, np.zeros(len(rows))
-        while end < len(whole) and binary[end] and total.max() <= 1 and total.min() < 1:
+        while end < len(binary) and binary[end] and total.max() <= 1 and total.min() < 1:
             total = total + rows[:, end]
             end += 1
         if end - begin > 1 and (total == 1).all():
@@ -208,7 +210,8 @@ class Search:
         # (groups, features that may change): 1 in the group
         self.sums = np.array([np.isin(self.moves, group) for group in room.groups]).reshape(-1, len(self.moves))
         self.down, self.up = (
-            np.clip((bound - row[self.moves]) / self.scale, -FAR, FAR) for bound in (self.lowest, self.highest)
+            np.nan_to_num((bound - row[self.moves]) / self.scale, posinf=FAR, neginf=-FAR)
+            for bound in (self.lowest, self.highest)
         )
         self.normals, self.offsets = [], []  # of changes in standard deviations; the largest coefficient is 1
         for normal, offset in zip(model.normals, model.offsets):
@@ -217,7 +220,7 @@ class Search:
             size = np.where(size > 0, size, 1)
             self.normals.append(slopes / size[:, None])
             self.offsets.append((normal @ row + offset) / size)
-        self.farthest = min(float(np.maximum(self.up, -self.down).sum()), FAR)
+        self.farthest = FAR if np.isinf(self.highest).any() else float(np.maximum(self.up, -self.down).sum())
         self.found: np.ndarray | None = None  # change, in standard deviations
         self.distance = np.inf
         self.at_least = 0.0

@@ -371,7 +371,8 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         keep : feature or sequence of features
             Names or indices of those that must not change.
         whole : "auto" or sequence of features
-            Those that must be whole numbers; "auto" are those that have no others in `within` and in x.
+            Those that must be whole numbers beside the categories; "auto" are those that have no others in `within` and
+            in x.
         seconds : float
             When to stop looking for a nearer one and proving that there is none.
 
