@@ -135,7 +135,7 @@ def test_a_rare_category_is_as_far_as_it_is():
     rows[:, 0], rows[7, 1] = np.linspace(-1, 1, 40_000), 1
     one, zero = np.ones((1, 1)), (np.zeros(1),)
     model = HalfSpaceModel((np.array([[0.0, 1.0]]),), (np.array([-0.5]),), (np.array([[0.1, 2.0]]), one),
-                           (np.zeros(1), np.zeros(1)), zero, zero, np.zeros(1, int), rows.std(0), rows.mean(0))  # fmt: skip
+                           zero * 2, zero, zero, np.zeros(1, int), rows.std(0), rows.mean(0))  # fmt: skip
     goal, far = Goal(one, np.array([1.5])), 1 / rows[:, 1].std()
     point, distance, at_least = counterfactual(model, rows[0], goal, "high", rows, [], None, 20.0)
     assert point.tolist() == [-1, 1]  # nothing else changes
@@ -223,6 +223,8 @@ def test_rows_are_taken_as_lists_and_as_rows_of_a_table(flowers):
     assert told.distance == model.counterfactual(X[50:51], 2, within=X).distance
     plain = DLGNClassifier(hidden=(8,), epochs=100, random_state=0).fit(X.to_numpy(), [0] * 50 + [1] * 50 + [2] * 50)
     assert plain.counterfactual(X.to_numpy()[50].tolist(), 2, within=X.to_numpy()).after == 2
+    with pytest.raises(ShapeError, match="expected one row, got 2"):
+        plain.counterfactual(X.to_numpy()[:2])
     assert model.plot_explanation(X.iloc[50]).get_title()
 
 

@@ -7,11 +7,13 @@ import pickle
 import threading
 from dataclasses import replace
 
+import joblib
 import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_iris
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
@@ -118,7 +120,7 @@ def test_explanations_by_any_layer_add_up_and_agree_with_paths(fitted):
         features.contributions[:, -1], paths.inputs(net, x, output=c - 1).contributions,
         rtol=0, atol=1e-9 * np.abs(f).max(),
     )  # fmt: skip
-    for wrong in (-1, len(estimator.hidden) + 1, "gates"):
+    for wrong in (-1, len(estimator.hidden) + 1, "gates", 1.0):
         with pytest.raises(OptionError, match="or 0 for features"):
             estimator.explain(X[:1], layer=wrong)
 
@@ -338,6 +340,20 @@ def test_files_give_the_same_estimator_back(fitted, tmp_path):
         assert back.classes_.dtype == estimator.classes_.dtype
 
 
+def test_arrays_that_joblib_maps_from_disk_serve_as_well(flowers, iris, tmp_path):
+    joblib.dump(flowers, tmp_path / "model.joblib")
+    mapped = joblib.load(tmp_path / "model.joblib", mmap_mode="r")
+    assert not mapped.model_.normals[0].flags.writeable
+    mapped.save(tmp_path / "model")
+    f = mapped.network()(torch.tensor(iris[0].to_numpy())).detach().numpy()
+    np.testing.assert_allclose(f, flowers.decision_function(iris[0]), atol=1e-9)
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(iris, quick, tmp_path):
+    DLGNClassifier(**quick | {"epochs": np.int64(2), "random_state": np.int64(3)}).fit(*iris).save(tmp_path / "m")
+    assert DLGNClassifier.load(tmp_path / "m").random_state == 3
+
+
 @pytest.mark.parametrize("labels", [np.array([0, 1, 2]), np.array([0.5, 1.5, 2.5]), np.array(["a", "b", "c"], object)])
 def test_labels_come_back_as_they_were(tmp_path, quick, labels):
     X, y = load_iris(return_X_y=True)
@@ -410,9 +426,17 @@ def test_errors_that_users_expect(flowers, iris, quick):
         DLGNClassifier(**quick).fit(X, y, -np.ones(len(y)))
     with pytest.raises(ShapeError, match=r"Rule: expected rows of 4 features, got shape \(150, 3\)"):
         flowers.rules()[0](X[:, :3])
+    with pytest.raises(ShapeError, match="not those of the fit"):  # as predict: it would read them in the wrong order
+        flowers.rules()[0](iris[0][iris[0].columns[::-1]])
     for option in ("digits", "terms", "top"):
-        with pytest.raises(OptionError, match=f"rules: {option} must be at least 1, got 0"):
-            flowers.rules(**{option: 0})
+        for wrong in (0, 2.5):
+            with pytest.raises(OptionError, match=f"rules: {option} must be a whole number of at least 1, got {wrong}"):
+                flowers.rules(**{option: wrong})
+    with pytest.raises(OptionError, match="k must be a whole number"):
+        flowers.explain(iris[0][:1]).top(0, -1)
+    for use in (DLGNClassifier().transform, DLGNClassifier().predict, DLGNClassifier().explain):
+        with pytest.raises(NotFittedError):
+            use(X)
 
 
 # --- pictures --------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def _one_row(x: Any) -> Any:
     """One row as a table: of a list or array, of a table's row, or as it is."""
     if hasattr(x, "to_frame"):  # a row of a pandas table has the columns' names
         return x.to_frame().T
-    return x if hasattr(x, "columns") else np.asarray(x, dtype=np.float64).reshape(1, -1)
+    return x if hasattr(x, "columns") else np.atleast_2d(np.asarray(x, dtype=np.float64))
 
 
 def _features(chosen: Any, names: list[str]) -> list[int]:
@@ -136,7 +136,8 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
 
     def transform(self, X: Any) -> np.ndarray:
         """Gate bits: 1.0 where a row lies in a half-space, (n, Σ w_l), layer by layer."""
-        return np.concatenate(self.model_.bits(self._rows(X)), axis=1).astype(np.float64)
+        rows = self._rows(X)
+        return np.concatenate(self.model_.bits(rows), axis=1).astype(np.float64)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names of the columns of `transform`: ``gate1_0`` is unit 0 of layer 1."""
@@ -179,7 +180,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
             Half-spaces that hold all training rows, or none, are left out.
         """
         check_is_fitted(self)
-        return rules_of(self.model_, self._names(), digits, terms, top)
+        return rules_of(self.model_, self._names(), digits, terms, top, hasattr(self, "feature_names_in_"))
 
     def explain(self, X: Any, *, layer: int | None = None) -> Explanation:
         """Each prediction as an exact sum of contributions of last-layer half-spaces, and a bias.
@@ -307,7 +308,8 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     model_ : HalfSpaceModel
         The fitted half-spaces and values.
     loss_, soft_loss_ : float
-        Training loss of the hard network, and of the one that the first phase ended with.
+        Training loss of the hard network, and of the one that the first phase ended with: cross-entropy, or squared
+        error in units of the targets' variance.
     hardening_ : {"follow", "anneal"}
         What was done.
     n_iter_, n_features_in_, feature_names_in_

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ class Rule:
         Share of the training rows inside.
     text : str
         Features in order of their influence |coefficient| × standard deviation; rounded, with a bound to match.
+    names : tuple of str
+        The columns that it reads; empty where the model was fitted to an array.
     """
 
     layer: int
@@ -46,9 +49,13 @@ class Rule:
     importance: float
     open_share: float
     text: str
+    names: tuple[str, ...] = ()
 
     def __call__(self, X: Any) -> np.ndarray:
         """Which rows lie inside, bool (n,)."""
+        if self.names and hasattr(X, "columns") and tuple(map(str, X.columns)) != self.names:
+            raise ShapeError("Rule: the columns of the table are not those of the fit in their order. Give "
+                             "X[list(rule.names)].")  # fmt: skip
         rows = np.asarray(X, dtype=np.float64)
         if rows.shape[-1:] != self.normal.shape:
             raise ShapeError(f"Rule: expected rows of {len(self.normal)} features, got shape {rows.shape}.")
@@ -84,15 +91,17 @@ class Rules:
         return "\n".join(lines)
 
 
-def rules_of(model: HalfSpaceModel, names: Sequence[str], digits: int, terms: int | None, top: int | None) -> Rules:
-    """Every half-space that cuts the training rows in two, as a `Rule`, by importance."""
+def rules_of(
+    model: HalfSpaceModel, names: Sequence[str], digits: int, terms: int | None, top: int | None, named: bool
+) -> Rules:
+    """Every half-space that cuts the training rows in two, as a `Rule`, by importance; `named` are those of a table."""
     for name, value in (("digits", digits), ("terms", terms), ("top", top)):
-        if value is not None and value < 1:
-            raise OptionError(f"rules: {name} must be at least 1, got {value}.")
+        if value is not None and not (isinstance(value, Integral) and value >= 1):
+            raise OptionError(f"rules: {name} must be a whole number of at least 1, got {value!r}.")
     found = [
         Rule(layer + 1, unit, model.normals[layer][unit], float(model.offsets[layer][unit]),
              float(model.importances[layer][unit]), float(model.open_shares[layer][unit]),
-             rule_text(model, layer, unit, names, digits, terms))
+             rule_text(model, layer, unit, names, digits, terms), tuple(names) if named else ())
         for layer, width in enumerate(model.hidden)
         for unit in range(width)
         if 0 < model.open_shares[layer][unit] < 1
@@ -204,6 +213,8 @@ class Explanation:
     def top(self, row: int = 0, k: int = 5) -> list[tuple[float, str]]:
         """The k largest contributions to a row's chosen output, with their half-spaces."""
         row = as_number(row, len(self), "rows")
+        if not (isinstance(k, Integral) and k >= 0):
+            raise OptionError(f"Explanation: k must be a whole number of at least 0, got {k!r}.")
         values = self.contributions[row, self.chosen[row]]
         order = [int(i) for i in np.argsort(-np.abs(values), kind="stable")[:k] if values[i] != 0]
         return [(float(values[i]), self.rules[i]) for i in order]
@@ -263,7 +274,7 @@ def explanation_of(
     """The outputs of a model on rows X, split up by groups of a layer's half-spaces, or by features."""
     layers = len(model.hidden)
     layer = layers if layer is None else layer
-    if layer not in range(layers + 1):
+    if not isinstance(layer, Integral) or layer not in range(layers + 1):
         raise OptionError(f"explain: layer must be a number from 1 to {layers}, or 0 for features, got {layer!r}.")
     parts, bias = model.split(X, layer)
     if layer == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ def save_estimator(estimator: Any, path: str | Path) -> None:
     """Write a fitted DLGN estimator."""
     name = type(estimator).__name__
     parameters = estimator.get_params()
-    if not (parameters["random_state"] is None or isinstance(parameters["random_state"], int)):
+    if not (parameters["random_state"] is None or isinstance(parameters["random_state"], Integral)):
         raise OptionError(f"{name}.save: random_state is a {type(parameters['random_state']).__name__}, which a file "
                           "cannot hold. Use an int: estimator.set_params(random_state=0).")  # fmt: skip
     meta: dict[str, Any] = {"class": name, "parameters": {k: _plain(v) for k, v in parameters.items()}}
@@ -34,7 +35,7 @@ def save_estimator(estimator: Any, path: str | Path) -> None:
             raise OptionError(f"{name}.save: class labels must be strings or numbers to be written to a file.")
         # strings of numpy and of Python alike come back as they were
         meta["classes"] = {"dtype": "object" if labels.dtype == object else labels.dtype.str, "values": listed}
-    tensors = {k: torch.from_numpy(np.ascontiguousarray(a)) for k, a in estimator.model_.arrays().items()}
+    tensors = {k: torch.tensor(a) for k, a in estimator.model_.arrays().items()}
     save_tensors(path, tensors, meta, "estimator")
 
 

@@ -134,8 +134,8 @@ class HalfSpaceModel:
         layers = [m for part in (net.source, net.values) for m in part.modules() if isinstance(m, torch.nn.Linear)]
         with torch.no_grad():
             for layer, (weight, bias) in zip(layers, pairs, strict=True):
-                layer.weight.copy_(torch.from_numpy(weight))
-                layer.bias.copy_(torch.from_numpy(bias))
+                layer.weight.copy_(torch.tensor(weight))  # a copy: arrays that joblib maps from disk are read-only
+                layer.bias.copy_(torch.tensor(bias))
         return net.eval()
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -152,8 +152,8 @@ class HalfSpaceModel:
         for name in _PER_LAYER:
             count = sum(key.startswith(f"{name}.") for key in arrays)
             lists[name] = tuple(np.asarray(arrays[f"{name}.{i}"], dtype=np.float64) for i in range(1, count + 1))
-        features = {name: np.asarray(arrays[name], dtype=np.float64) for name in ("spread", "centre")}
-        model = cls(**lists, groups=np.asarray(arrays["groups"]), **features)
+        spread, centre = (np.asarray(arrays[name], dtype=np.float64) for name in ("spread", "centre"))
+        model = cls(**lists, groups=np.asarray(arrays["groups"]), spread=spread, centre=centre)
         widths = [model.d, *model.hidden]
         shapes = [
             *((n.shape, (w, model.d)) for n, w in zip(model.normals, model.hidden)),
