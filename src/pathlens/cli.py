@@ -524,11 +524,12 @@ def doctor() -> None:
 
 @data_app.command("list")
 def data_list() -> None:
-    """Show which published sets are on this machine, and where they are looked for."""
-    from pathlens.data import store
+    """Show which published sets and tables are on this machine, and where they are looked for."""
+    from pathlens.data import store, table_names
 
     console = _console()
     _print_sets(console, store.status())
+    console.print("Tables: " + (", ".join(table_names()) or "none"), soft_wrap=True, highlight=False, markup=False)
     console.print("Searched: " + ", ".join(map(str, store.data_folders())), style="bright_black", soft_wrap=True,
                   highlight=False, markup=False)
 

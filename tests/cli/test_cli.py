@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -237,10 +238,18 @@ def test_doctor_shows_versions_memory_and_data() -> None:
 
 def test_data_list_and_check() -> None:
     output = invoke("data", "list")
-    assert "CIFAR-10" in output and "absent" in output and "Searched:" in output
+    assert "CIFAR-10" in output and "absent" in output and "Searched:" in output and "Tables: none" in output
     invoke("data", "check")
     assert "absent" in invoke("data", "check", "mnist", code=1)
     assert "Did you mean 'mnist'?" in invoke("data", "check", "mnits", code=1)
+
+
+def test_data_list_names_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"name": "loans", "file": "loans.csv.gz", "sha256": "", "task": "classification", "rows": 1, "columns": 1}
+    (tmp_path / "tabular").mkdir()
+    (tmp_path / "tabular" / "manifest.json").write_text(json.dumps({"datasets": [entry]}))
+    monkeypatch.setenv("PATHLENS_DATA", str(tmp_path))
+    assert "Tables: loans" in invoke("data", "list")
 
 
 def test_data_import_prints_what_was_copied_and_fails_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
