@@ -420,7 +420,7 @@ def test_errors_that_users_expect(flowers, iris, quick):
         DLGNClassifier(**quick).fit(spoilt, y)
     with pytest.raises(ValueError, match="3 features, but DLGNClassifier is expecting 4"), pytest.warns(UserWarning):
         flowers.predict(X[:, :3])
-    with pytest.raises(LabelError, match="one class"):
+    with pytest.raises(LabelError, match="one class, 'rose'"):
         DLGNClassifier(**quick).fit(X, np.full(len(X), "rose"))
     with pytest.raises(ValueError, match=r"(?i)negative"):
         DLGNClassifier(**quick).fit(X, y, -np.ones(len(y)))

@@ -334,8 +334,8 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         kept = weights > 0
         self.classes_, labels = np.unique(y[kept], return_inverse=True)
         if len(self.classes_) < 2:
-            raise LabelError(f"{type(self).__name__}: y holds one class, {self.classes_[0]!r}; a classifier needs rows "
-                             "of at least two classes.")  # fmt: skip
+            raise LabelError(f"{type(self).__name__}: y holds one class, {self.classes_.tolist()[0]!r}; a classifier "
+                             "needs rows of at least two classes.")  # fmt: skip
         return self._fit(X[kept], labels, weights[kept], len(self.classes_))
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -395,18 +395,19 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
 
         def wanted(f: np.ndarray) -> tuple[Goal, str]:
             now = int(np.flatnonzero(self.classes_ == self._told(f[None])[0])[0])
+            names = [repr(label) for label in self.classes_.tolist()]  # 'no', where numpy writes np.str_('no')
             found = [k for k in range(len(self.classes_)) if self.classes_[k] == target]
             if target is not None and not found:
                 known = ", ".join(str(label) for label in self.classes_)
                 raise LabelError(f"counterfactual: no class {target!r}; there are {known}.")
             if found == [now]:
-                raise OptionError(f"counterfactual: the row is predicted {self.classes_[now]!r} already.")
+                raise OptionError(f"counterfactual: the row is predicted {names[now]} already.")
             if len(f) == 1:
-                return Goal(np.array([[1.0 - 2 * now]]), np.zeros(1)), repr(self.classes_[1 - now])
+                return Goal(np.array([[1.0 - 2 * now]]), np.zeros(1)), names[1 - now]
             eye, low = np.eye(len(f)), np.zeros(len(f) - 1)
             if found:  # above all others; otherwise any above what is predicted now
-                return Goal(np.delete(eye[found[0]] - eye, found[0], axis=0), low), repr(self.classes_[found[0]])
-            return Goal(np.delete(eye - eye[now], now, axis=0), low, any_of=True), f"other than {self.classes_[now]!r}"
+                return Goal(np.delete(eye[found[0]] - eye, found[0], axis=0), low), names[found[0]]
+            return Goal(np.delete(eye - eye[now], now, axis=0), low, any_of=True), f"other than {names[now]}"
 
         return self._counterfactual(x, wanted, within, keep, whole, seconds)
 

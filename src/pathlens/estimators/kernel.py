@@ -127,8 +127,8 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise LabelError(f"{type(self).__name__}: y holds one class, {self.classes_[0]!r}; a classifier needs rows "
-                             "of at least two classes.")  # fmt: skip
+            raise LabelError(f"{type(self).__name__}: y holds one class, {self.classes_.tolist()[0]!r}; a classifier "
+                             "needs rows of at least two classes.")  # fmt: skip
         c = len(self.classes_)
         targets = one_hot(torch.from_numpy(labels), c, dtype=torch.float64).numpy()
         return self._fit(X, labels, targets, c)
