@@ -166,6 +166,24 @@ def test_pieces_share_checkpoints_and_rows_not_trained_are_missing(found):
     assert missing.measured == (None,) and missing.verdict == "cannot tell"
 
 
+def test_a_seed_that_is_added_later_is_the_only_one_that_is_trained(found, tmp_path, monkeypatch):
+    one, both = (Run("paper", seeds=seeds, out=tmp_path, changes=SMALL) for seeds in ((0,), (0, 1)))
+    for name in found[0]:
+        perform(find(name), one)
+    trained, train = [], training.train
+
+    def watched(*given, seeds, **more):
+        trained.extend(seeds)
+        return train(*given, seeds=seeds, **more)
+
+    monkeypatch.setattr(training, "train", watched)
+    for name, at_once in found[0].items():
+        artifact = perform(find(name), both)
+        for key, values in at_once.arrays.items():
+            assert np.allclose(artifact.arrays[key], values, atol=1e-5), key
+    assert set(trained) == {1}
+
+
 def test_operations_are_counted_for_changed_sizes():
     entry = find("hs.tab1")
     full, minutes = entry.estimate(Run("paper"))

@@ -56,6 +56,11 @@ def test_kernels_and_networks_are_scored_at_every_stage(found):
 def test_parts_are_kept_and_images_may_be_left_out(found, tmp_path, monkeypatch):
     whole, run = found[0]["npk.limits"], Run("quick", seeds=(0, 1, 2), out=tmp_path)
     first = perform(find("npk.limits"), run)
+    fewer = tmp_path / "fewer"
+    perform(find("npk.limits"), Run("quick", seeds=(0,), out=fewer, changes={"images": 0}))
+    added = perform(find("npk.limits"), Run("quick", seeds=(0, 1, 2), out=fewer, changes={"images": 0}))
+    for name in ("errors", "independent", "kernel", "network", "relu"):  # seeds may come in turn
+        assert np.allclose(added.arrays[name], whole.arrays[name], atol=1e-5)
     for part in ("_limits", "_gates_and_networks"):  # a second run reads what the first one wrote
         monkeypatch.setattr(path_features, part, None)
     again = perform(find("npk.limits"), Run("quick", seeds=(0, 1, 2), out=tmp_path))

@@ -146,6 +146,25 @@ def test_pieces_add_up_to_one_table(found, tmp_path, monkeypatch):
     assert perform(find("npk.tab2"), fresh).config["models"] == []  # other seeds are another table
 
 
+def test_seeds_that_are_added_later_are_the_only_ones_that_are_trained(found, tmp_path, monkeypatch):
+    monkeypatch.setattr(pl.data, "binary_mnist", two_digits)
+    changes = {**SMALL, "architectures": ["gconv"]}
+    first = perform(find("npk.tab2"), Run("paper", SEEDS[:1], changes=changes, out=tmp_path))
+    labels, train = [], pl.training.train
+
+    def watched(networks, *given, seed, **more):
+        labels.append((seed, len(networks)))
+        return train(networks, *given, seed=seed, **more)
+
+    monkeypatch.setattr(pl.training, "train", watched)
+    made = perform(find("npk.tab2"), Run("paper", SEEDS, changes=changes, out=tmp_path))
+    assert len(labels) == 2 * len(table.MODELS) and {seed for seed, _ in labels} == {1, 2}  # one by one on a CPU
+    for m in table.MODELS:
+        key = f"gconv_adam_{m}"
+        assert np.array_equal(made.arrays[key][0], first.arrays[key][0])
+        assert np.allclose(made.arrays[key], found[0]["npk.tab2"].arrays[key], atol=1e-4)
+
+
 def test_a_word_that_is_no_row_is_refused():
     assert training.selected({**SIZES["npk.tab2"]["paper"], "architectures": "gconv"}, "gconv-sgd", "relu")
     with pytest.raises(UnknownNameError, match="GCONV"):

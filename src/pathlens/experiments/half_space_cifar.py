@@ -6,8 +6,7 @@ without forming a kernel. Residual networks live beside it. Torch is imported in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from pathlens.experiments import half_space_cifar_panels as panels
 from pathlens.experiments.image_runs import (
     accuracies,
     accuracy,
+    each_seed,
     hard_accuracies,
     images,
     options,
@@ -30,6 +30,8 @@ from pathlens.experiments.registry import Run, experiment
 from pathlens.experiments.sizes import SIZES
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pathlens.data import DataSet
     from pathlens.training import Runs
 
@@ -109,13 +111,6 @@ def train_conv(run: Run, model: str, width: int) -> Runs:
     return run.once(("conv5", model, width), compute)
 
 
-def _kept(folder: Path | None, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Accuracies of a row, from the folder if they are there: a later call then needs no weights."""
-    file = None if folder is None else folder / "accuracies.json"
-    found = remembered(file, lambda: {key: values.tolist() for key, values in compute().items()})
-    return {key: np.array(values) for key, values in found.items()}
-
-
 def _train_flat(run: Run, model: str, name: str) -> dict[str, np.ndarray]:
     """A fully connected DLGN of either kind on MNIST or Fashion-MNIST: its accuracies."""
     from pathlens.models import dlgn
@@ -126,13 +121,15 @@ def _train_flat(run: Run, model: str, name: str) -> dict[str, np.ndarray]:
     data = run.once(("flat", name), lambda: images(name, rows, rows, flatten=True))
     net = dlgn(data.d, (size["flat_width"],) * 5, 10, piecewise_constant=model == "dlgn_pwc", bias=True, beta=BETA)
     given = {"epochs": size["flat_epochs"], "lr": size["flat_lr"], "batch_size": size["batch_size"]}
-    folder = own_folder(run, "flat", name, model, seeds=run.seeds, data=tuple(data.x.shape), **given)
+    folder = own_folder(run, "flat", name, model, data=tuple(data.x.shape), **given)
 
-    def compute() -> dict[str, np.ndarray]:
-        runs: Any = train(net, data, **options(run, f"{NAMES[model]}, {SETS[name]}") | given | {"checkpoint": folder})
+    def compute(part: Run) -> dict[str, np.ndarray]:
+        checkpoint = own_folder(part, "flat", name, model, seeds=part.seeds, data=tuple(data.x.shape), **given)
+        chosen = options(part, f"{NAMES[model]}, {SETS[name]}") | given | {"checkpoint": checkpoint}
+        runs: Any = train(net, data, **chosen)
         return {**accuracies(runs), "hard": hard_accuracies(runs, data, run.device)}
 
-    return _kept(folder, compute)
+    return each_seed(run, folder, compute)
 
 
 def fit_tangent(run: Run, width: int) -> dict[str, np.ndarray]:
@@ -211,8 +208,8 @@ def _row(run: Run, model: str, width: int) -> dict[str, np.ndarray]:
     if model == "ntk":
         return fit_tangent(run, width)
 
-    def compute() -> dict[str, np.ndarray]:
-        runs, data = train_conv(run, model, width), _data(run)
+    def compute(part: Run) -> dict[str, np.ndarray]:
+        runs, data = train_conv(part, model, width), _data(run)
         row = {**accuracies(runs), "train": accuracy(runs.networks, data.x, data.y, run.device),
                "history": 100 * runs.history("test_accuracy")}  # fmt: skip
         if model in GATED:
@@ -221,7 +218,7 @@ def _row(run: Run, model: str, width: int) -> dict[str, np.ndarray]:
 
     size = run.sizes("hs.tab1")
     kept = {key: size[key] for key in ("side", "rows", "rows_test", "epochs", "lr", "batch_size")}
-    return _kept(own_folder(run, "tab1", model, str(width), seeds=list(run.seeds), **kept), compute)
+    return each_seed(run, own_folder(run, "tab1", model, str(width), **kept), compute)
 
 
 def _table_claims(run: Run, rows: Mapping[tuple[str, int], Mapping[str, np.ndarray]], widths: list[int]) -> list[Claim]:
@@ -334,23 +331,28 @@ def class_ratio(K: np.ndarray, labels: np.ndarray) -> float:
     return float(K[same].mean()) / between if between else float("nan")
 
 
-def _kernels(run: Run, model: str, width: int, x: Any) -> np.ndarray:
-    """Kernels of trace 1, (overlap and NTK, seeds, kept epochs, n, n), from the kept weights."""
-    from pathlens.kernels import ntk, overlap
+def _kernels(run: Run, model: str, width: int, x: Any, labels: Any) -> dict[str, np.ndarray]:
+    """Of both kernels of trace 1, from the kept weights: drift and class ratio, (seeds, epochs), and their means over
+    pairs of classes at the start and at the end, (seeds, 2, 10, 10)."""
+    from pathlens.kernels import class_blocks, drift, ntk, overlap
 
-    runs = train_conv(run, model, width)
-    epochs = kept_epochs(run)
-    found = np.empty((2, len(run.seeds), len(epochs), len(x), len(x)), dtype=np.float32)
+    runs, epochs = train_conv(run, model, width), kept_epochs(run)
     net, rows = network(model, width, x).to(run.device).eval(), x.to(run.device)
+    told: dict[str, list[Any]] = {f"{what}_{kind}": [] for kind in KERNELS for what in ("drift", "ratio", "blocks")}
     for i, trajectory in enumerate(runs):
-        for j, epoch in enumerate(epochs):
+        found: dict[str, list[Tensor]] = {kind: [] for kind in KERNELS}
+        for epoch in epochs:
             snapshot = trajectory.at_epoch(epoch).snapshot
             assert snapshot is not None
             net.load_state_dict(snapshot.state)
-            for k, K in enumerate((overlap(net, rows), ntk(net, rows))):
-                found[k, i, j] = K.normalised().dense().cpu().numpy()
+            for kind, K in zip(KERNELS, (overlap(net, rows), ntk(net, rows))):
+                found[kind].append(K.normalised().dense().float().cpu())
+        for kind, Ks in found.items():
+            told[f"drift_{kind}"].append([drift(K, Ks[0]) for K in Ks])
+            told[f"ratio_{kind}"].append([class_ratio(K.numpy(), labels.numpy()) for K in Ks])
+            told[f"blocks_{kind}"].append([class_blocks(K, labels).tolist() for K in (Ks[0], Ks[-1])])
         run.progress(f"kernels, {NAMES[model]}", i + 1, len(run.seeds))
-    return found
+    return {name: np.array(values) for name, values in told.items()}
 
 
 @experiment(
@@ -364,8 +366,6 @@ def cifar(run: Run) -> Artifact:
     """Drift of both kernels and their class blocks, from the trainings of hs.tab1."""
     import torch
 
-    from pathlens.kernels import class_blocks, drift
-
     size = run.sizes("hs.cifar")
     data, epochs, width = _data(run), kept_epochs(run), size["kernel_width"]
     count = size["per_class"]
@@ -374,16 +374,15 @@ def cifar(run: Run) -> Artifact:
     models, claims = ("relu", "dlgn"), []
     arrays: dict[str, Any] = {"epochs": epochs}
     early = next((j for j, epoch in enumerate(epochs) if epoch == 3), None)
+    shape = ("side", "rows", "rows_test", "epochs", "lr", "batch_size", "kernel_epochs", "per_class")
     for m in models:
-        found = _kernels(run, m, width, x)
-        for k, kind in enumerate(KERNELS):
+        folder = own_folder(run, "cifar", m, str(width), **{key: size[key] for key in shape})
+        found = each_seed(run, folder, lambda part, m=m: _kernels(part, m, width, x, labels))  # type: ignore[misc]
+        for kind in KERNELS:
             row = f"{NAMES[m]}, {KERNELS[kind]}"
-            moved = np.array([[drift(torch.from_numpy(K), torch.from_numpy(seed[0])) for K in seed]
-                              for seed in found[k]])  # fmt: skip
-            ratio = np.array([[class_ratio(K, labels.numpy()) for K in seed] for seed in found[k]])
-            shown = [class_blocks(torch.from_numpy(found[k, :, j].mean(0)), labels).numpy()
-                     for j in (0, len(epochs) - 1)]  # fmt: skip
-            arrays |= {f"drift_{kind}_{m}": moved, f"ratio_{kind}_{m}": ratio, f"blocks_{kind}_{m}": np.stack(shown)}
+            moved, ratio = found[f"drift_{kind}"], found[f"ratio_{kind}"]
+            arrays |= {f"drift_{kind}_{m}": moved, f"ratio_{kind}_{m}": ratio,
+                       f"blocks_{kind}_{m}": found[f"blocks_{kind}"].mean(0)}  # fmt: skip
             part = moved[:, early] / moved[:, -1] if early is not None else np.full(len(run.seeds), np.nan)
             claims += [_MOVES.measure(moved[:, -1], row=row), _EARLY.measure(part, row=row),
                        _BLOCKS.measure(ratio[:, -1] / ratio[:, 0], row=row)]  # fmt: skip

@@ -18,8 +18,10 @@ from pathlens.experiments.half_space_cifar import GATED, NAMES, PAPER
 from pathlens.experiments.image_runs import (
     accuracies,
     accuracy,
+    each_seed,
     hard_accuracies,
     images,
+    own_folder,
     shrunk,
     spread,
     train_each,
@@ -145,10 +147,16 @@ def _residual(run: Run, data: DataSet, source: str, name: str, model: str) -> di
     """One network of Table 2: trained, and its accuracies."""
     from pathlens.models import gated_twin
 
-    net = gated_twin(_template(name, data.c), model, example=data.x[:2], seed=0)
-    label = f"{NETWORKS[name]}, {NAMES[model]}, {SETS[source]}"
-    runs = _train(run, net, data, run.sizes("hs.tab2"), label, "residual", source, name, model)
-    return _scores(runs, data, run.device, model in GATED)
+    size, words = run.sizes("hs.tab2"), ("residual", source, name, model)
+
+    def compute(part: Run) -> dict[str, np.ndarray]:
+        net = gated_twin(_template(name, data.c), model, example=data.x[:2], seed=0)
+        label = f"{NETWORKS[name]}, {NAMES[model]}, {SETS[source]}"
+        runs = _train(part, net, data, size, label, *words)
+        return _scores(runs, data, run.device, model in GATED)
+
+    kept = {key: size[key] for key in ("side", "rows", "rows_test", "epochs", "lr", "batch_size")}
+    return each_seed(run, own_folder(run, "tab2", *words, **kept), compute)
 
 
 @experiment(

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlens.data import DataSet
     from pathlens.training import Runs
 
-__all__ = ["accuracies", "accuracy", "hard_accuracies", "hardened", "images", "options", "own_folder", "remembered",
-           "shrunk", "spread", "train_each"]  # fmt: skip
+__all__ = ["accuracies", "accuracy", "each_seed", "hard_accuracies", "hardened", "images", "options", "own_folder",
+           "read_seeds", "remembered", "shrunk", "spread", "train_each"]  # fmt: skip
 
 
 def images(name: str, rows: int | None = None, rows_test: int | None = None, *, flatten: bool = False) -> DataSet:
@@ -111,6 +111,35 @@ def remembered(file: Path | None, compute: Callable[[], dict[str, Any]]) -> dict
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(result).encode())
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def each_seed(
+    run: Run, folder: Path | None, compute: Callable[[Run], Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Arrays by name, an entry for each of the run's seeds first.
+
+    Seeds that an earlier run finished are read from the folder, however many it had; ``compute(part)`` takes the run
+    of the others, all at once, and what it returns is put there.
+    """
+    found = read_seeds(folder)
+    missing = [seed for seed in run.seeds if seed not in found]
+    if missing:
+        made = {name: np.asarray(values) for name, values in compute(run.of(missing)).items()}
+        found |= {seed: {name: values[i] for name, values in made.items()} for i, seed in enumerate(missing)}
+        if folder is not None:
+            told = {str(seed): {name: value.tolist() for name, value in found[seed].items()} for seed in missing}
+            folder.mkdir(parents=True, exist_ok=True)
+            words = "-".join(str(seed) for seed in missing)
+            write_atomically(folder / f"seeds-{words}.json", json.dumps(told).encode())
+    return {name: np.stack([np.asarray(found[seed][name]) for seed in run.seeds]) for name in found[run.seeds[0]]}
+
+
+def read_seeds(folder: Path | None) -> dict[int, dict[str, Any]]:
+    """What `each_seed` put into a folder, by seed."""
+    found: dict[int, dict[str, Any]] = {}
+    for path in [] if folder is None else sorted(folder.glob("seeds-*.json")):
+        found |= {int(seed): told for seed, told in json.loads(path.read_text(encoding="utf-8")).items()}
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from pathlens.artifacts import Artifact, Claim, Deviation
 from pathlens.experiments import deep_gated
 from pathlens.experiments import deep_gated_panels as panels
-from pathlens.experiments.image_runs import own_folder, remembered
+from pathlens.experiments.image_runs import each_seed, own_folder, remembered
 from pathlens.experiments.registry import Run, experiment
 from pathlens.experiments.sizes import SIZES
 
@@ -156,15 +157,10 @@ _CNTK = Claim(
 POOLS = {"pooling": "gap", "no_pooling": "flatten"}  # as `relu_cntk` calls them
 
 
-def _kept(run: Run, part: str, keys: Sequence[str], compute: Callable[[], dict[str, Any]], **more: Any) -> Any:
-    """What a part of npk.limits gives, or gave in an earlier run of these sizes: arrays by name."""
+def _folder(run: Run, part: str, keys: Sequence[str], **more: Any) -> Path | None:
+    """Where a part of npk.limits puts what it found, by the sizes that it depends on."""
     size = run.sizes("npk.limits")
-    folder = own_folder(run, "limits", part, **{key: size[key] for key in keys}, **more)
-    found = remembered(
-        None if folder is None else folder / "found.json",
-        lambda: {key: np.asarray(value).tolist() for key, value in compute().items()},
-    )
-    return {key: np.asarray(value) for key, value in found.items()}
+    return own_folder(run, "limits", part, **{key: size[key] for key in keys}, **more)
 
 
 def _rows(run: Run) -> tuple[Any, Any, Any, Any]:
@@ -178,7 +174,7 @@ def _rows(run: Run) -> tuple[Any, Any, Any, Any]:
 
 
 def _limits(run: Run, X: Any) -> dict[str, np.ndarray]:
-    """Distance to d·σ^(2(d−1))·H per width and seed (root mean square of a few networks), as measured and as predicted;
+    """Distance to d·σ^(2(d−1))·H per seed and width (root mean square of a few networks), as measured and as predicted;
     and distances of independent and dependent gates to both limits at the largest width."""
     import torch
 
@@ -192,7 +188,7 @@ def _limits(run: Run, X: Any) -> dict[str, np.ndarray]:
     # one network is off mostly by a common factor, so that its distance alone says little
     sweep = theory.width_sweep(x, L, size["widths"], [1000 * seed + k for seed in run.seeds for k in range(draws)])
     shape = (len(size["widths"]), len(run.seeds), draws)
-    errors, predicted = (np.sqrt(np.square(e).reshape(shape).mean(2)) for e in (sweep.errors, sweep.predicted))
+    errors, predicted = (np.sqrt(np.square(e).reshape(shape).mean(2)).T for e in (sweep.errors, sweep.predicted))
     run.progress("widths", 1, 1)
     limits = [K.dense() for K in (kernels.random_gate_limit(x, hidden_layers=L), kernels.relu_ntk(x, hidden_layers=L))]
     distances = np.empty((2, len(run.seeds), 2))  # independent, dependent; to Σ∘∏Σ̂, to K̃
@@ -207,7 +203,7 @@ def _limits(run: Run, X: Any) -> dict[str, np.ndarray]:
 
 
 def _gates_and_networks(run: Run, X: Any, y: Any, X_test: Any, y_test: Any) -> dict[str, np.ndarray]:
-    """Test accuracy of kernel regression with H and of networks, for random gates and for those of each stage."""
+    """Test accuracy of kernel regression with H and of networks, (seeds, stages), the first stage with random gates."""
     from pathlens import models
     from pathlens.data import DataSet
     from pathlens.kernels import gate_information
@@ -231,10 +227,10 @@ def _gates_and_networks(run: Run, X: Any, y: Any, X_test: Any, y_test: Any) -> d
             # a touch of ridge, since H of few gates is nearly singular
             told = gate_information(nets[-1], (X, y), (X_test, y_test), ridge=1e-3, classes=10)
             found[0, i, j] = told.accuracy
-        runs: Any = train(nets, data, label=f"gates of epoch {stage}", **options)
+        runs: Any = train(nets, data, seed=run.seeds[0], label=f"gates of epoch {stage}", **options)
         found[1, i] = runs.history("test_accuracy")[:, -1]
     relu = first.history("test_accuracy")[:, -1]
-    return {"kernel": found[0], "network": found[1], "relu": relu, "stages": np.array(stages)}
+    return {"kernel": found[0].T, "network": found[1].T, "relu": relu}
 
 
 def _convolutional(run: Run) -> dict[str, np.ndarray]:
@@ -268,13 +264,15 @@ def _convolutional(run: Run) -> dict[str, np.ndarray]:
         net = gated_twin(template, "galu", example=part.x[:2], init="he", seed=seed).to(run.device)
         return accuracy(kernels.npk(net, X), kernels.npk(net, X_test, columns=X))
 
-    keys = ("image_data", "images", "images_test", "channels", "dense")
+    def kept(part: str, compute: Callable[[], dict[str, float]], **more: Any) -> float:
+        folder = _folder(run, part, ("image_data", "images", "images_test", "channels", "dense"), **more)
+        return float(remembered(None if folder is None else folder / "found.json", compute)["accuracy"])
+
     found: dict[str, np.ndarray] = {}
     for k, (name, pool) in enumerate(POOLS.items()):
-        cntk = _kept(run, f"cntk-{pool}", keys, partial(exact, pool))
-        found[f"cntk_{name}"] = np.full(len(run.seeds), cntk["accuracy"])
-        scores = [_kept(run, f"random-{pool}", keys, partial(random, pool, seed), seed=seed) for seed in run.seeds]
-        found[f"random_{name}"] = np.array([score["accuracy"] for score in scores])
+        found[f"cntk_{name}"] = np.full(len(run.seeds), kept(f"cntk-{pool}", partial(exact, pool)))
+        scores = [kept(f"random-{pool}", partial(random, pool, seed), seed=seed) for seed in run.seeds]
+        found[f"random_{name}"] = np.array(scores)
         run.progress("convolutions", k + 1, len(POOLS))
     return found
 
@@ -302,10 +300,12 @@ def limits(run: Run) -> Artifact:
     """Section 5 and appendix A, on one subsample."""
     size = run.sizes("npk.limits")
     X, y, X_test, y_test = _rows(run)
-    wide = _kept(run, "widths", ("data", "rows", "widths", "draws", "hidden_layers", "inputs"), lambda: _limits(run, X),
-                 seeds=run.seeds)  # fmt: skip
-    told = _kept(run, "stages", ("data", "rows", "rows_test", "width", "hidden_layers", "epochs", "stages"),
-                 lambda: _gates_and_networks(run, X, y, X_test, y_test), seeds=run.seeds)  # fmt: skip
+    folder = _folder(run, "widths", ("data", "rows", "widths", "draws", "hidden_layers", "inputs"))
+    wide = each_seed(run, folder, lambda part: _limits(part, X))
+    wide |= {name: wide[name].T for name in ("errors", "predicted")}
+    folder = _folder(run, "stages", ("data", "rows", "rows_test", "width", "hidden_layers", "epochs", "stages"))
+    told = each_seed(run, folder, lambda part: _gates_and_networks(part, X, y, X_test, y_test))
+    told |= {"stages": np.array([0, *size["stages"]]), **{name: told[name].T for name in ("kernel", "network")}}
     images = _convolutional(run)
     rates = np.polyfit(np.log(size["widths"]), np.log(wide["errors"]), 1)[0]
     ratio = wide["errors"] / wide["predicted"]

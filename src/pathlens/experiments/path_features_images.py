@@ -127,7 +127,8 @@ def _told(values: np.ndarray) -> str:
 
 def _present(run: Run, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The sizes of what is in the table, whichever calls it came from."""
-    rows = {row: {model: one["epochs"] for model, one in entries.items()} for row, entries in found.items() if entries}
+    rows = {row: {model: one["accuracy"].shape[1] for model, one in entries.items()}
+            for row, entries in found.items() if entries}  # fmt: skip
     epochs: dict[str, Any] = {}
     for row, by_model in rows.items():
         alike = set(by_model) == set(MODELS) and len(set(by_model.values())) == 1
@@ -156,15 +157,15 @@ def tab2(run: Run) -> Artifact:
         entries = {m: entry(run, row, m, selected(size, row, m)) for m in MODELS}
         found[row] = {m: one for m, one in entries.items() if one is not None}
         missing = np.full(len(run.seeds), np.nan)
-        last[row] = {m: np.array(found[row][m]["accuracy"])[:, -1] if m in found[row] else missing for m in MODELS}
+        last[row] = {m: found[row][m]["accuracy"][:, -1] if m in found[row] else missing for m in MODELS}
     metrics: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for row, there in found.items():
         for m, one in there.items():
-            accuracy = np.array(one["accuracy"])
+            accuracy = one["accuracy"]
             scores = {"last epoch": accuracy[:, -1], "best epoch": accuracy.max(1)}
             if "hard" in one:
-                scores["last epoch, hard gates at test"] = np.array(one["hard"])
+                scores["last epoch, hard gates at test"] = one["hard"]
             metrics.setdefault(ROWS[row], {})[MODELS[m]] = {
                 what: {"mean ± sd": _told(values), "each": values.round(3).tolist()} for what, values in scores.items()
             }
@@ -300,8 +301,8 @@ def fig3(run: Run) -> Artifact:
     size = run.sizes("npk.fig3")
     whole = entry(run, "gconv-adam", "relu")
     assert whole is not None
-    relu, stages = np.array(whole["accuracy"]), kept(run, "gconv-adam", "relu")
-    accuracy = np.array([stage(run, epoch) for epoch in stages])  # (stages, seeds, epochs), the first of random gates
+    relu, stages = whole["accuracy"], kept(run, "gconv-adam", "relu")
+    accuracy = np.stack([stage(run, epoch) for epoch in stages])  # (stages, seeds, epochs), the first of random gates
     nu_epochs, nu = _binary(run)
     kernel_epochs, norms = _norms(run)
     best = accuracy.max(2)

@@ -6,11 +6,11 @@ path_features_images. Torch is imported inside functions.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pathlens.errors import unknown_name
 from pathlens.experiments import image_runs
@@ -77,35 +77,12 @@ def flops(size: dict[str, Any], row: str, model: str, epochs: int) -> float:
     return float(passes * forward * examples * epochs * size["seeds"])
 
 
-# --- what is on disk ---------------------------------------------------------------------------------------------
-
-
-def _finished(run: Run, words: Sequence[str], settings: dict[str, Any]) -> dict[int, Path]:
-    """Files with the numbers of trainings that are finished, by their number of epochs."""
-    stem = image_runs.own_folder(run, *words, **settings)
-    files = [] if stem is None else stem.parent.glob(f"{stem.name}-*.json")
-    return {int(path.stem.rpartition("-")[2]): path for path in files}
-
-
-def _remembered(
-    run: Run, words: Sequence[str], settings: dict[str, Any], epochs: int, compute: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
-    """The numbers of a training: from the run's folder if it is finished, else computed and put there."""
-    stem = image_runs.own_folder(run, *words, **settings)
-    return image_runs.remembered(None if stem is None else stem.with_name(f"{stem.name}-{epochs}.json"), compute)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
 def _settings(run: Run, row: str) -> dict[str, Any]:
-    """Everything that the numbers of a row depend on, but for epochs."""
+    """Everything that the numbers of a row depend on, but for epochs and seeds."""
     size, kind = run.sizes("npk.tab2"), "flat" if row.startswith("fc") else "image"
     shape = ("hidden",) if kind == "flat" else ("channels", "dense")
     names = (*shape, "batch_size", *(f"{kind}_{what}" for what in ("data", "rows", "rows_test")))
-    return {name: size[name] for name in names} | {"rate": of_row(size["rates"], row), "seeds": list(run.seeds)}
+    return {name: size[name] for name in names} | {"rate": of_row(size["rates"], row)}
 
 
 # --- training ----------------------------------------------------------------------------------------------------
@@ -198,39 +175,40 @@ def trained(run: Run, row: str, model: str) -> Runs:
     return run.once(("npk", row, model), compute)
 
 
-def entry(run: Run, row: str, model: str, wanted: bool = True) -> dict[str, Any] | None:
-    """Test accuracies in %, (seeds, epochs), of one entry of the table.
+def entry(run: Run, row: str, model: str, wanted: bool = True) -> dict[str, np.ndarray] | None:
+    """Test accuracies in %, (seeds, epochs), of one entry of the table; of DNPFL with hard gates too, (seeds,).
 
     They are those of its training if it is ``wanted``; else those of the longest training that earlier calls with the
-    same sizes left in the run's folder, or None.
+    same sizes left in the run's folder for all seeds, or None.
     """
     epochs = of_row(run.sizes("npk.tab2")["epochs"], row)
+    folder = image_runs.own_folder(run, "npk.tab2", row, model, **_settings(run, row))
 
-    def compute() -> dict[str, Any]:
-        runs = trained(run, row, model)
-        made: dict[str, Any] = {"epochs": epochs, "accuracy": (100 * runs.history("test_accuracy")[:, 1:]).tolist()}
+    def compute(part: Run) -> dict[str, np.ndarray]:
+        runs = trained(part, row, model)
+        made = {"accuracy": 100 * runs.history("test_accuracy")[:, 1:]}
         if model == "dnpfl":
-            hard = image_runs.hard_accuracies(runs, images(run, row.split("-")[0]), run.device)
-            made["hard"] = hard.tolist()
+            made["hard"] = image_runs.hard_accuracies(runs, images(run, row.split("-")[0]), run.device)
         return made
 
-    words, settings = ("npk.tab2", row, model), _settings(run, row)
-    if wanted:
-        return _remembered(run, words, settings, epochs, compute)
-    there = _finished(run, words, settings)
-    return _read(there[max(there)]) if there else None
+    if not wanted:
+        there = [] if folder is None else [path for path in folder.glob("[0-9]*")
+                                           if set(run.seeds) <= image_runs.read_seeds(path).keys()]  # fmt: skip
+        if folder is None or not there:
+            return None
+        epochs = max(int(path.name) for path in there)
+    return image_runs.each_seed(run, None if folder is None else folder / str(epochs), compute)
 
 
-def stage(run: Run, epoch: int) -> list[list[float]]:
+def stage(run: Run, epoch: int) -> np.ndarray:
     """Test accuracies in %, (seeds, epochs), of values behind the gates that GCONV with Adam has at an epoch."""
     row, epochs = "gconv-adam", int(run.sizes("npk.fig3")["value_epochs"])
 
-    def compute() -> dict[str, Any]:
-        source = trained(run, row, "relu")
-        networks = _networks(run, "gconv", "flnpf", [state_at(source, i, epoch) for i in range(len(run.seeds))])
-        runs = _train(run, networks, row, epochs, f"gates of epoch {epoch}", ("npk", row, f"stage{epoch}"))
-        return {"accuracy": (100 * runs.history("test_accuracy")[:, 1:]).tolist()}
+    def compute(part: Run) -> dict[str, np.ndarray]:
+        source = trained(part, row, "relu")
+        networks = _networks(part, "gconv", "flnpf", [state_at(source, i, epoch) for i in range(len(part.seeds))])
+        runs = _train(part, networks, row, epochs, f"gates of epoch {epoch}", ("npk", row, f"stage{epoch}"))
+        return {"accuracy": 100 * runs.history("test_accuracy")[:, 1:]}
 
-    found = _remembered(run, ("npk.fig3", f"stage{epoch}"), _settings(run, row), epochs, compute)
-    accuracy: list[list[float]] = found["accuracy"]
-    return accuracy
+    folder = image_runs.own_folder(run, "npk.fig3", f"stage{epoch}", epochs=epochs, **_settings(run, row))
+    return image_runs.each_seed(run, folder, compute)["accuracy"]

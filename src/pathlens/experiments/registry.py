@@ -7,6 +7,7 @@ errors; torch is not imported here.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import fnmatch
 import glob
@@ -82,6 +83,7 @@ class Run:
     _results: dict[Hashable, Any] = field(default_factory=dict, repr=False)
     _times: Timesheet = field(init=False, repr=False)
     _asked: set[Path] = field(default_factory=set, repr=False)
+    _parts: dict[tuple[int, ...], Run] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.scale not in ("quick", "paper"):
@@ -109,6 +111,16 @@ class Run:
             if key in sizes
         }
         return {**sizes, **changed, **({"seeds": len(self.seeds)} if "seeds" in sizes else {})}
+
+    def of(self, seeds: Iterable[int]) -> Run:
+        """This run with some of its seeds alone, the same object every time; its time counts for this run."""
+        chosen = tuple(seeds)
+        if chosen == self.seeds:
+            return self
+        if chosen not in self._parts:
+            part = self._parts[chosen] = copy.copy(self)
+            part.seeds, part._results, part._parts = chosen, {}, {}
+        return self._parts[chosen]
 
     def checkpoint(self, *words: str) -> Path | None:
         """Folder for the checkpoints of one training, or None if the run has no folder.
