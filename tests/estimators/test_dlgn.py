@@ -106,23 +106,44 @@ def test_explanations_by_any_layer_add_up_and_agree_with_paths(fitted):
     estimator, X = fitted
     x, c = X[:20].to_numpy(), estimator.model_.c
     f, net = estimator.model_.outputs(x), estimator.network()
-    for layer in range(len(estimator.hidden) + 1):
+    for layer in range(1, len(estimator.hidden) + 1):
         told = estimator.explain(X[:20], layer=layer)
         assert told.fidelity < 1e-12 and told.layer == layer
-        by = paths.inputs(net, x, output=c - 1) if layer == 0 else paths.groups(net, x, by=layer - 1, output=c - 1)
+        by = paths.groups(net, x, by=layer - 1, output=c - 1)
         np.testing.assert_allclose(told.bias[:, -1], by.rest, rtol=0, atol=1e-9 * np.abs(f).max())
         np.testing.assert_allclose(
             told.contributions[:, -1].sum(1), by.contributions.sum(1), rtol=0, atol=1e-9 * np.abs(f).max()
         )
     features = estimator.explain(X[:20], layer=0)
-    assert features.rules == tuple(X.columns) and "  biases" in repr(features)
-    np.testing.assert_allclose(
-        features.contributions[:, -1], paths.inputs(net, x, output=c - 1).contributions,
-        rtol=0, atol=1e-9 * np.abs(f).max(),
-    )  # fmt: skip
+    assert features.rules == tuple(X.columns) and "  features at their means" in repr(features)
+    assert features.fidelity < 1e-12 and features.layer == 0
+    slopes = torch.stack([torch.autograd.functional.jacobian(net, row[None])[0, :, 0] for row in torch.tensor(x)])
+    away = torch.tensor(x) - torch.tensor(X.to_numpy()).mean(0)
+    np.testing.assert_allclose(features.contributions, slopes * away[:, None], rtol=0, atol=1e-9 * np.abs(f).max())
     for wrong in (-1, len(estimator.hidden) + 1, "gates", 1.0):
         with pytest.raises(OptionError, match="or 0 for features"):
             estimator.explain(X[:1], layer=wrong)
+
+
+def test_the_class_or_target_to_explain_can_be_asked_for(flowers, pair, iris):
+    X, model = iris[0], flowers
+    logits = model.decision_function(X)
+    for k, label in enumerate(model.classes_):
+        told = model.explain(X, of=label)
+        assert (told.chosen == k).all() and told.fidelity < 1e-12 and f"logit of {label} = " in repr(told)
+        np.testing.assert_allclose(told.outputs[:, k], logits[:, k])
+    X, model = X[50:], pair
+    first, second = (model.explain(X, layer=0, of=label) for label in model.classes_)
+    assert f"log-odds of {model.classes_[0]} = " in repr(first) and first.fidelity < 1e-12
+    assert np.array_equal(first.contributions, -second.contributions) and np.array_equal(first.outputs, -second.outputs)
+    np.testing.assert_allclose(second.outputs[:, 0], model.decision_function(X))
+    with pytest.raises(LabelError, match="explain: no class 'none'; there are"):
+        model.explain(X, of="none")
+    x = np.random.default_rng(0).standard_normal((40, 2))
+    two = DLGNRegressor(hidden=(3,), epochs=2, random_state=0).fit(x, np.stack([x[:, 0], -x[:, 1]], 1))
+    assert (two.explain(x, of=1).chosen == 1).all() and "target 1 = " in repr(two.explain(x, of=1))
+    with pytest.raises(RowIndexError, match="2 targets"):
+        two.explain(x, of=2)
 
 
 def test_an_explanation_without_conditions_says_where_to_look():

@@ -6,6 +6,7 @@ What is predicted is what is explained: after fitting only the hard half-spaces 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +25,7 @@ from pathlens.estimators.files import load_estimator, save_estimator
 from pathlens.estimators.fitting import fit
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.estimators.recipes import resolve
+from pathlens.linops.indexing import as_number
 from pathlens.models import GatedNetwork
 
 
@@ -152,13 +154,9 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         """Predictions from outputs (n, c)."""
         raise NotImplementedError
 
-    def _labels(self) -> tuple[str, ...]:
-        """What each output of the model is called."""
+    def _explained(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
+        """What each output is called, which of them explains each row, and −1 where its negative does."""
         raise NotImplementedError
-
-    def _chosen(self, outputs: np.ndarray) -> np.ndarray:
-        """Which output explains each row."""
-        return np.zeros(len(outputs), dtype=int)
 
     # --- telling -----------------------------------------------------------------------------------------------
 
@@ -182,7 +180,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         return rules_of(self.model_, self._names(), digits, terms, top, hasattr(self, "feature_names_in_"))
 
-    def explain(self, X: Any, *, layer: int | None = None) -> Explanation:
+    def explain(self, X: Any, *, layer: int | None = None, of: Any = None) -> Explanation:
         """Each prediction as an exact sum of contributions of last-layer half-spaces, and a bias.
 
         Half-spaces that hold the same training rows are one term. Memory n·c·w numbers. The repr prints how exact the
@@ -193,23 +191,32 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         X : (n, d)
         layer : int, optional
             Split by the half-spaces of this layer instead, counted from 1 as in `rules`; 0 splits by features: what
-            each contributes is its value times the slope of f in the cell that the row lies in. What starts at biases
-            after that layer is a term of its own.
+            each contributes is its difference from its mean in training times the slope of f in the cell that the row
+            lies in. What starts at biases after that layer, or at the means, is a term of its own.
+        of : optional
+            The class that all rows are explained by, or the number of the target; by default the predicted class (of
+            two classes the second), or the first target.
         """
         rows = self._rows(X)
         outputs = self.model_.outputs(rows)
-        return explanation_of(self.model_, rows, outputs, self._names(), self._labels(), self._chosen(outputs), layer)
+        labels, chosen, sign = self._explained(outputs, of)
+        told = explanation_of(self.model_, rows, outputs, self._names(), labels, chosen, layer)
+        if sign > 0:
+            return told
+        return replace(told, contributions=-told.contributions, bias=-told.bias, outputs=-told.outputs)
 
     def plot_halfspaces(self, *, top: int = 20, ax: Any = None) -> Any:
         """The most important half-spaces as rows of a picture, features as columns; returns matplotlib axes."""
         return plot_rules(self.rules(top=top), self.model_.spread, self._names(), ax)
 
-    def plot_explanation(self, x: Any, *, k: int = 8, layer: int | None = None, ax: Any = None) -> Any:
+    def plot_explanation(
+        self, x: Any, *, k: int = 8, layer: int | None = None, of: Any = None, ax: Any = None
+    ) -> Any:
         """The largest contributions to the prediction of one row, x of shape (d,) or (1, d); returns the axes.
 
-        `layer` is that of `explain`.
+        `layer` and `of` are those of `explain`.
         """
-        return self.explain(_one_row(x), layer=layer).plot(0, k, ax)
+        return self.explain(_one_row(x), layer=layer, of=of).plot(0, k, ax)
 
     def _counterfactual(
         self, x: Any, wanted: Any, within: Any, keep: Any, whole: Any, seconds: float
@@ -396,17 +403,14 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         def wanted(f: np.ndarray) -> tuple[Goal, str]:
             now = int(np.flatnonzero(self.classes_ == self._told(f[None])[0])[0])
             names = [repr(label) for label in self.classes_.tolist()]  # 'no', where numpy writes np.str_('no')
-            found = [k for k in range(len(self.classes_)) if self.classes_[k] == target]
-            if target is not None and not found:
-                known = ", ".join(str(label) for label in self.classes_)
-                raise LabelError(f"counterfactual: no class {target!r}; there are {known}.")
-            if found == [now]:
+            asked = None if target is None else self._number_of("counterfactual", target)
+            if asked == now:
                 raise OptionError(f"counterfactual: the row is predicted {names[now]} already.")
             if len(f) == 1:
                 return Goal(np.array([[1.0 - 2 * now]]), np.zeros(1)), names[1 - now]
             eye, low = np.eye(len(f)), np.zeros(len(f) - 1)
-            if found:  # above all others; otherwise any above what is predicted now
-                return Goal(np.delete(eye[found[0]] - eye, found[0], axis=0), low), names[found[0]]
+            if asked is not None:  # above all others; otherwise any above what is predicted now
+                return Goal(np.delete(eye[asked] - eye, asked, axis=0), low), names[asked]
             return Goal(np.delete(eye - eye[now], now, axis=0), low, any_of=True), f"other than {names[now]}"
 
         return self._counterfactual(x, wanted, within, keep, whole, seconds)
@@ -421,13 +425,21 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         rows = self._rows(X)
         return self.model_.outputs(rows)
 
-    def _labels(self) -> tuple[str, ...]:
-        if len(self.classes_) == 2:
-            return (f"log-odds of {self.classes_[1]}",)
-        return tuple(f"logit of {label}" for label in self.classes_)
+    def _explained(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
+        k = None if of is None else self._number_of("explain", of)
+        if len(self.classes_) == 2:  # one output is there for both
+            chosen = np.zeros(len(outputs), dtype=int)
+            return (f"log-odds of {self.classes_[1 if k is None else k]}",), chosen, -1.0 if k == 0 else 1.0
+        labels = tuple(f"logit of {label}" for label in self.classes_)
+        return labels, outputs.argmax(axis=1) if k is None else np.full(len(outputs), k), 1.0
 
-    def _chosen(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs.argmax(axis=1)
+    def _number_of(self, who: str, label: Any) -> int:
+        """Where a class is in ``classes_``."""
+        found = [k for k in range(len(self.classes_)) if self.classes_[k] == label]
+        if not found:
+            known = ", ".join(str(known) for known in self.classes_)
+            raise LabelError(f"{who}: no class {label!r}; there are {known}.")
+        return found[0]
 
 
 class DLGNRegressor(RegressorMixin, _BaseDLGN):
@@ -507,8 +519,10 @@ early_stopping, validation_fraction, patience, random_state, verbose
 
         return self._counterfactual(x, wanted, within, keep, whole, seconds)
 
-    def _labels(self) -> tuple[str, ...]:
-        return ("prediction",) if self.model_.c == 1 else tuple(f"target {k}" for k in range(self.model_.c))
+    def _explained(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
+        c = outputs.shape[1]
+        labels = ("prediction",) if c == 1 else tuple(f"target {k}" for k in range(c))
+        return labels, np.full(len(outputs), 0 if of is None else as_number(of, c, "targets")), 1.0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -169,13 +169,14 @@ class Explanation:
     ----------
     contributions : (n, c, G)
     bias : (n, c)
-        The biases after the layer; before the last layer they depend on the row, since gates switch them.
+        The biases after the layer; before the last layer they depend on the row, since gates switch them. Of layer 0,
+        what the row's affine piece of f gives at the means of the features.
     outputs : (n, c)
         f, computed without the decomposition.
     labels : tuple of str
         The outputs' names.
     chosen : (n,)
-        The output that each row is explained by: the predicted class, or 0.
+        The output that each row is explained by: the one asked for, else the predicted class, or 0.
     rules : tuple of G str
         The half-space of each group; of layer 0, the features.
     layer, layers : int
@@ -226,7 +227,7 @@ class Explanation:
         others = values[np.argsort(-np.abs(values), kind="stable")[len(shown) :]]
         kind = "features" if self.layer == 0 else "half-spaces"
         rest = [(float(others.sum()), f"all other {kind}")] if others.any() else []
-        biases = {0: "biases", self.layers: "bias"}.get(self.layer, "later biases")
+        biases = {0: "features at their means", self.layers: "bias"}.get(self.layer, "later biases")
         return [*shown, *rest, (float(self.bias[row, out]), biases)]
 
     @property

@@ -96,15 +96,17 @@ class HalfSpaceModel:
         """What flows through each unit of a layer to each output, (n, c, w_l), and what starts at later biases, (n, c).
 
         f is linear in each h_l, so their sum is f: the first is h_{l,i} · ∂f_k/∂h_{l,i}, what closing a gate would take
-        away. Layer 0 is the input.
+        away. Layer 0 is the input, less the features' means; what these bring is with the biases.
         """
-        gates, units = self.bits(X), [X, *self.units(X)]
+        gates, units = self.bits(X), [X - self.centre, *self.units(X)]
         slope = np.broadcast_to(self.weights[-1], (len(X), *self.weights[-1].shape))
         biases = np.broadcast_to(self.biases[-1], (len(X), self.c))
         for upper in range(len(gates) - 1, layer - 1, -1):
             slope = slope * gates[upper][:, None, :]
             biases = biases + slope @ self.biases[upper]
             slope = slope @ self.weights[upper]
+        if layer == 0:
+            biases = biases + slope @ self.centre
         return slope * units[layer][:, None, :], biases
 
     def measured(self, X: np.ndarray, share: np.ndarray) -> HalfSpaceModel:
