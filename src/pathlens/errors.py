@@ -68,7 +68,7 @@ class NoGateError(ConversionError):
 
 
 class SignalWarning(PathlensWarning):
-    """The output of a network barely depends on its input at initialisation: it may not start to learn."""
+    """A network may not start to learn: its output barely depends on its input, or its gates have no gradient."""
 
 
 # --- records ---------------------------------------------------------------------------------------------------

@@ -122,11 +122,23 @@ def test_whole_numbers_are_taken_as_they_are(given):
 
 
 def test_an_epoch_after_the_last_is_said_to_be_one(data):
-    t = pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep_at=[1, 5], progress=False)
+    t = pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep_at=[1], progress=False)
     with pytest.raises(errors.RecordError, match=r"kept: \[1\]\. Train with keep_at=\[2\]"):
         t.at_epoch(2)
-    with pytest.raises(errors.RecordError, match="The training ended at epoch 2"):  # it was asked for
+    with pytest.raises(errors.RecordError, match="The training ended at epoch 2"):
         t.at_epoch(5)
+
+
+@pytest.mark.parametrize("epoch", [-1, 3, 1.5])
+def test_an_epoch_that_there_is_not_cannot_be_kept(data, epoch):
+    with pytest.raises(errors.OptionError, match=rf"keep_at names epoch {epoch}, and epochs=2 has 0 .* to 2\."):
+        pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep_at=[1, epoch], progress=False)
+
+
+def test_epochs_to_keep_may_come_twice_and_as_an_array(data):
+    for given in ([2, 0, 2], np.array([0, 2]), range(0, 3, 2)):
+        t = pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep_at=given, progress=False)
+        assert [m.epoch for m in t.moments] == [0, 2] and t.config["keep_at"] == [0, 2]
 
 
 def test_fresh_batches_from_a_sampler():

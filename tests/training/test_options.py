@@ -142,6 +142,36 @@ def test_gates_that_are_not_trained_keep_their_batch_statistics():
         assert moved == (name.startswith("values") and "beta" not in name), name
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_hard_gates_that_are_to_learn_are_told_to_have_no_gradient(inside):
+    x, y = sines()
+    net = pl.models.dlgn(2, (6, 5), gate="hard", seed=0).double()
+    before = copy.deepcopy(net)
+    with pytest.warns(errors.SignalWarning, match=r"hard gates have no gradient.*with_gate\('soft'\)") as told:
+        pl.train(nn.Sequential(net) if inside else net, (x, y), epochs=3, progress=False)
+    assert len(told) == 1 and told[0].filename == __file__
+    assert worst(net.source, before.source) == 0 < worst(net.values, before.values)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        lambda: pl.models.relu(2, (6,)),
+        lambda: pl.models.dln(2, (6,)),
+        lambda: pl.models.galu(2, (6,)),
+        lambda: pl.models.dlgn(2, (6,), gate="hard", frozen=True),
+        lambda: pl.models.dlgn(2, (6,), gate="straight_through"),
+        lambda: pl.models.dlgn(2, (6,), gate="soft"),
+    ],
+)
+def test_gates_that_learn_or_are_frozen_are_not_warned_of(net):
+    pl.train(net().double(), sines(), epochs=1, progress=False)  # warnings are errors here
+
+
+def test_hard_gates_may_stay_while_values_are_trained():
+    pl.train(pl.models.dlgn(2, (6,), gate="hard").double(), sines(), epochs=1, trained="values", progress=False)
+
+
 # --- early stopping --------------------------------------------------------------------------------------------
 
 

@@ -175,6 +175,19 @@ def test_a_finished_run_goes_on_for_longer_to_the_same_bits(tmp_path):
         pl.train(net, data, epochs=7, schedule="cosine", checkpoint=tmp_path / "cosine", **keep)
 
 
+def test_a_longer_run_may_keep_more_of_the_epochs_to_come(tmp_path):
+    net, data = pl.models.dlgn(2, (4, 4)), pl.data.circle(64)
+
+    def train(epochs, keep_at):
+        t = pl.train(net, data, epochs=epochs, seeds=[0], keep_at=keep_at, checkpoint=tmp_path, progress=False)
+        return [m.epoch for m in t[0].moments]
+
+    assert train(2, [0, 2]) == [0, 2]
+    assert train(4, [0, 2, 3]) == [0, 2, 3]
+    with pytest.raises(errors.CheckpointError, match=r"keep_at=\[0, 2, 3\], this one has keep_at=\[0, 1, 6\]"):
+        train(6, [0, 1, 6])  # epoch 1 is over
+
+
 def test_starting_over_does_not_trust_old_moments(tmp_path):
     old = run(tmp_path, seeds=(0,), keep_at=[0], watch=pl.data.circle(8).x)
     new = run(tmp_path, seeds=(1,), keep_at=[0], watch=pl.data.circle(8).x, resume=False)

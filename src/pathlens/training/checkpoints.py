@@ -52,7 +52,8 @@ def save_checkpoint(folder: Path, epoch: int, tensors: dict[str, Tensor], meta: 
 def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The newest checkpoint of this run, or None where there is none.
 
-    Where nothing is scheduled by the number of epochs, a run may go on for more of them than it was begun with.
+    Where nothing is scheduled by the number of epochs, a run may go on for more of them than it was begun with. Which
+    of the epochs to come are kept may change.
 
     Raises
     ------
@@ -77,6 +78,8 @@ def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Ten
     free = {"epochs"} if longer else set()
     if "network" not in saved:  # checkpoints of earlier versions do not tell
         free.add("network")
+    past = [{e for e in c["keep_at"] if e <= meta["epoch"]} for c in (saved, config)]
+    free |= {"keep_at"} if past[0] == past[1] else set()  # those to come are still open
     different = [k for k in sorted({*saved, *config} - free) if saved.get(k) != config.get(k)]
     if different:
         k = different[0]

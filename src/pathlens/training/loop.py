@@ -192,8 +192,8 @@ def train(
         and it gets back the weights of its best epoch. The run ends when every member has stopped; members that still
         run at the last epoch get their best weights too.
     keep_at, keep_when : sequences
-        Epochs (0 is initialisation) and losses (when first undercut) at which a Moment is kept: the weights, and the
-        record on `watch` where that is given.
+        Epochs (0 is initialisation, `epochs` the last) and losses (when first undercut) at which a Moment is kept: the
+        weights, and the record on `watch` where that is given.
     watch : inputs, optional
         What records are taken on; `sensitivities=False` keeps the gates without the backward pass.
     evaluate : {"full", "running"}
@@ -202,9 +202,9 @@ def train(
         Stop when every member's loss is below.
     checkpoint : folder, optional
         Save there every `checkpoint_every` epochs and at the end; a run that was cut off goes on from there, on the CPU
-        to the same bits. One that is finished goes on with a larger `epochs`, unless `schedule` or `beta` depend on it.
-        `resume=False` starts over. Another network is refused by its layers, frozen weights and gates, not by the
-        weights that it comes with.
+        to the same bits. One that is finished goes on with a larger `epochs`, unless `schedule` or `beta` depend on it,
+        and `keep_at` may then name some of the epochs to come. `resume=False` starts over. Another network is refused
+        by its layers, frozen weights and gates, not by the weights that it comes with.
     device : optional
         Default: where the network is.
     compile : bool
@@ -239,6 +239,12 @@ def train(
             f"batch_size={batch_size}, checkpoint_every={checkpoint_every}."
         )
     epochs, batch_size = int(epochs), None if batch_size is None else int(batch_size)
+    kept = sorted(set(keep_at))
+    if missed := [epoch for epoch in kept if epoch not in range(epochs + 1)]:
+        raise OptionError(
+            f"train: keep_at names epoch {missed[0]}, and epochs={epochs} has 0 (initialisation) to {epochs}. Leave it "
+            "out, or train for longer."
+        )
     if evaluate not in ("full", "running"):
         raise OptionError(f"train: evaluate must be 'full' or 'running', got {evaluate!r}.")
     if isinstance(loss, str) and loss not in LOSSES:
@@ -296,7 +302,7 @@ def train(
         "beta": None if beta is None else _name(beta),
         "clip": clip,
         "evaluate": evaluate,
-        "keep_at": sorted(keep_at),
+        "keep_at": [int(epoch) for epoch in kept],
         "keep_when": list(keep_when),
         "stop_below": stop_below,
         "penalty": None if penalty is None else _name(penalty),
@@ -322,7 +328,7 @@ def train(
         compiled=compile,
         autocast=autocast,
         watch=Watch(
-            frozenset(keep_at),
+            frozenset(kept),
             tuple(keep_when),
             None if watch is None else as_rows(watch, members[0]),
             sensitivities,

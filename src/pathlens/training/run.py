@@ -24,7 +24,7 @@ from pathlens.training.augment import MOVES, crop_flip
 from pathlens.training.checkpoints import load_checkpoint, save_checkpoint
 from pathlens.training.inputs import Data
 from pathlens.training.schedules import Schedule
-from pathlens.training.stack import Loss, Penalty, Stack, capture
+from pathlens.training.stack import Loss, Penalty, Stack, capture, gated_parts
 from pathlens.training.stopping import EarlyStopping
 from pathlens.training.teacher import Teacher
 
@@ -296,6 +296,7 @@ class Run:
                 self.stack.set_buffer("beta", self.beta(0.0))
             self._finish_epoch(None)
             self._check_signal()
+            self._check_gates()
         losses = self._last_losses()
         on_cuda = self.stack.device.type == "cuda"
         useful = self.compiled and on_cuda and not self._has_dropout and self.epoch < epochs
@@ -385,6 +386,23 @@ class Run:
                 SignalWarning,
                 stacklevel=4,
             )
+
+    def _check_gates(self) -> None:
+        """Warn if weights that make gates are to be trained, and the gates pass no gradient to them."""
+        for start, part in gated_parts(self.stack.pattern):
+            if not any(name.startswith(f"{start}source.") for name in self.stack.names):
+                continue  # frozen gates, or a network that gates itself
+            with torch.enable_grad():
+                heard = part.gate(torch.zeros(1, device=self.stack.device, requires_grad=True)).requires_grad
+            if not heard:
+                warnings.warn(
+                    f"train: the weights of the gates are to be trained, but {part.gate.label} gates have no gradient: "
+                    "they stay as they are. Use net.with_gate('soft') or net.with_gate('straight_through'), or "
+                    "trained='values' to freeze the gates.",
+                    SignalWarning,
+                    stacklevel=4,
+                )
+                return
 
     # --- CUDA --------------------------------------------------------------------------------------------------
 
