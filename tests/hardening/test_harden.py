@@ -132,13 +132,38 @@ def test_the_bound_by_hand(seed):
             share = (t == k).mean()
             entropy -= len(t) * share * math.log(share) / 120
     assert cell_bound(constant, x, labels, "cross_entropy").loss == pytest.approx(entropy, rel=1e-10)
-    linear = pl.models.dlgn(2, (3, 2), 2, seed=seed)
-    error = 0.0
-    for a, t in by_cell(linear, x, y):
-        a = np.hstack([a, np.ones((len(a), 1))])
-        error += ((a @ np.linalg.lstsq(a, t, rcond=None)[0] - t) ** 2).sum()
-    assert cell_bound(linear, x, y).loss == pytest.approx(error / 240, rel=1e-9)
-    assert cell_bound(linear, x, labels, "cross_entropy").loss is None
+    for bias, what in ((False, "linear"), (True, "affine")):
+        net = pl.models.dlgn(2, (3, 2), 2, bias=bias, seed=seed)
+        error = 0.0
+        for a, t in by_cell(net, x, y):
+            a = np.hstack([a, np.ones((len(a), 1))]) if bias else a
+            error += ((a @ np.linalg.lstsq(a, t, rcond=None)[0] - t) ** 2).sum()
+        bound = cell_bound(net, x, y)
+        assert bound.loss == pytest.approx(error / 240, rel=1e-9) and bound.what == f"best {what} function on each cell"
+        assert cell_bound(net, x, labels, "cross_entropy").loss is None
+
+
+def test_values_without_biases_reach_the_bound_of_linear_functions():
+    """Two cells, and values as wide as they need to be: a constant on each would fit the targets, and cannot be had."""
+    net = pl.models.dlgn(1, (2,), gate="hard", seed=0).double()
+    with torch.no_grad():
+        net.source.network.get_parameter("linear1.weight").copy_(torch.tensor([[1.0], [-1.0]]))
+    x = torch.tensor([[1.0], [2.0], [-1.0], [-2.0], [0.0]], dtype=torch.float64)
+    y = torch.tensor([[1.0], [1.0], [3.0], [3.0], [2.0]])
+    bound = cell_bound(net, x, y)
+    assert bound.loss == pytest.approx((0.2 + 9 * 0.2 + 4) / 5)
+    with torch.no_grad():
+        net.values.get_parameter("linear1.weight").copy_(torch.tensor([[1.0], [-1.0]]))
+        net.values.get_parameter("output.weight").copy_(torch.tensor([[0.6, 1.8]]))
+        assert float((net(x) - y).square().mean()) == pytest.approx(bound.loss)
+
+
+@pytest.mark.parametrize("norm, what", [(nn.BatchNorm1d, "affine"), (nn.Identity, "linear")])
+def test_a_batch_norm_adds_constants_too(norm, what):
+    template = nn.Sequential(nn.Linear(2, 4, bias=False), norm(4), nn.ReLU(), nn.Linear(4, 1, bias=False))
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    net = pl.gated_twin(template, "dlgn", example=x[:4]).eval()
+    assert cell_bound(net, x, x[:, :1]).what == f"best {what} function on each cell"
 
 
 def test_max_pooled_values_bend_inside_a_cell_and_have_no_bound():

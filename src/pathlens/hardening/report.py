@@ -5,6 +5,7 @@ Everything here measures; nothing trains. It may import what `harden` may.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -182,11 +183,10 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
     """The smallest loss on these rows that values can reach on the cells of the network's hard gates.
 
     A network whose values read ones is constant on each cell: the best constant is the mean of y there, or for labels
-    their frequencies. One whose values read x is affine on each cell: for squared losses the best affine function of
-    each cell is found by least squares. Networks with these gates are among the functions so described, hence a lower
-    bound; it is exact where the value network is wide enough to take any value on each cell, and has biases if it reads
-    x: without them it is linear there, not affine. With max-pooling values that read x bend inside a cell, and there is
-    no bound.
+    their frequencies. One whose values read x is affine on each cell, and without biases linear: for squared losses the
+    best such function of each cell is found by least squares. Networks with these gates are among the functions so
+    described, hence a lower bound; it is exact where the value network is wide enough to be any of them on each cell.
+    With max-pooling values that read x bend inside a cell, and there is no bound.
 
     Parameters
     ----------
@@ -218,18 +218,32 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
         return CellBound(None, count, "with max-pooling the network is not affine on a cell")
     if loss == "cross_entropy":
         return CellBound(None, count, "cross-entropy of affine functions has no closed form")
-    total = 0.0
-    design = torch.cat([x.flatten(1).double(), torch.ones(len(x), 1, dtype=torch.float64, device=x.device)], dim=1)
+    total, design, shape = 0.0, x.flatten(1).double(), "linear"
+    if _adds_constants(net, x):
+        design, shape = torch.cat([design, torch.ones_like(design[:, :1])], dim=1), "affine"
     # columns of one size: least squares takes what is 1e-16 of the largest for rounding, and inputs may be of any unit
     sizes = design.abs().amax(0)
     design = design / torch.where(sizes == 0, 1.0, sizes)
     order = cell.argsort()
     for rows in order.split(torch.bincount(cell, minlength=count).tolist()):
         a, b = design[rows].cpu(), y[rows].double().cpu()
-        if len(rows) > 1:  # one row is fitted exactly
+        if len(rows) > 1 or not bool(a.any()):  # one row is fitted exactly, but for x = 0 without biases
             total += float((a @ torch.linalg.lstsq(a, b, driver="gelsd").solution - b).square().sum())
     mean = total / y.numel()
-    return CellBound(mean / 2 if loss == "half_mse" else mean, count, "best affine function on each cell")
+    return CellBound(mean / 2 if loss == "half_mse" else mean, count, f"best {shape} function on each cell")
+
+
+def _adds_constants(net: GatedNetwork, x: Tensor) -> bool:
+    """Whether values of this architecture add what does not depend on x: biases, means of batch-norm.
+
+    Weights are drawn anew, so that biases that are zero now count too, and then f(0) is asked for, all gates open.
+    """
+    values, generator = copy.deepcopy(net.values).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for t in (*values.parameters(), *values.buffers()):
+            if t.is_floating_point():
+                t.copy_(0.5 + torch.rand(t.shape, generator=generator))
+        return bool((values(torch.zeros_like(x[:2]), *(x.new_ones(()),) * len(net.sites)) != 0).any())
 
 
 def _best_constants(cell: Tensor, count: int, y: Tensor, loss: str) -> float:
