@@ -122,6 +122,46 @@ def test_subsample_depends_on_seed_and_refuses():
         labels.subsample(per_class=3)
 
 
+def animals(**more):
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 2])
+    x = torch.arange(14.0).reshape(7, 2)
+    return DataSet(x, y, x[:4] + 100, y[:4], name="animals", task="classification", classes=3, marks={"row": x[:, 0]},
+                   marks_test={"row": x[:4, 0]}, **more)  # fmt: skip
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_only_keeps_the_rows_of_some_classes_with_labels_in_their_order(named):
+    data = animals(info={"label_names": ("ant", "bee", "cat"), "source": "here"} if named else {"source": "here"})
+    two = data.only("cat", "ant") if named else data.only(2, 0)
+    rows = torch.tensor([0, 2, 3, 5, 6])
+    assert torch.equal(two.x, data.x[rows]) and torch.equal(two.marks["row"], data.marks["row"][rows])
+    assert two.y.tolist() == [1, 0, 1, 0, 0] and two.c == 2
+    assert two.y_test.tolist() == [1, 0, 1] and two.marks_test["row"].tolist() == [0, 4, 6]
+    assert two.info == {"source": "here", "label_names": ("cat", "ant") if named else ("2", "0")}
+    assert data.c == 3 and len(data) == 7
+    assert two.name == ("animals, cat against ant" if named else "animals, 2 against 0")
+    assert two.only(1).y.tolist() == [0, 0] and two.only(1).info["label_names"] == two.info["label_names"][1:]
+    assert data.only(np.int64(1)).y_test.tolist() == [0]
+
+
+def test_only_refuses_what_is_no_class():
+    data = animals(info={"label_names": ("ant", "bee", "cat")})
+    for error, match, classes in (
+        (LabelError, "no class 3; labels are 0 to 2", (0, 3)),
+        (LabelError, "no class -1", (-1,)),
+        (LabelError, "no class 0.5", (0.5,)),
+        (UnknownNameError, "Unknown class 'car'. Did you mean 'cat'", ("car",)),
+        (OptionError, "different classes", (0, 1, "ant")),
+        (OptionError, "different classes", ()),
+    ):
+        with pytest.raises(error, match=match):
+            data.only(*classes)
+    with pytest.raises(LabelError, match="no class 'cat'; labels are 0 to 2"):
+        animals().only("cat")
+    with pytest.raises(OptionError, match="this is regression"):
+        DataSet(torch.ones(2, 1), torch.ones(2)).only(0, 1)
+
+
 def test_registry():
     assert set(names()) >= {"circle", "nlgp", "mnist", "cifar100", "modified_fashion_mnist", "digits"}
     with pytest.raises(UnknownNameError, match="Did you mean 'cifar10'"):

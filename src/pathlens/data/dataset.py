@@ -14,7 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathlens.errors import DTypeError, EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
+from pathlens.errors import (
+    DTypeError,
+    EmptyDataError,
+    LabelError,
+    NotFiniteError,
+    OptionError,
+    ShapeError,
+    unknown_name,
+)
 
 Task = Literal["regression", "classification"]
 
@@ -43,7 +51,7 @@ class DataSet:
         How the set was made: options, source, statistics. Not per row.
     marks, marks_test : mapping of str to Tensor with n rows
         Facts about single rows (the angle on the circle, whether a row is simple); they follow their rows through
-        `subsample` and `to`.
+        `subsample`, `only` and `to`.
 
     Notes
     -----
@@ -192,6 +200,55 @@ class DataSet:
         kept = [rows[torch.randperm(len(rows), generator=generator)[:count].to(rows.device)]
                 for rows, count in zip(groups, counts)]
         return torch.cat(kept).sort().values
+
+    def only(self, *classes: int | str) -> DataSet:
+        """The rows of some classes, in their order, with labels 0, 1, … in the order in which the classes are named.
+
+        Parameters
+        ----------
+        classes : int or str
+            Labels, or names as in ``info["label_names"]`` where there are any.
+
+        Examples
+        --------
+        >>> import torch
+        >>> data = DataSet(torch.randn(6, 2), torch.tensor([0, 1, 2, 0, 1, 2]), name="animals", task="classification",
+        ...                classes=3, info={"label_names": ("ant", "bee", "cat")})
+        >>> two = data.only("cat", "ant")
+        >>> two.name, two.y, two.info["label_names"]
+        ('animals, cat against ant', tensor([1, 0, 1, 0]), ('cat', 'ant'))
+        """
+        where = f"DataSet {self.name!r}"
+        if self.task != "classification" or self.classes is None:
+            raise OptionError(f"{where}: only({', '.join(map(repr, classes))}) needs classes; this is regression.")
+        names = tuple(self.info.get("label_names", ()))
+        kept: list[int] = []
+        for given in classes:
+            if isinstance(given, str) and names and given not in names:
+                raise unknown_name("class", given, names)
+            label = names.index(given) if given in names else given
+            if not isinstance(label, Integral) or not 0 <= label < self.classes:
+                raise LabelError(f"{where}: there is no class {given!r}; labels are 0 to {self.classes - 1}.")
+            kept.append(int(label))
+        if not kept or len(set(kept)) < len(kept):
+            raise OptionError(f"{where}: only takes different classes, one or more, got {classes!r}.")
+        number = torch.full((self.classes,), -1, device=self.y.device)
+        number[kept] = torch.arange(len(kept), device=self.y.device)
+
+        def pick(x: Tensor, y: Tensor, marks: Mapping[str, Tensor]) -> tuple[Any, Any, dict[str, Tensor]]:
+            new = number[y]
+            keep = new >= 0
+            return x[keep], new[keep], {key: value[keep] for key, value in marks.items()}
+
+        x, y, marks = pick(self.x, self.y, self.marks)
+        x_test, y_test, marks_test = self.x_test, self.y_test, self.marks_test
+        if x_test is not None and y_test is not None:
+            x_test, y_test, marks_test = pick(x_test, y_test, marks_test)
+        told = tuple(names[k] if names else str(k) for k in kept)
+        return replace(
+            self, x=x, y=y, x_test=x_test, y_test=y_test, marks=marks, marks_test=marks_test, classes=len(kept),
+            name=f"{self.name}, {' against '.join(told)}", info={**self.info, "label_names": told},
+        )
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DataSet:
         """The same rows in another floating dtype (inputs and regression targets) or on another device.
