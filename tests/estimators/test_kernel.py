@@ -20,3 +20,15 @@ def test_predictions_stay_when_the_network_or_the_parameters_change():
     machine.set_params(kernel="overlap")
     np.testing.assert_array_equal(machine.predict(X), before)
     assert machine.network is net and clone(machine).kernel == "overlap"
+
+
+def test_a_ridge_is_chosen_by_leaving_rows_out():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (120, 2))
+    y, net = np.sin(3 * X[:, 0]), pl.models.relu(2, (32, 32), seed=0).double()
+    scores = {}
+    for ridge in (1e-8, "auto", 30.0):
+        machine = PathKernelRegressor("ntk", network=net, ridge=ridge).fit(X[:60], y[:60] + 0.3 * rng.normal(size=60))
+        scores[ridge] = machine.score(X[60:], y[60:])
+        assert (machine.ridge_ == ridge) == (ridge != "auto")
+    assert scores["auto"] > max(scores[1e-8], scores[30.0])

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathlens import models
-from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, PathlensError, ShapeError
+from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, PathlensError, ShapeError, SolverError
 from pathlens.kernels import (
     LinearisedModel,
     gate_information,
     kernel_classification,
     kernel_regression,
+    leave_one_out,
     npk,
     ntk,
     nu,
@@ -148,6 +149,59 @@ def test_bad_input() -> None:
     for error, call in cases:
         with pytest.raises(error):
             call()
+
+
+# --- leaving one row out -------------------------------------------------------------------------------------------
+
+
+def noisy(n: int = 30, m: int = 200) -> tuple[torch.Tensor, ...]:
+    X, Y = data(n, m)
+    noise = torch.randn(n, generator=torch.Generator().manual_seed(5)).double()
+    return X, torch.sin(X[:, 0]) + 0.5 * noise, Y, torch.sin(Y[:, 0])
+
+
+@pytest.mark.parametrize("ridge", [1e-6, 1e-2, 3.0])
+@pytest.mark.parametrize("n", [2, 13])
+def test_leaving_one_row_out_is_fitting_without_it(n: int, ridge: float) -> None:
+    X, _ = data(n, 1)
+    K = ntk(models.dlgn(3, hidden=(16, 16), seed=0).double(), X)
+    y, dense = torch.randn(n, 2, generator=torch.Generator().manual_seed(1)).double(), K.dense()
+    added = ridge * float(dense.trace()) / n  # the same number, whichever row is left out
+    want = torch.empty(n, 2).double()
+    for i in range(n):
+        rest = [j for j in range(n) if j != i]
+        G = dense[rest][:, rest] + added * torch.eye(n - 1).double()
+        want[i] = dense[i, rest] @ torch.linalg.solve(G, y[rest])
+    assert torch.allclose(leave_one_out(K, y, ridge), want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_chosen_ridge_predicts_rows_that_are_left_out_best(dtype: torch.dtype) -> None:
+    X, y, X_test, y_test = (t.to(dtype) for t in noisy())
+    net = models.relu(3, hidden=(64, 64), seed=0).to(dtype)
+    K, K_test = ntk(net, X), ntk(net, X_test, columns=X)
+    fit = kernel_regression(K, y, K_test, ridge="auto")
+    error = {r: float((leave_one_out(K, y, r)[:, 0] - y).square().mean()) for r in (fit.ridge, 1e-4, 1e-2, 1, 10)}
+    assert min(error.values()) == pytest.approx(error[fit.ridge], rel=0.02)
+    assert torch.equal(fit.predictions, kernel_regression(K, y, K_test, fit.ridge).predictions)
+    little = kernel_regression(K, y, K_test, ridge=1e-4).predictions
+    assert (fit.predictions[:, 0] - y_test).square().mean() < (little[:, 0] - y_test).square().mean()
+    assert f"ridge {fit.ridge:.3g}" in repr(fit)
+
+
+def test_a_ridge_is_chosen_for_labels_and_singular_kernels_too() -> None:
+    X, y, X_test, _ = noisy()
+    X = torch.cat([X, X])  # every row twice: what is left out is still there, so that the least ridge is best
+    net, labels = models.relu(3, hidden=(128,), seed=0).double(), (torch.cat([y, y]) > 0).long()
+    K, K_test = ntk(net, X), ntk(net, X_test, columns=X)
+    assert kernel_classification(K, labels, K_test, ridge="auto").ridge < 1e-6
+    found = gate_information(net, (X, labels), (X_test, (X_test[:, 0] > 0).long()), ridge="auto")
+    assert found.fit.ridge > 0 and found.train_residual < 0.1
+    with pytest.raises(SolverError, match="Pass a larger ridge"):
+        leave_one_out(K, labels.double(), 0.0)
+    for ridge in (-1, "best"):
+        with pytest.raises(OptionError, match="ridge must be a number"):
+            leave_one_out(K, labels.double(), ridge)
 
 
 def test_results_say_what_they_are_and_not_all_their_numbers() -> None:

@@ -30,7 +30,7 @@ class _BasePathKernel(BaseEstimator):
         kernel: str = "overlap",
         *,
         network: nn.Module | None = None,
-        ridge: float = 1e-2,
+        ridge: float | str = 1e-2,
         hidden: tuple[int, ...] = (32, 32),
         epochs: int | str = "auto",
         learning_rate: float = 5e-3,
@@ -68,7 +68,9 @@ class _BasePathKernel(BaseEstimator):
         K = self._kernel(self._x)
         self._coefficients = np.zeros_like(targets)
         if float(K.trace()) > 0:  # else no path is active on any row: the mean is all that can be said
-            found = kernel_regression(K, torch.from_numpy(targets - self._mean), K, float(self.ridge))
+            ridge = self.ridge if self.ridge == "auto" else float(self.ridge)
+            found = kernel_regression(K, torch.from_numpy(targets - self._mean), K, ridge)
+            self.ridge_ = found.ridge
             self._coefficients = found.coefficients.double().numpy() * (len(X) / float(K.trace()))
         return self
 
@@ -103,8 +105,9 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
     network : nn.Module, optional
         Whose kernel; it reads X as given. Without one, a DLGN is trained on standardised inputs, and its hard gates
         give the kernel.
-    ridge : float
-        In units of the kernel's mean diagonal.
+    ridge : float or "auto"
+        In units of the kernel's mean diagonal. "auto" takes the one of least squared error where each row is predicted
+        from all others, given the network; `ridge_` tells which.
     hidden, epochs, learning_rate, weight_decay, random_state, verbose
         Of the network that is trained, as in `DLGNClassifier`.
 

@@ -24,6 +24,7 @@ from pathlens.kernels.regression import (
     gate_information,
     kernel_classification,
     kernel_regression,
+    leave_one_out,
     one_hot,
 )
 from pathlens.kernels.tangent import ntk
@@ -44,6 +45,7 @@ __all__ = [
     "kernel_alignment",
     "kernel_classification",
     "kernel_regression",
+    "leave_one_out",
     "npk",
     "ntk",
     "nu",

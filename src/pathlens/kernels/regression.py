@@ -6,17 +6,19 @@ the other kernels and the errors.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, ShapeError, unknown_name
+from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, ShapeError, SolverError, unknown_name
 from pathlens.kernels.overlap import npk, overlap
 from pathlens.kernels.tangent import ntk
-from pathlens.linops import CustomKernel, KernelOperator
+from pathlens.linops import CustomKernel, Eigenpairs, KernelOperator
 from pathlens.recording.inputs import as_numbers
 
 
@@ -35,6 +37,8 @@ class KernelFit:
     iterations : int
         Of conjugate gradients; 0 for Cholesky.
     method : str
+    ridge : float
+        As it was given, or chosen.
     """
 
     predictions: Tensor
@@ -42,6 +46,7 @@ class KernelFit:
     residual: float
     iterations: int
     method: str
+    ridge: float
 
     @property
     def labels(self) -> Tensor:
@@ -51,7 +56,10 @@ class KernelFit:
     def __repr__(self) -> str:
         (m, c), n = self.predictions.shape, len(self.coefficients)
         steps = f", {self.iterations} iterations" if self.iterations else ""
-        return f"KernelFit({m} × {c} predictions from {n} rows; {self.method}{steps}, residual {self.residual:.1e})"
+        return (
+            f"KernelFit({m} × {c} predictions from {n} rows; {self.method}{steps}, residual {self.residual:.1e}, "
+            f"ridge {self.ridge:.3g})"
+        )
 
 
 def _operator(kernel: Any, name: str) -> KernelOperator:
@@ -91,8 +99,70 @@ def one_hot(labels: Any, classes: int | None = None, *, dtype: torch.dtype = tor
     return torch.nn.functional.one_hot(y.long(), c).to(dtype) - 1 / c
 
 
+def _targets(y: Any, train: KernelOperator) -> Tensor:
+    """Targets as (n, c), of the kernel's dtype and on its device."""
+    n, targets = train.shape[0], as_numbers(y).to(train.device, train.dtype)
+    targets = targets[:, None] if targets.ndim == 1 else targets
+    if targets.ndim != 2 or len(targets) != n:
+        raise ShapeError(f"kernel regression: y has shape {tuple(targets.shape)}, expected ({n},) or ({n}, c).")
+    if not bool(torch.isfinite(targets).all()):
+        raise NotFiniteError("kernel regression: y contains NaN or infinity. Remove or impute such rows.")
+    return targets
+
+
+def _left_out(pairs: Eigenpairs, y: Tensor, ridge: float) -> Tensor:
+    """What the other rows predict for each, minus its target, (n, c): −α_i / (G⁻¹)_ii, float64."""
+    vectors, gains = pairs.vectors.double(), 1 / (pairs.values.double() + ridge)
+    return -(vectors @ (gains[:, None] * (vectors.T @ y.double()))) / (vectors.square() @ gains)[:, None]
+
+
+def _chosen_ridge(train: KernelOperator, y: Tensor) -> float:
+    """The ridge of least squared error of rows that are left out, of eight a decade."""
+    pairs = train.normalised("n").eigsh(train.shape[0])
+    largest, smallest = float(pairs.values[0]), float(pairs.values[-1])
+    # below, rounding decides; above, all predictions are near zero
+    low = max(1e-10, 10 * torch.finfo(train.dtype).eps * largest, -2 * smallest)
+    ridges = np.geomspace(low, 10 * largest, 2 + int(8 * math.log10(10 * largest / low))).tolist()
+    return min(ridges, key=lambda ridge: float(_left_out(pairs, y, ridge).square().mean()))
+
+
+def leave_one_out(K_train: Any, y: Any, ridge: float) -> Tensor:
+    """Predictions of kernel regression for every training row from all other rows, (n, c), without n fits.
+
+    ŷ_i = y_i − α_i / (G⁻¹)_ii with G = K/s + ridge·I, α = G⁻¹y and s = tr K / n of all rows.
+
+    Parameters
+    ----------
+    K_train, y, ridge
+        As in `kernel_regression`; K/s + ridge·I must be positive definite.
+
+    Notes
+    -----
+    Exact. One eigendecomposition, 9n³ operations and 4n² numbers.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> leave_one_out(x @ x.T, 2 * x[:, 0], ridge=1e-4).round(decimals=2)
+    tensor([[2.],
+            [4.],
+            [6.]])
+    """
+    train = _operator(K_train, "K_train")
+    targets = _targets(y, train)
+    if not (isinstance(ridge, Real) and ridge >= 0):
+        raise OptionError(f"leave_one_out: ridge must be a number that is not negative, got {ridge!r}.")
+    pairs = train.normalised("n").eigsh(train.shape[0])
+    if not float(pairs.values[-1]) + ridge > 0:
+        raise SolverError(
+            f"leave_one_out: K/s + ridge·I with ridge = {ridge:g} is not positive definite (its smallest eigenvalue is "
+            f"{float(pairs.values[-1]) + ridge:.1e}). Pass a larger ridge."
+        )
+    return targets + _left_out(pairs, targets, float(ridge)).to(targets.dtype)
+
+
 def kernel_regression(
-    K_train: Any, y: Any, K_test: Any, ridge: float = 0.0, *, method: str = "auto", tol: float | None = None
+    K_train: Any, y: Any, K_test: Any, ridge: float | str = 0.0, *, method: str = "auto", tol: float | None = None
 ) -> KernelFit:
     """Kernel ridge regression: predictions K_test (K_train + ridge·s·I)⁻¹ y with s = tr K_train / n.
 
@@ -103,9 +173,9 @@ def kernel_regression(
         Targets.
     K_test : KernelOperator or (m, n)
         Test rows against training columns, e.g. ``ntk(test, columns=train)``.
-    ridge : float
+    ridge : float or "auto"
         In units of the mean diagonal, so that one value means the same for every kernel, however large its numbers.
-        0 interpolates, where K_train is not singular.
+        0 interpolates, where K_train is not singular. "auto" takes the one of least squared error in `leave_one_out`.
     method, tol
         Of the solver, as in ``K.solve``.
 
@@ -115,7 +185,8 @@ def kernel_regression(
 
     Notes
     -----
-    n³/3 operations by Cholesky where n² numbers fit the kernel's budget, else conjugate gradients.
+    n³/3 operations by Cholesky where n² numbers fit the kernel's budget, else conjugate gradients. Choosing the ridge
+    takes all eigenpairs, 9n³ operations and 4n² numbers within the budget.
 
     Examples
     --------
@@ -135,24 +206,20 @@ def kernel_regression(
             f"kernel regression: K_train is {train.dtype} on {train.device}, K_test {test.dtype} on {test.device}. "
             "Build both alike."
         )
-    if not (isinstance(ridge, Real) and ridge >= 0):
-        raise OptionError(f"kernel regression: ridge must be a number that is not negative, got {ridge!r}.")
-    targets = as_numbers(y).to(train.device, train.dtype)
-    targets = targets[:, None] if targets.ndim == 1 else targets
-    if targets.ndim != 2 or len(targets) != n:
-        raise ShapeError(f"kernel regression: y has shape {tuple(targets.shape)}, expected ({n},) or ({n}, c).")
-    if not bool(torch.isfinite(targets).all()):
-        raise NotFiniteError("kernel regression: y contains NaN or infinity. Remove or impute such rows.")
-    solved = train.normalised("n").solve(targets, ridge=float(ridge), method=method, tol=tol)
+    if ridge != "auto" and not (isinstance(ridge, Real) and ridge >= 0):
+        raise OptionError(f"kernel regression: ridge must be a number that is not negative, or 'auto', got {ridge!r}.")
+    targets = _targets(y, train)
+    used = _chosen_ridge(train, targets) if ridge == "auto" else float(ridge)
+    solved = train.normalised("n").solve(targets, ridge=used, method=method, tol=tol)
     predictions = (test * (n / train.trace())) @ solved.solution
-    return KernelFit(predictions, solved.solution, solved.residual, solved.iterations, solved.method)
+    return KernelFit(predictions, solved.solution, solved.residual, solved.iterations, solved.method, used)
 
 
 def kernel_classification(
     K_train: Any,
     labels: Any,
     K_test: Any,
-    ridge: float = 0.0,
+    ridge: float | str = 0.0,
     *,
     classes: int | None = None,
     method: str = "auto",
@@ -213,7 +280,7 @@ def gate_information(
     *,
     kernel: str = "npk",
     soft: bool = False,
-    ridge: float = 1e-4,
+    ridge: float | str = 1e-4,
     classes: int | None = None,
     max_bytes: int | None = None,
 ) -> GateInformation:
@@ -234,8 +301,8 @@ def gate_information(
         network's present values, which is what a finite network with these values would follow.
     soft : bool
         Use soft gate values in the path kernels.
-    ridge : float
-        In units of the mean diagonal. Path kernels are often singular, so that some is needed.
+    ridge : float or "auto"
+        As in `kernel_regression`. Path kernels are often singular, so that some is needed.
     classes, max_bytes
         As elsewhere.
 
@@ -277,7 +344,7 @@ def gate_information(
         )
     fit = kernel_regression(K, targets, K_test, ridge)
     # (K/s)α = y − ridge·α up to the solver's residual: no second product with K is needed
-    left, size = ridge * fit.coefficients, float(torch.linalg.vector_norm(targets))
+    left, size = fit.ridge * fit.coefficients, float(torch.linalg.vector_norm(targets))
     accuracy = float((fit.labels.cpu() == y_test).double().mean()) if labelled else None
     return GateInformation(
         kernel,
