@@ -78,6 +78,10 @@ class RecordError(PathlensError, ValueError):
     """A record cannot be taken or used: batch-norm in train mode, a missing site, mismatched rows."""
 
 
+class UngatedWarning(PathlensWarning):
+    """A network that was recorded has activations between its layers that are no gates: its record has none there."""
+
+
 class BudgetError(PathlensError, MemoryError):
     """A memory budget is too small for even one row or tile."""
 

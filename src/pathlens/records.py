@@ -295,6 +295,8 @@ class Record:
     chain : bool
         Dense layers and gates in turn: each layer reads exactly what the gates before it let through of the layer
         before. False where a shortcut, batch-norm or a convolution comes between, which a record does not tell.
+    ungated : tuple of str
+        Activations of a plain module between its layers that are no gates (GELU, ReLU6, …), by function and module.
 
     Examples
     --------
@@ -319,6 +321,7 @@ class Record:
     kept: tuple[int, ...] = ()
     has_sensitivities: bool = True
     chain: bool = False
+    ungated: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         named = [("f", self.f), *self.bits.items(), *self.soft.items(), *self.sensitivity.items()]
@@ -424,7 +427,7 @@ class Record:
             {k: v[cut] for k, v in self.soft.items()}, self.layers,
             {k: [t[cut] for t in v] for k, v in self.layer_inputs.items()},
             {k: v[cut, keep] for k, v in self.sensitivity.items()}, self.gate_label, self.flops_per_row, self.untracked,
-            kept, self.has_sensitivities, self.chain,
+            kept, self.has_sensitivities, self.chain, self.ungated,
         )  # fmt: skip
 
     def save(self, path: str | Path) -> str:
@@ -442,6 +445,7 @@ class Record:
             "kept": list(self.kept),
             "has_sensitivities": self.has_sensitivities,
             "chain": self.chain,
+            "ungated": list(self.ungated),
         }
         return save_tensors(path, tensors, meta, "record")
 
@@ -457,7 +461,7 @@ class Record:
                 {s: t[f"soft/{s}"] for s in meta["sites"] if f"soft/{s}" in t}, layers, inputs,
                 {k.removeprefix("sensitivity/"): v for k, v in t.items() if k.startswith("sensitivity/")},
                 meta["gate_label"], meta["flops_per_row"], tuple(meta["untracked"]), tuple(meta["kept"]),
-                meta["has_sensitivities"], meta["chain"],
+                meta["has_sensitivities"], meta["chain"], tuple(meta.get("ungated", ())),
             )  # fmt: skip
         except (KeyError, ShapeError) as e:
             raise _incomplete(path, "record", e) from e

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 
@@ -13,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pathlens import gated_twin, models, record
-from pathlens.errors import RecordError
-from pathlens.records import Convolution, unfold
+from pathlens import gated_twin, kernels, models, record
+from pathlens.errors import RecordError, UngatedWarning
+from pathlens.records import Convolution, Record, unfold
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:
@@ -287,7 +288,9 @@ def test_a_compiled_module_is_recorded_by_its_own_names() -> None:
 def test_localisation_networks_of_the_papers() -> None:
     for activation in ("relu", "erf", "sigmoid"):
         net = models.LocalisationNet(4, 3, activation, "trainable", bias=True).double()
-        check_record(net, rows(3, 4), record(net, rows(3, 4)))
+        with contextlib.nullcontext() if activation == "relu" else pytest.warns(UngatedWarning, match=activation):
+            rec = record(net, rows(3, 4))
+        check_record(net, rows(3, 4), rec)
 
 
 def test_recording_under_no_grad_inference_mode_and_autocast() -> None:
@@ -493,3 +496,65 @@ def test_gradients_of_any_convolution(case: tuple[int, Convolution, tuple[int, .
     net = nn.Sequential({1: nn.Conv1d, 2: nn.Conv2d}[dims](channels, m, call.kernel, **options), nn.Flatten())
     x = rows(2, channels, *size)
     check_record(net.double(), x, record(net, x))
+
+
+# --- activations that are no gates -----------------------------------------------------------------------------
+
+
+class Handwritten(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.relu(self.a(x))
+        z = self.b(h)
+        return torch.sigmoid(self.c(z * z.sigmoid() + F.tanh(z)))
+
+
+UNGATED = {
+    "gelu": (nn.GELU(), "GELU in module '1'"),
+    "relu6": (nn.ReLU6(), "ReLU6 in module '1'"),
+    "silu": (nn.SiLU(inplace=True), "SiLU in module '1'"),
+    "prelu": (nn.PReLU(), "PReLU in module '1'"),
+    "threshold": (nn.Threshold(0.0, 0.0), "Threshold in module '1'"),
+}
+
+
+@pytest.mark.parametrize("unit, name", UNGATED.values(), ids=UNGATED)
+def test_activations_that_are_no_gates_are_told(unit, name, tmp_path):
+    net = nn.Sequential(nn.Linear(4, 5), unit, nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 2), nn.Sigmoid()).double()
+    with pytest.warns(UngatedWarning, match=name) as told:
+        rec = record(net, rows(6, 4))
+    assert len(told) == 1 and told[0].filename == __file__
+    assert rec.sites == ("3@0",) and rec.ungated == (name,) == rec.rows(1, 3).ungated  # the output's is none of them
+    check_record(net, rows(6, 4), rec)
+    with pytest.warns(UngatedWarning, match=name):
+        assert record(net, rows(6, 4), stream=True).ungated == (name,)
+    rec.save(tmp_path / "rec")
+    assert Record.load(tmp_path / "rec").ungated == (name,)
+
+
+def test_functional_activations_are_told_by_the_module_that_calls_them():
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Handwritten().double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    with pytest.warns(UngatedWarning, match="no gates at sigmoid in module 'inner', tanh in module 'inner': only ReLU"):
+        record(Outer(), rows(6, 4))
+    with pytest.warns(UngatedWarning, match="no gates at sigmoid, tanh: only ReLU"):
+        record(Handwritten().double(), rows(6, 4))
+
+
+def test_many_of_them_are_counted_and_kernels_of_any_units_are_silent():
+    layers = [part for _ in range(5) for part in (nn.Linear(4, 4), nn.GELU())]
+    net = nn.Sequential(*layers, nn.Linear(4, 1)).double()
+    with pytest.warns(UngatedWarning, match=r"'1', GELU in module '3', GELU in module '5' and 2 more: only"):
+        record(net, rows(6, 4))
+    assert kernels.ntk(net, rows(6, 4)).shape == (6, 6)  # warnings are errors here
+
+
+@pytest.mark.parametrize("last", [nn.Tanh(), nn.Softmax(1), nn.LeakyReLU()])
+def test_relus_and_what_stands_after_all_layers_are_not_told(last):
+    record(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2), last).double(), rows(6, 4))
+    record(models.dlgn(4, hidden=(3,), seed=0).double(), rows(6, 4))

@@ -18,8 +18,9 @@ from pathlens.errors import OptionError, RecordError, ShapeError, SolverError
 from pathlens.kernels.parameters import differentiable
 from pathlens.kernels.regression import one_hot
 from pathlens.linops.progress import Meter
-from pathlens.recording import as_rows, record
+from pathlens.recording import as_rows
 from pathlens.recording.inputs import as_numbers
+from pathlens.recording.streams import recorded
 
 _POWER_STEPS = 20
 
@@ -105,7 +106,7 @@ class LinearisedModel:
 
     def _rows(self, X: Any) -> Tensor:
         x = as_rows(X, self._net)
-        record(self._net, x[:1], sensitivities=False)  # refuses batch-norm and dropout in train mode, and odd outputs
+        recorded(self._net, x[:1], sensitivities=False)  # refuses batch-norm and dropout in train mode, and odd outputs
         return x
 
     def _batches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:

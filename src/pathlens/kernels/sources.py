@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import DTypeError, OptionError, RecordError, ShapeError
-from pathlens.recording import RecordStream, record
+from pathlens.recording import RecordStream
+from pathlens.recording.streams import recorded
 from pathlens.records import Record
 
 Source: TypeAlias = Record | RecordStream
@@ -78,7 +79,8 @@ def resolve(
 
 
 def _record(net: nn.Module, X: Any, sensitivities: bool, max_bytes: int | None) -> Source:
-    return record(net, X, sensitivities=sensitivities, max_bytes=max_bytes)
+    # without gates there is still a tangent kernel, and what needs gates refuses
+    return recorded(net, X, sensitivities=sensitivities, max_bytes=max_bytes)
 
 
 def _check_pair(what: str, rows: Source, cols: Source) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import BudgetError, RecordError
+from pathlens.errors import BudgetError, RecordError, UngatedWarning
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
@@ -32,7 +33,7 @@ class RecordStream:
 
     Attributes
     ----------
-    n, outputs, sites, layers, gate_label, untracked, has_sensitivities
+    n, outputs, sites, layers, gate_label, untracked, has_sensitivities, ungated
         As in `Record`.
     kept : tuple of int
         Which outputs of the network are recorded; () means all.
@@ -61,7 +62,7 @@ class RecordStream:
         self._first = probe
         self.sites, self.layers = probe.sites, probe.layers
         self.bytes_per_row, self.flops_per_row = probe.bytes_per_row, probe.flops_per_row
-        self.gate_label, self.untracked = probe.gate_label, probe.untracked
+        self.gate_label, self.untracked, self.ungated = probe.gate_label, probe.untracked, probe.ungated
         self.has_sensitivities = sensitivities
 
     def rows(self, lo: int, hi: int, output: int | None = None) -> Record:
@@ -145,6 +146,12 @@ def record(
     BudgetError
         The budget does not hold one row.
 
+    Warns
+    -----
+    UngatedWarning
+        A plain module has other activations between its layers than ReLU and LeakyReLU: they have no gate sites. Layers
+        and sensitivities are complete, so that `kernels.ntk` is exact.
+
     Notes
     -----
     Exact. One forward and c backward passes. What a straight-through gate passes back in training is not a derivative
@@ -156,6 +163,23 @@ def record(
     >>> record(models.dlgn(2, hidden=(4, 4), seed=0), torch.randn(10, 2)).gates("relu1@0").shape
     torch.Size([10, 4])
     """
+    made = recorded(net, X, rows, outputs, sensitivities, max_bytes, stream)
+    if made.ungated:
+        more = f" and {len(made.ungated) - 3} more" if len(made.ungated) > 3 else ""
+        warnings.warn(
+            f"record: no gates at {', '.join(made.ungated[:3])}{more}: only ReLU and LeakyReLU have gate sites. Layers "
+            "and sensitivities are complete, and kernels.ntk(net, X) is exact; for gates and paths replace such units.",
+            UngatedWarning,
+            stacklevel=2,
+        )
+    return made
+
+
+def recorded(
+    net: nn.Module, X: Any, rows: Any = None, outputs: int | Sequence[int] | None = None, sensitivities: bool = True,
+    max_bytes: int | None = None, stream: bool | None = None,
+) -> Record | RecordStream:  # fmt: skip
+    """`record` without a word on activations that have no gates: for what needs none."""
     net = unwrapped(net)
     check_net(net)
     with torch.inference_mode(False):
@@ -215,7 +239,7 @@ class _Assembly:
             {k: room(t) for k, t in part.soft.items()}, part.layers,
             {k: [room(t) for t in calls] for k, calls in part.layer_inputs.items()},
             {k: room(t) for k, t in part.sensitivity.items()}, part.gate_label, part.flops_per_row, part.untracked,
-            part.kept, part.has_sensitivities, part.chain,
+            part.kept, part.has_sensitivities, part.chain, part.ungated,
         )  # fmt: skip
 
     @staticmethod

@@ -175,6 +175,7 @@ def take_within(
         flops * (1 + (len(wanted) if sensitivities else 0)),
         tuple(k for k, train in trainable.items() if train and k not in told),
         () if outputs is None else tuple(wanted), sensitivities, _is_chain(layers, by_weight, bits, soft),
+        tuple(tape.ungated),
     )  # fmt: skip
 
 

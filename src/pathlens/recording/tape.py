@@ -19,6 +19,12 @@ from pathlens.records import Convolution
 
 _CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 _RELUS = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.leaky_relu, F.leaky_relu_}
+# a ReLU's gate is 0 or 1 by the sign of what it reads; these have none, or another
+_UNGATED = {
+    "celu", "elu", "erf", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "log_sigmoid", "mish",
+    "prelu", "relu6", "rrelu", "selu", "sigmoid", "silu", "softplus", "softshrink", "softsign", "tanh", "tanhshrink",
+    "threshold",
+}  # fmt: skip
 _BEHIND_AUTOGRAD = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.data_ptr}  # type: ignore[attr-defined]
 _RANDOM = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu}
 
@@ -72,7 +78,7 @@ class Tape(TorchFunctionMode):
 
     `names` maps the id of a parameter's stand-in to its name. With `clone` it holds copies, which a network that works
     in place cannot rewrite. `other` collects parameters that also enter a computation in some other way, so that the
-    calls do not tell their whole gradient.
+    calls do not tell their whole gradient, and `ungated` activations between layers that are no ReLUs.
     """
 
     def __init__(self, names: dict[int, str], clone: bool, stack: list[tuple[str, nn.Module]]) -> None:
@@ -82,6 +88,8 @@ class Tape(TorchFunctionMode):
         self.relus: list[tuple[str, float, Tensor]] = []
         self.counts: Counter[str] = Counter()
         self.other: set[str] = set()
+        self.ungated: list[str] = []
+        self._waiting: list[str] = []  # activations since the last layer: those after all layers are outputs
         self.unseen = False  # a tensor was handed out in a way that lets it change without a trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -94,6 +102,10 @@ class Tape(TorchFunctionMode):
             self._refuse_training(func, args, kwargs)
         elif func in _BEHIND_AUTOGRAD:
             self.unseen = True
+        if self.stack and (called := getattr(func, "__name__", "").strip("_")) in _UNGATED:
+            path, module = self.stack[-1]
+            kind = type(module).__name__ if type(module).__module__ == nn.GELU.__module__ else called
+            self._waiting.append(f"{kind} in module '{path}'" if path else kind)
         out = func(*args, **kwargs)
         used = [self.names[id(t)] for t in _tensors((*args, *kwargs.values())) if id(t) in self.names]
         if used and any(True for _ in _tensors((out,))):  # asking a weight for its shape is no use of it
@@ -147,6 +159,8 @@ class Tape(TorchFunctionMode):
             out.requires_grad_()
         x = x.detach().clone() if self.clone else x.detach()
         versions = x._version, out._version
+        self.ungated += [name for name in dict.fromkeys(self._waiting) if name not in self.ungated]
+        self._waiting.clear()
         self.calls.append(Call(name, bias_name, x, out, tuple(weight.shape), convolution, versions))
         # an in-place operation would otherwise rewrite what the tape holds
         return out.clone() if self.clone else out
