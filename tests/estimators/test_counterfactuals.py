@@ -1,5 +1,6 @@
 """The nearest row with another prediction: against all cells one by one, and against random rows."""
 
+import time
 from itertools import pairwise, product
 
 import numpy as np
@@ -29,6 +30,11 @@ def random_model(seed, d, hidden, c=1, spread=1.0, constant=False):
     zero = tuple(np.zeros(w) for w in hidden)
     return HalfSpaceModel(tuple(normals), tuple(offsets), tuple(weights), tuple(biases), zero, zero,
                           np.arange(hidden[-1]), np.full(d, spread) * rng.uniform(0.5, 2, d), np.zeros(d))  # fmt: skip
+
+
+def flip(model, row):
+    """The other sign of a model's one output."""
+    return Goal(-np.sign(model.outputs(row[None])), np.zeros(1))
 
 
 def by_all_cells(model, row, signs, lowest, highest, whole=(), group=()):
@@ -253,6 +259,20 @@ def test_out_of_time_it_tells_what_it_has_and_what_is_proved():
     )  # fmt: skip
     assert sign * model.outputs(point[None])[0, 0] > 0
     assert 0 <= at_least <= distance
+
+
+@pytest.mark.parametrize("d, hidden, whole", [(64, (64,), True), (784, (128,) * 4, False)], ids=["whole", "wide"])
+def test_it_stops_in_time_whatever_takes_long(d, hidden, whole):
+    """One cell of whole numbers is a program that takes minutes, and many features have many points to start from."""
+    model = random_model(0, d, hidden, spread=4.0)
+    rng = np.random.default_rng(1)
+    rows = rng.integers(0, 17, (300, d)).astype(float) if whole else 4 * rng.normal(size=(300, d))
+    search = Search(model, rows[0], flip(model, rows[0]), Room.of(rows[0], model.spread, rows, [], None))
+    assert len(search.whole) == (d if whole else 0)
+    begun = time.monotonic()
+    find_nearest(search, rows, 0.4)
+    assert time.monotonic() - begun < 2.0  # seconds more are left to a busy machine
+    assert search.found is not None and 0 <= search.at_least <= search.distance
 
 
 def test_a_cell_that_the_solver_gives_up_is_not_taken_for_empty(monkeypatch):

@@ -25,6 +25,7 @@ from pathlens.linops.progress import Meter
 FAR = 100.0  # standard deviations: where a feature has no range, what is farther is not looked at
 _FIRST, _GROWTH = 0.25, 1.5  # distances looked at
 _STARTS, _STEPS, _IMPROVED = 16, 64, 4  # rows to come from, points on the way from each, and those made nearer
+_LONGEST = 0.95  # share of the time left that a program over all cells may take: the cell it finds needs some, too
 _GAP = 1e-4  # relative difference between distance and bound that counts as none
 _TOLERANCE = 1e-6  # of the solvers, in standard deviations
 _MANY = 1e9  # whole numbers are looked for up to here
@@ -104,10 +105,10 @@ class Goal:
     low: np.ndarray
     any_of: bool = False
 
-    def reached(self, f: np.ndarray) -> np.ndarray:
-        """Whether outputs (n, c) are among them: (n,)."""
-        above = f @ self.signs.T > self.low
-        return above.any(1) if self.any_of else above.all(1)
+    def margin(self, f: np.ndarray) -> np.ndarray:
+        """How far above outputs (n, c) are: (n,), positive where they are among them."""
+        above = f @ self.signs.T - self.low
+        return above.max(1) if self.any_of else above.min(1)
 
     def part(self, f: np.ndarray) -> np.ndarray:
         """Indices of the rows of `signs` to be met together: all, or the one that outputs (c,) meet best."""
@@ -240,7 +241,7 @@ class Search:
     def works(self, change: np.ndarray) -> np.ndarray:
         """Whether changed rows are allowed and have what is asked for, by the model itself: (n,)."""
         kept = np.abs((change * self.scale) @ self.sums.T).max(1, initial=0) < 1e-9
-        return kept & self.goal.reached(self.model.outputs(self.point(change)))
+        return kept & (self.goal.margin(self.model.outputs(self.point(change))) > 0)
 
     def snapped(self, change: np.ndarray) -> np.ndarray:
         """The change with features that are whole numbers at the nearest one."""
@@ -258,8 +259,11 @@ class Search:
 
     # --- one cell ----------------------------------------------------------------------------------------------
 
-    def _cell(self, bits: Sequence[np.ndarray], part: np.ndarray) -> np.ndarray | None:
-        """The nearest point of a cell that meets a part of the goal: a linear program over increases and decreases."""
+    def _cell(self, bits: Sequence[np.ndarray], part: np.ndarray, until: float) -> np.ndarray | None:
+        """The nearest point of a cell that meets a part of the goal: a linear program over increases and decreases.
+
+        Out of time it may be one that is not the nearest; `unsure` tells so.
+        """
         signs, low = self.goal.signs[part], self.goal.low[part]
         slope, value = self.model.weights[-1], self.model.biases[-1]
         for gate, weight, bias in zip(bits[::-1], self.model.weights[-2::-1], self.model.biases[-2::-1]):
@@ -285,9 +289,10 @@ class Search:
         bounds = np.stack([*self.bounds()], axis=1)
         cost, integrality = np.repeat([1.0, 0.0], [2 * k, w]), np.repeat([0, 1], [2 * k, w])
         for inside in _INSIDE:
-            solved = linprog(cost, A, -right[moved] - inside, equal, values, bounds, "highs", integrality=integrality)
-            if solved.status != 0:
-                self.unsure |= solved.status != 2  # anything but proved empty
+            solved = linprog(cost, A, -right[moved] - inside, equal, values, bounds, "highs", integrality=integrality,
+                             options={"time_limit": _left(until)})  # fmt: skip
+            self.unsure |= solved.status not in (0, 2)  # anything but solved, or proved empty
+            if solved.x is None or solved.status not in (0, 1):
                 return None
             change = self.snapped(solved.x[:k] - solved.x[k : 2 * k])
             change[np.abs(change) < _INSIDE[0] / 10] = 0  # what the solver left, not what is needed
@@ -316,7 +321,7 @@ class Search:
         point = self.point(change)[None]
         bits, part = [b[0] for b in self.model.bits(point)], self.goal.part(self.model.outputs(point)[0])
         while time.monotonic() < until:
-            best = self._cell(bits, part)
+            best = self._cell(bits, part, until)
             if best is None or not self._keep(best):
                 return
             far = [np.abs(normal @ best + offset) for normal, offset in zip(self.normals, self.offsets)]
@@ -325,14 +330,14 @@ class Search:
                     return
                 other = [b.copy() for b in bits]
                 other[layer][unit] ^= True
-                beyond = self._cell(other, part)
+                beyond = self._cell(other, part, until)
                 if beyond is not None and np.abs(beyond).sum() < self.distance - _TOLERANCE:
                     bits = other
                     break
             else:
                 return
 
-    def starts(self, rows: np.ndarray | None) -> list[np.ndarray]:
+    def starts(self, rows: np.ndarray | None, until: float) -> list[np.ndarray]:
         """The nearest of some points that work: on the way to rows that do, and with one feature changed alone."""
         way = np.linspace(0, 1, _STEPS + 1)[1:]
         ends = np.zeros((0, len(self.moves)))
@@ -340,9 +345,12 @@ class Search:
             ends = self.snapped(np.clip((rows[:, self.moves] - self.row[self.moves]) / self.scale, self.down, self.up))
             ends = ends[self.works(ends)]
             ends = ends[np.argsort(np.abs(ends).sum(1), kind="stable")[:_STARTS]]
-        alone = [np.diag(np.clip(sign * 5.0, self.down, self.up)) for sign in (-1, 1)]
+        alone = np.concatenate([np.diag(np.clip(sign * 5.0, self.down, self.up)) for sign in (-1, 1)])
+        margin = self.goal.margin(self.model.outputs(self.point(alone)))
         found = []
-        for end in np.concatenate([ends, *alone]):
+        for end in np.concatenate([ends, alone[np.argsort(-margin, kind="stable")]]):  # what promises most comes first
+            if time.monotonic() > until and (found or not len(ends)):
+                break  # a row that works is one start, at least
             points = self.snapped(way[:, None] * end)
             good = np.flatnonzero(self.works(points))
             if len(good):
@@ -362,7 +370,7 @@ class Search:
         """Look at all changes of this length at most; whether there is nothing left to ask beyond them."""
         program = _Program(self, radius)
         while True:
-            solved = program.solve(max(until - time.monotonic(), 0.01))
+            solved = program.solve(_LONGEST * _left(until))
             if solved.status == 2:  # none
                 self.at_least = min(max(self.at_least, radius), self.distance)
                 return self.distance <= radius
@@ -373,7 +381,7 @@ class Search:
                 return True  # out of time
             bits, part = program.bits(solved.x), program.part(solved.x)
             self.unsure = False
-            best = self._cell(bits, part)
+            best = self._cell(bits, part, until)
             if best is not None:
                 self._keep(best)
             if self.unsure:
@@ -494,10 +502,15 @@ class _Program:
         self._need(row[None], np.array([least]))
 
 
+def _left(until: float) -> float:
+    """Seconds that a solver may take, never zero."""
+    return max(until - time.monotonic(), 0.01)
+
+
 def find_nearest(search: Search, rows: np.ndarray | None, seconds: float) -> None:
     """Run a search: good points first, for half the time at most, then proofs in growing distance."""
     begun = time.monotonic()
-    for start in search.starts(rows):
+    for start in search.starts(rows, begun + seconds / 4):
         search.improve(start, begun + seconds / 2)
     radius = _FIRST
     with Meter("counterfactual: distances looked at", None) as meter:

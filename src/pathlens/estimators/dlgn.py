@@ -383,12 +383,19 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
             Those that must be whole numbers beside the categories; "auto" are those that have no others in `within` and
             in x.
         seconds : float
-            When to stop looking for a nearer one and proving that there is none.
+            When to stop looking for a nearer one and proving that there is none. The solver looks at the clock now and
+            then: with many hundred features it may be a second late.
 
         Returns
         -------
         Counterfactual
             With `distance`, and `at_least`, below which there is none. They are equal where the proof was finished.
+
+        Notes
+        -----
+        The solver is HiGHS, which comes with scipy. Version 1.12 (scipy 1.17) has a print that no option switches off:
+        with features that are whole numbers a line that ends in ``tmpSolver.run();`` appears on the standard output now
+        and then. It means nothing, and could only be kept back together with what other threads print.
 
         Examples
         --------
