@@ -347,7 +347,7 @@ class Search:
             ends = ends[np.argsort(np.abs(ends).sum(1), kind="stable")[:_STARTS]]
         alone = np.concatenate([np.diag(np.clip(sign * 5.0, self.down, self.up)) for sign in (-1, 1)])
         margin = self.goal.margin(self.model.outputs(self.point(alone)))
-        found = []
+        found: list[np.ndarray] = []
         for end in np.concatenate([ends, alone[np.argsort(-margin, kind="stable")]]):  # what promises most comes first
             if time.monotonic() > until and (found or not len(ends)):
                 break  # a row that works is one start, at least
