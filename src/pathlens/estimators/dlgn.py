@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
-from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -22,7 +21,7 @@ from pathlens.errors import EmptyDataError, LabelError, OptionError, ShapeError,
 from pathlens.estimators.counterfactuals import Counterfactual, Goal, counterfactual
 from pathlens.estimators.explanations import Explanation, Rules, explanation_of, plot_rules, rules_of
 from pathlens.estimators.files import load_estimator, save_estimator
-from pathlens.estimators.fitting import fit
+from pathlens.estimators.fitting import fit, parted
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.estimators.recipes import resolve
 from pathlens.linops.indexing import as_number
@@ -104,6 +103,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         self.model_ = fitted.model
         self.n_iter_ = fitted.epochs
         self.hardening_ = fitted.hardening
+        self.weight_decay_ = fitted.weight_decay
         self.loss_ = fitted.hard_loss
         self.soft_loss_ = fitted.soft_loss
         return self
@@ -117,10 +117,8 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
             raise EmptyDataError(
                 f"{type(self).__name__}: early_stopping needs at least 2 rows, got n_samples={len(X)}."
             )
-        counts = np.bincount(Y) if classes is not None else np.array([0])
-        stratify = Y if counts.min() >= 2 and classes is not None and held >= classes <= len(X) - held else None
-        A, a, B, b, u, v = train_test_split(X, Y, weights, test_size=held, random_state=seed, stratify=stratify)
-        return A, B, u, (a, b, v)
+        a, b = parted(Y, classes, held, seed)
+        return X[a], Y[a], weights[a], (X[b], Y[b], weights[b])
 
     def _weights(self, sample_weight: Any, X: np.ndarray) -> np.ndarray:
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -290,7 +288,9 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     learning_rate : float
         Of AdamW; it falls to zero along a cosine.
     weight_decay : float or "auto"
-        "auto" is 2500 / (sum of the sample weights), between 1.5 and 10, times (widest layer) / 64.
+        "auto" is 2500 / (sum of the sample weights), between 1.5 and 10, times (widest layer) / 64. From 2,500 rows on,
+        this and 3, 1/3, 1/10 and 1/30 times as much train on four fifths of the rows, and the one with the lowest loss
+        on the others fits all rows; that takes about as long again.
     beta : (float, float)
         Sharpness of the gates at the start and at the end.
     hardening : {"auto", "follow", "anneal"}
@@ -319,6 +319,8 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         error in units of the targets' variance.
     hardening_ : {"follow", "anneal"}
         What was done.
+    weight_decay_ : float
+        The value that was used.
     n_iter_, n_features_in_, feature_names_in_
         As everywhere in scikit-learn.
 

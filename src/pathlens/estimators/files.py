@@ -14,7 +14,7 @@ from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.records import load_tensors, save_tensors
 
 E = TypeVar("E")
-_SCALARS = ("loss_", "soft_loss_", "hardening_", "n_iter_", "n_features_in_", "_one_target")
+_SCALARS = ("loss_", "soft_loss_", "hardening_", "weight_decay_", "n_iter_", "n_features_in_", "_one_target")
 
 
 def save_estimator(estimator: Any, path: str | Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from sklearn.model_selection import train_test_split
 from torch import nn
 
 from pathlens.estimators.halfspaces import ONE_AT_A_TIME, HalfSpaceModel
@@ -23,6 +24,7 @@ from pathlens.training import Geometric, Runs, train
 _WORTH_CAPTURING = 200  # steps: capturing one costs about as much as running a hundred
 _NOISY = 0.05 + 1e-9  # share of training rows that a soft network gets wrong where labels are taken to be noisy
 _UNEXPLAINED = 0.25  # share of the variance that even sharp gates leave where targets are taken to be noisy
+_HELD_OUT = 0.2  # share of the rows that weight decays are compared on
 _ROWS = 4096  # rows in one forward pass
 
 
@@ -61,6 +63,7 @@ class Fitted:
     hard_loss: float
     epochs: int
     hardening: str
+    weight_decay: float
 
 
 def fit(
@@ -96,7 +99,6 @@ def fit(
     options: dict[str, Any] = {
         "optimizer": "adamw", "batch_size": recipe.batch_size, "weight_decay": recipe.weight_decay,
         "schedule": "cosine", "evaluate": "running", "progress": recipe.verbose,
-        "weights": None if np.ptp(weights) == 0 else torch.tensor(weights),
     }  # fmt: skip
     loss = F.mse_loss if classes is None else F.cross_entropy  # of labels, and of probabilities
     steps = -(-len(X) // (recipe.batch_size or len(X)))
@@ -109,15 +111,26 @@ def fit(
         net = dlgn(X.shape[1], recipe.hidden, outputs, beta=recipe.beta[0], bias=True,
                    piecewise_constant=recipe.piecewise_constant, seed=recipe.seed).double()  # fmt: skip
 
-        def phase(networks: Any, epochs: int, targets: torch.Tensor, **how: Any) -> Runs:
-            captured = epochs * steps >= _WORTH_CAPTURING
-            runs = train(networks, (data[0], targets), epochs=epochs, loss=loss, compile=captured, **options, **how)
+        def phase(networks: Any, epochs: int, targets: torch.Tensor, rows: Any = slice(None), **how: Any) -> Runs:
+            w = None if np.ptp(weights[rows]) == 0 else torch.tensor(weights[rows])
+            how |= {"weights": w, "compile": epochs * steps >= _WORTH_CAPTURING}
+            runs = train(networks, (data[0][rows], targets[rows]), epochs=epochs, loss=loss, **options, **how)
             assert isinstance(runs, Runs)
             return runs
 
-        start: dict[str, Any] = {"lr": recipe.learning_rate, "seeds": seeds, **watch}
         sharpen = Geometric(*recipe.beta, until=0.9)
         kind, phases = recipe.hardening, list[Runs]()
+        if len(recipe.decays) > 1:  # compared after a whole first phase: what is best half-way is not in the end
+            sharp = kind == "anneal" or (kind == "auto" and classes is None)  # as the first phase is
+            kept, held = parted(Y, classes, round(len(Y) * _HELD_OUT), recipe.seed)
+            tried = phase(net, recipe.epochs, data[1], kept, lr=recipe.learning_rate, seeds=seeds[:1],
+                          settings=[{"weight_decay": decay} for decay in recipe.decays], label="weight decays",
+                          beta=sharpen if sharp else None)  # fmt: skip
+            unseen = (data[0][held], data[1][held])
+            missed = [_weighted_loss(n, unseen, weights[held] / weights[held].sum(), loss) for n in tried.networks]
+            options["weight_decay"] = recipe.decays[int(np.argmin(np.nan_to_num(missed, nan=np.inf)))]
+
+        start: dict[str, Any] = {"lr": recipe.learning_rate, "seeds": seeds, **watch}
 
         def soft() -> Runs:
             phases.append(phase(net, recipe.epochs, data[1], label="soft gates and values", **start))
@@ -156,7 +169,16 @@ def fit(
         assert isinstance(chosen, GatedNetwork)
         model = written_down(chosen, scale_x, scale_y, classes)
     epochs = sum(len(runs[best].history["loss"]) - 1 for runs in phases)
-    return Fitted(model.measured(X, share), soft_losses[best], losses[best], epochs, kind)
+    return Fitted(model.measured(X, share), soft_losses[best], losses[best], epochs, kind, options["weight_decay"])
+
+
+def parted(Y: np.ndarray, classes: int | None, held: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the rows to train on and of `held` others, with the same shares of classes where that can be."""
+    rows = len(Y)
+    counts = np.bincount(Y) if classes is not None else np.array([0])
+    stratify = Y if counts.min() >= 2 and classes is not None and held >= classes <= rows - held else None
+    kept, others = train_test_split(np.arange(rows), test_size=held, random_state=seed, stratify=stratify)
+    return kept, others
 
 
 def _outputs(net: nn.Module, x: torch.Tensor) -> torch.Tensor:

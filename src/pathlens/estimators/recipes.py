@@ -14,6 +14,8 @@ _EPOCHS = (20, 60)  # epochs="auto": at least 20 epochs, else as many as make 60
 _STEPS = (300, 1200)
 _DECAY = (1.5, 2500.0, 10.0)  # weight_decay="auto": 2500 / n between 1.5 and 10, for layers of 64 units;
 _WIDTH = 64  # AdamW lets weights grow to 1/decay, so that narrow layers, which add up fewer of them, need less
+ENOUGH = 2500  # rows from which on weight_decay="auto" tries so many times that value on held-out rows
+SHARES = (1.0, 3.0, 1 / 3, 1 / 10, 1 / 30)
 _HARDENING = ("auto", "follow", "anneal")
 
 
@@ -27,6 +29,7 @@ class Recipe:
     batch_size: int | None
     learning_rate: float
     weight_decay: float
+    decays: tuple[float, ...]  # to choose from on held-out rows, `weight_decay` first; or that one alone
     beta: tuple[float, float]
     hardening: str
     restarts: int
@@ -90,13 +93,15 @@ def resolve(
     if epochs == "auto":
         wanted = min(max(_STEPS[0], _EPOCHS[1] * steps), _STEPS[1])
         epochs = max(_EPOCHS[0], -(-wanted // steps))
+    shares = SHARES if weight_decay == "auto" and n >= ENOUGH else (1.0,)
     if weight_decay == "auto":  # a function of the total weight, so that weights are repetitions
         weight_decay = min(max(_DECAY[0], _DECAY[1] / total), _DECAY[2]) * max(hidden) / _WIDTH
     return Recipe(
         hidden=tuple(int(w) for w in hidden), piecewise_constant=bool(piecewise_constant), batch_size=batch,
         epochs=int(epochs), learning_rate=float(learning_rate), weight_decay=float(weight_decay),
-        beta=(float(beta[0]), float(beta[1])), hardening=hardening,
-        restarts=int(n_restarts), patience=int(patience) if early_stopping else None, seed=seed, verbose=bool(verbose),
+        decays=tuple(float(weight_decay) * share for share in shares), beta=(float(beta[0]), float(beta[1])),
+        hardening=hardening, restarts=int(n_restarts), patience=int(patience) if early_stopping else None,
+        seed=seed, verbose=bool(verbose),
     )  # fmt: skip
 
 

@@ -1,0 +1,97 @@
+"""weight_decay="auto" on larger tables: chosen on training rows that are held out, and on nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pathlens import DLGNClassifier, DLGNRegressor
+from pathlens.estimators.fitting import fit
+from pathlens.estimators.recipes import ENOUGH, SHARES, resolve
+
+QUICK = {"hidden": (16, 16), "epochs": 10, "batch_size": 500, "learning_rate": 0.03, "random_state": 0}
+RULE = 1.5 * 16 / 64
+
+
+def rows(n: int = ENOUGH) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, (n, 8))
+
+
+def noisy(X: np.ndarray) -> np.ndarray:
+    """Labels that a line tells in three of four cases: what else can be learned is noise."""
+    return (X[:, 0] > 0) ^ (np.random.default_rng(1).random(len(X)) < 0.25)
+
+
+def stripes(X: np.ndarray) -> np.ndarray:
+    """Labels without noise that take many half-spaces."""
+    return np.sin(4 * X[:, 0]) > 0
+
+
+@pytest.fixture(scope="module")
+def chosen() -> dict[str, DLGNClassifier]:
+    X = rows()
+    return {f.__name__: DLGNClassifier(**QUICK).fit(X, f(X)) for f in (noisy, stripes)}
+
+
+def test_the_data_decide(chosen):
+    assert chosen["noisy"].weight_decay_ in [RULE * share for share in SHARES if share >= 1]
+    assert chosen["stripes"].weight_decay_ in [RULE * share for share in SHARES if share < 1]
+
+
+@pytest.mark.parametrize("kind", ["noisy", "stripes"])
+def test_the_fit_is_that_of_the_chosen_value_on_all_rows(chosen, kind):
+    X = rows()
+    decay = chosen[kind].weight_decay_
+    for given in (decay, "auto"):  # "auto" again: a seed decides everything
+        again = DLGNClassifier(**QUICK, weight_decay=given).fit(X, globals()[kind](X))
+        assert again.weight_decay_ == decay
+        np.testing.assert_array_equal(again.predict_proba(X), chosen[kind].predict_proba(X))
+
+
+def test_fewer_rows_have_the_rule():
+    X = rows(ENOUGH - 1)
+    auto, fixed = (DLGNClassifier(**QUICK, weight_decay=w).fit(X, stripes(X)) for w in ("auto", RULE))
+    assert auto.weight_decay_ == fixed.weight_decay_ == RULE
+    np.testing.assert_array_equal(auto.predict_proba(X), fixed.predict_proba(X))
+
+
+def test_rows_of_early_stopping_have_no_say():
+    X = rows(3000)
+    Y = stripes(X).astype(int)
+    own = {k: v for k, v in DLGNClassifier(**QUICK, early_stopping=True).get_params().items()
+           if k not in ("random_state", "validation_fraction")}  # fmt: skip
+    recipe = resolve("test", ENOUGH, ENOUGH, 0, **own)
+    train, seen = (X[:ENOUGH], Y[:ENOUGH], np.ones(ENOUGH)), (X[ENOUGH:], Y[ENOUGH:], np.ones(500))
+    turned = (seen[0], 1 - seen[1], seen[2])
+    first, second = (fit(*train, 2, recipe, validation) for validation in (seen, turned))
+    assert first.weight_decay == second.weight_decay < RULE
+    assert first.hard_loss != second.hard_loss
+
+
+def test_weights_count_in_the_choice():
+    X = rows(2 * ENOUGH)
+    y = np.where(np.arange(len(X)) % 2, noisy(X), stripes(X))
+    of = {parity: DLGNClassifier(**QUICK).fit(X, y, np.where(np.arange(len(X)) % 2 == parity, 1.0, 1e-6))
+          for parity in (0, 1)}  # fmt: skip
+    assert of[1].weight_decay_ >= RULE > of[0].weight_decay_
+
+
+def test_rows_of_weight_zero_are_absent_and_equal_weights_are_none(chosen):
+    X = rows()
+    more = np.concatenate([X, X[:100]])
+    weights = np.repeat([3.0, 0.0], [len(X), 100])
+    weighted = DLGNClassifier(**QUICK).fit(more, np.concatenate([stripes(X), noisy(X[:100])]), weights)
+    assert weighted.weight_decay_ == chosen["stripes"].weight_decay_
+    np.testing.assert_array_equal(weighted.predict_proba(X), chosen["stripes"].predict_proba(X))
+
+
+def test_large_batches_and_steps_leave_a_choice():
+    X = rows()
+    for batch in (None, 2300):  # more than the rows that are trained on, fewer than all
+        wild = DLGNRegressor(**QUICK | {"epochs": 2, "learning_rate": 1e2, "batch_size": batch}).fit(X, X[:, 0])
+        assert wild.weight_decay_ in [RULE * share for share in SHARES]
+
+
+def test_files_keep_it(chosen, tmp_path):
+    chosen["stripes"].save(tmp_path / "model")
+    assert DLGNClassifier.load(tmp_path / "model").weight_decay_ == chosen["stripes"].weight_decay_
