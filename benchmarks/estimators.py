@@ -175,8 +175,8 @@ def save(found: dict[str, Any], path: Path) -> None:
 
 
 def page(found: dict[str, Any]) -> str:
-    """docs/comparison.md from the results, and those of `hardening_tables` and `counterfactuals`."""
-    from benchmarks import counterfactuals, hardening_tables  # they read their sets with what is above
+    """docs/comparison.md from the results, and those of `weight_decay`, `hardening_tables` and `counterfactuals`."""
+    from benchmarks import counterfactuals, hardening_tables, weight_decay  # they read their sets with what is above
 
     names = list(dict.fromkeys(label for s in found["sets"] for label in s["models"]))
     unfinished = "" if found["complete"] else " The run did not finish: some sets are missing."
@@ -226,7 +226,7 @@ def page(found: dict[str, Any]) -> str:
         lines.append(f"| {label} | {np.median([m['fit seconds'] for m in of]):.2f} | "
                      f"{np.median([m['predict seconds'] for m in of]):.3f} | "
                      f"{f'{np.mean(used):.0f} of 128' if used else '–'} |")  # fmt: skip
-    for other in (hardening_tables, counterfactuals):
+    for other in (weight_decay, hardening_tables, counterfactuals):
         if other.RESULT.exists():
             lines += ["", *other.table(json.loads(other.RESULT.read_text(encoding="utf-8")))]
     return "\n".join(lines) + "\n"

@@ -289,8 +289,8 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         Of AdamW; it falls to zero along a cosine.
     weight_decay : float or "auto"
         "auto" is 2500 / (sum of the sample weights), between 1.5 and 10, times (widest layer) / 64. From 2,500 rows on,
-        this and 3, 1/3, 1/10 and 1/30 times as much train on four fifths of the rows, and the one with the lowest loss
-        on the others fits all rows; that takes about as long again.
+        this and 1/3, 1/10 and 1/30 of it train on four fifths of the rows, and the one with the lowest loss on the
+        others fits all rows; that takes about as long again.
     beta : (float, float)
         Sharpness of the gates at the start and at the end.
     hardening : {"auto", "follow", "anneal"}
