@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from pathlens import models
 from pathlens.errors import BudgetError, OptionError, PathlensError, RecordError
 from pathlens.kernels import npk, overlap
+from pathlens.kernels.wiring import Wiring
 from pathlens.models import GatedNetwork
 from pathlens.recording import record
 from pathlens.testing.jacobians import count_shared_paths, path_features
@@ -340,6 +342,177 @@ def test_float32_counts_of_deep_convolutions_keep_their_ratios() -> None:
     assert_kernel_close(K.dense(), double.dense(), double.diagonal())
 
 
+# --- grouped and depthwise convolutions ------------------------------------------------------------------------------
+
+
+class _Grouped(nn.Module):
+    """Convolutions one after the other, each with its groups, and what real networks put between them."""
+
+    def __init__(self, convolutions: tuple[nn.Module, ...], between: str = "", end: str = "average") -> None:
+        super().__init__()
+        self.convolutions, self.between, self.end = nn.ModuleList(convolutions), between, end
+        first: Any = convolutions[0]
+        dims = len(first.kernel_size)
+        self.shape = (first.in_channels, *((6, 3, 2)[dims - 1],) * dims)
+        last: Any = convolutions[-1]
+        self.norm = nn.BatchNorm1d(last.out_channels) if between == "norm" else nn.Identity()
+        self.output: nn.Module = nn.Identity()
+        shape = self(torch.zeros(1, *self.shape)).shape
+        self.output = nn.Identity() if end == "outputs" else nn.Linear(shape[1], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for i, layer in enumerate(self.convolutions):
+            y = layer(h)
+            if i == len(self.convolutions) - 1:
+                y = self.norm(y)
+                if self.between in ("shortcut", "join"):
+                    y = y + h if self.between == "shortcut" else torch.cat([y, h], 1)
+            if i and self.between == "flip":
+                y = y + y.flip(1)
+            y = F.relu(y)
+            if i == 0 and self.between == "shuffle":
+                y = y[:, [j // 2 + j % 2 * 2 for j in range(4)]]
+            if i == 0 and self.between == "pool":
+                y = F.avg_pool1d(y, 2, 1)
+            if i == 0 and self.between == "pad":
+                y = F.pad(y, (0, 0, 1, 1))
+            if i == 0 and self.between == "input":
+                y = torch.cat([y, x], 1)
+            h = y
+        if self.end == "flatten":
+            return self.output(h.flatten(1))
+        return self.output(h.flatten(2).mean(2))
+
+
+def _conv(a: int, b: int, kernel: int, groups: int = 1, dims: int = 1, **options: Any) -> nn.Module:
+    return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](a, b, kernel, groups=groups, **options)
+
+
+GROUPED: dict[str, Any] = {
+    "depthwise": lambda: _Grouped((_conv(1, 3, 1), _conv(3, 3, 2, 3), _conv(3, 1, 1))),
+    "first, flatten": lambda: _Grouped((_conv(2, 2, 3, 2, stride=2, padding=1), _conv(2, 2, 1)), "", "flatten"),
+    "two groups, then two": lambda: _Grouped((_conv(4, 4, 1, 2), _conv(4, 2, 2, 2, dilation=2))),
+    "two groups, then four": lambda: _Grouped((_conv(2, 4, 2, 2), _conv(4, 4, 2, 4, padding=1))),
+    "four groups, then two": lambda: _Grouped((_conv(4, 4, 2, 4), _conv(4, 4, 1, 2)), "", "flatten"),
+    "multiplied": lambda: _Grouped((_conv(2, 4, 2, 2), _conv(4, 2, 1))),
+    "shuffled": lambda: _Grouped((_conv(2, 4, 1, 2), _conv(4, 4, 2, 4), _conv(4, 1, 1)), "shuffle"),
+    "shortcut": lambda: _Grouped((_conv(1, 2, 2), _conv(2, 2, 3, 2, padding=1)), "shortcut"),
+    "shortcut twice": lambda: _Grouped((_conv(2, 2, 2, 2), _conv(2, 2, 1, 2), _conv(2, 2, 1, 2)), "shortcut"),
+    "channels meet": lambda: _Grouped((_conv(1, 2, 1), _conv(2, 2, 2, 2), _conv(2, 1, 1)), "flip"),
+    "join": lambda: _Grouped((_conv(1, 2, 2), _conv(2, 2, 1, 2)), "join"),
+    "groups of the input and of units": lambda: _Grouped((_conv(2, 2, 1), _conv(4, 4, 2, 2)), "input"),
+    "groups of zeros": lambda: _Grouped((_conv(1, 2, 2), _conv(4, 4, 1, 4), _conv(4, 1, 1)), "pad"),
+    "batch-norm": lambda: _Grouped((_conv(1, 2, 2), _conv(2, 2, 2, 2)), "norm"),
+    "average pooling between": lambda: _Grouped((_conv(2, 2, 2, 2), _conv(2, 2, 2, 2), _conv(2, 1, 1)), "pool"),
+    "circular": lambda: _Grouped((_conv(1, 2, 2), _conv(2, 2, 3, 2, padding=1, padding_mode="circular"))),
+    "two dimensions": lambda: _Grouped((_conv(1, 2, 1, 1, 2), _conv(2, 2, 2, 2, 2, padding=1), _conv(2, 1, 1, 1, 2))),
+    "three dimensions": lambda: _Grouped((_conv(2, 2, 1, 2, 3), _conv(2, 2, 1, 2, 3)), "", "flatten"),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_convolutions(name: str) -> None:
+    template = GROUPED[name]()
+    X = torch.randn(4, *template.shape).double()
+    settle(template)
+    twins = (models.gated_twin(template, "galu", X[:2], seed=seed) for seed in range(20))
+    # channels that never meet leave few paths: take gates that open some for most rows
+    net = next(net for net in twins if int((path_features(net, X) != 0).any(1).sum()) > 2)
+    check_paths(net, X)
+    check_paths(models.gated_twin(template, "dlgn", X[:2], seed=0), X, soft=True)
+
+
+def test_outputs_of_groups_count_each_with_its_own() -> None:
+    template = settle(_Grouped((_conv(1, 2, 2), _conv(2, 2, 2, 2)), "", "outputs"))
+    X = torch.randn(4, *template.shape).double()  # type: ignore[misc]
+    net = models.gated_twin(template, "dlgn", X[:2], seed=0)
+    one, other = (phi @ phi.T for phi in (path_features(net, X, hard=False, output=k) for k in range(2)))
+    want = (one + other) / 2
+    assert not torch.allclose(one, other, rtol=0.1)
+    assert_kernel_close(npk(net, X, soft=True).dense(), want, want.diagonal())
+
+
+class _Slices(nn.Module):
+    """A grouped convolution as slices of channels, ungrouped convolutions and a join."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.groups, self.width = layer.groups, layer.in_channels // layer.groups
+        out = layer.out_channels // layer.groups
+        self.parts = nn.ModuleList()
+        for g in range(layer.groups):
+            part = nn.Conv2d(self.width, out, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+            state = {k: v[g * out : (g + 1) * out] for k, v in layer.state_dict().items()}
+            part.load_state_dict(state)
+            self.parts.append(part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x[:, g * self.width : (g + 1) * self.width]) for g, part in enumerate(self.parts)], 1)
+
+
+class _Mobile(nn.Module):
+    """Blocks of 1×1, depthwise 3×3 and 1×1 with shortcuts."""
+
+    def __init__(self, groups: int, end: str) -> None:
+        super().__init__()
+        self.stem, self.end = nn.Conv2d(3, 4, 3, padding=1), end
+        self.widen = nn.ModuleList(nn.Conv2d(4, 6, 1) for _ in range(2))
+        self.middle = nn.ModuleList(
+            [nn.Conv2d(6, 6, 3, padding=1, groups=groups), nn.Conv2d(6, 12, 3, 2, 1, groups=groups)]
+        )
+        self.narrow = nn.ModuleList([nn.Conv2d(6, 4, 1, groups=2), nn.Conv2d(12, 4, 1)])
+        self.output = nn.Linear(4 if end == "average" else 4 * 9, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.stem(x))
+        h = h + self.narrow[0](F.relu(self.middle[0](F.relu(self.widen[0](h)))))
+        h = self.narrow[1](F.relu(self.middle[1](F.relu(self.widen[1](h)))))
+        return self.output(h.mean((2, 3)) if self.end == "average" else h.flatten(1))
+
+    def sliced(self) -> nn.Module:
+        twin = copy.deepcopy(self)
+        twin.middle = nn.ModuleList(_Slices(layer) for layer in self.middle)
+        twin.narrow[0] = _Slices(self.narrow[0])
+        return twin.double()
+
+
+@pytest.mark.parametrize("end", ["average", "flatten"])
+@pytest.mark.parametrize("groups", [6, 3])
+def test_groups_are_slices_of_channels(groups: int, end: str) -> None:
+    X = torch.randn(7, 3, 5, 5).double()
+    template = _Mobile(groups, end).double()
+    net, other = (models.gated_twin(t, "relu", X[:2]) for t in (template, template.sliced()))
+    for soft in (False, True):
+        want = npk(other, X, soft=soft).dense()
+        assert float(want.abs().max()) > 0
+        for budget in (None, 2_000_000):
+            K = npk(net, X, soft=soft, max_bytes=budget)
+            assert_kernel_close(K.dense(), want, want.diagonal())
+        cross = npk(net, X[:3], columns=X, soft=soft)
+        assert_kernel_close(cross.dense(), want[:3], want.diagonal()[:3], want.diagonal())
+    for inputs in (False, True):
+        assert torch.equal(
+            overlap(net, X, include_inputs=inputs).dense(), overlap(other, X, include_inputs=inputs).dense()
+        )
+
+
+def test_kernels_of_groups_are_held_only_where_they_are_read_again() -> None:
+    """A depthwise layer before an ungrouped one takes the memory of no more than a few kernels."""
+    X = torch.randn(2, 3, 8, 8)
+    stem, depthwise = nn.Conv2d(3, 32, 3, padding=1), [nn.Conv2d(32, 32, 3, padding=1, groups=32) for _ in range(2)]
+    end = [nn.ReLU(), nn.Conv2d(32, 1, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    once = models.gated_twin(nn.Sequential(stem, nn.ReLU(), depthwise[0], *end), "relu", X)
+    twice = models.gated_twin(nn.Sequential(stem, nn.ReLU(), depthwise[0], nn.ReLU(), depthwise[1], *end), "relu", X)
+    plain = models.gated_twin(nn.Sequential(stem, *end), "relu", X)
+    few, many, none = (Wiring(net, X).held_values(diagonal=False) for net in (once, twice, plain))
+    assert none == 0 and few == 2 * 64**2 and many == few + 32 * 64**2
+    budget = 2_000_000
+    assert torch.isfinite(npk(once, X, max_bytes=budget).dense()).all()
+    with pytest.raises(BudgetError, match="one pair of examples"):
+        npk(twice, X, max_bytes=budget)
+
+
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 
@@ -354,7 +527,6 @@ class _MaxPooled(nn.Module):
 
 REFUSED: dict[str, tuple[nn.Module, str]] = {
     "max-pooling": (_MaxPooled(), "max-pooling"),
-    "groups": (ConvNet(channels=(2, 2, 2), groups=2), "2 groups"),
     "used twice": (ConvNet(channels=(2, 2, 2), reuse=True), "used twice"),
 }
 

@@ -7,7 +7,7 @@ network is wired is `wiring`'s business. Imports torch and the errors only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -80,8 +80,10 @@ class Term:
         Which channel of that layer stands in each channel now; −1 where the field is absent.
     stages : tuple of Mask or SpatialMap
         What happened to it since, first to last.
-    kernel : Tensor or None
-        Between positions, (a, b, P, P), or on their diagonal, (a, b, P); None is all ones.
+    kernel : Callable
+        Group of channels → kernel between positions, (a, b, P, P), or on their diagonal, (a, b, P); None is all ones.
+    group : (channels of that layer,), optional
+        Group of each channel of the layer that made it; None where all channels have one kernel, that of group 0.
     factor : float
         A fixed number times the field.
     """
@@ -89,7 +91,8 @@ class Term:
     key: tuple[str, ...]
     channels: Tensor
     stages: tuple[Mask | SpatialMap, ...]
-    kernel: Tensor | None
+    kernel: Callable[[int], Tensor | None]
+    group: Tensor | None = None
     factor: float = 1.0
 
     def masked(self, mask: Mask) -> Term:
@@ -140,16 +143,33 @@ class Sums:
             return t if right else stage.along_diagonal(t, self.count)
         return stage.along(t, -1 if right else -2)
 
-    def pair(self, first: Term, second: Term, positions: int) -> Tensor:
+    def pair(self, first: Term, second: Term, positions: int, among: Tensor | None = None) -> Tensor | None:
         """Σ_c of the kernel of `first` at p and `second` at q: (a, b, P, P), or (a, b, P) on the diagonal.
 
-        `positions` is the number of positions of the field when it was made.
+        `positions` is the number of positions of the field when it was made; `among` are the channels c to sum over,
+        (C,), if not all. None if there the terms share no channel.
         """
         match = (first.channels == second.channels) & (first.channels >= 0)
+        if among is not None:
+            match = match & among
+        if first.group is None:
+            if among is not None and not bool(match.any()):
+                return None
+            return self._alike(first, second, first.kernel(0), positions, match)
+        total: Tensor | None = None
+        group = first.group[first.channels.clamp(min=0)]
+        for g in group[match].unique().tolist():
+            part = self._alike(first, second, first.kernel(g), positions, match & (group == g))
+            total = part if total is None else total.add_(part)
+            del part  # before the next one is made
+        return total
+
+    def _alike(self, first: Term, second: Term, kernel: Tensor | None, positions: int, match: Tensor) -> Tensor:
+        """The same over channels that have one kernel before their masks."""
         like = torch.zeros((), dtype=torch.float64, device=match.device)
         sides = _side(first.stages, False), _side(second.stages, True)
         masks = [[i for i, s in enumerate(side) if isinstance(s, Tensor)] for side in sides]
-        total = self._expanded(first.kernel, positions, like)
+        total = self._expanded(kernel, positions, like)
         if max(len(m) for m in masks) > 1:
             return self._by_channel(total, sides, match)
         for right, side in enumerate(sides):

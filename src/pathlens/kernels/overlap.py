@@ -118,8 +118,11 @@ def npk(
 
     with H = P⁻² Σ_{pq} R_L(p, q) after global average pooling and H = Σ_p R_L(p, p) after flattening (which needs only
     p = q throughout). It costs n·m·Σ_l P_l²(2C_l + k_l) operations, or n·m·Σ_l P_l(2C_l + k_l) after flattening.
-    Shortcuts add the fields of their branches; batch-norm counts as one weight per channel, biases start no path.
-    Max-pooling, grouped convolutions and layers used twice are refused. NPF paper, Lemma 2.1; DGN paper, Lemma 4.1.
+    A convolution with G groups of channels (depthwise: G = C) has one R per group, with Σ_c over the channels that the
+    group reads, and G·k_l for k_l in the cost; all G are in memory at once only where another grouped convolution, or
+    more than one layer, reads them. Shortcuts add the fields of their branches; batch-norm counts as one weight per
+    channel, biases start no path. Max-pooling and layers used twice are refused. NPF paper, Lemma 2.1; DGN paper,
+    Lemma 4.1.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Path kernels of convolutional and residual networks, by a recursion over the steps of the value network.
 
-Fields of different weight layers share no path, so it is enough to carry one kernel between positions per field, and
-the masks. Fully connected chains, which are products of Grams, live in `overlap`. May import linops, recording and the
-errors.
+Fields of different weight layers share no path, so it is enough to carry one kernel between positions per field (per
+group of channels, of a grouped convolution), and the masks. Fully connected chains, which are products of Grams, live
+in `overlap`. May import linops, recording and the errors.
 """
 
 from __future__ import annotations
@@ -85,38 +85,54 @@ class PathRecursion:
     def _input(self, s: Step, left: Block, right: Block, count: bool) -> Term:
         channels = torch.zeros(s.channels, dtype=torch.long, device=self.device)  # the input is no random field
         if self.wiring.ones or count:
-            return Term(("input",), channels, (), None)
+            return Term(("input",), channels, (), _ones)
         shape = (s.channels, math.prod(s.spatial))
         mask = Mask(left.x.reshape(left.rows, *shape), right.x.reshape(right.rows, *shape))
-        return Term(("input",), channels, (mask,), None)
+        return Term(("input",), channels, (mask,), _ones)
 
-    def _sum_pairs(self, terms: list[Term], sums: Sums) -> Tensor | None:
+    def _sum_pairs(self, terms: list[Term], sums: Sums, among: Tensor | None = None) -> Tensor | None:
         """Σ over pairs of terms that share paths; a path that is counted meets itself alone."""
         total: Tensor | None = None
         for i, first in enumerate(terms):
             for j, second in enumerate(terms):
                 if first.key != second.key or (sums.count and i != j):
                     continue
-                part = sums.pair(first, second, self._born(first.key))
+                part = sums.pair(first, second, self._born(first.key), among)
+                if part is None:
+                    continue
                 if not sums.count:
                     part = part * (first.factor * second.factor)
                 total = part if total is None else total + part
         return total
 
     def _weight(self, s: Step, terms: list[Term], sums: Sums, mode: str) -> Term:
-        starts = mode == "paths" and any(t.key == ("input",) for t in terms)
-        rest = [t for t in terms if t.key != ("input",)] if starts else terms
+        inputs = [t for t in terms if t.key == ("input",)] if mode == "paths" else []
+        rest = [t for t in terms if t.key != ("input",)] if inputs else terms
         if s.detail is not None and s.detail[0] is not None:
             rest = [t.mapped(s.detail[0], None) for t in rest]
-        total = self._sum_pairs(rest, sums)
-        if total is not None:
-            total = self._windows(s, total, sums)
-        if starts:  # a path of hidden units may start here; it does so once, however many inputs the unit reads
-            one = torch.ones(sums.a, sums.b, math.prod(s.spatial), dtype=torch.float64, device=self.device)
-            total = one if total is None else total + one
-        assert total is not None
+        positions = math.prod(s.spatial)
         channels = torch.arange(s.channels, device=self.device)
-        return Term((s.name,), channels, (), total)
+        group = channels * s.groups // s.channels if s.groups > 1 else None
+        reads = torch.arange(len(terms[0].channels), device=self.device) * s.groups // len(terms[0].channels)
+
+        def make(g: int) -> Tensor:
+            among = None if group is None else reads == g
+            total = self._sum_pairs(rest, sums, among)
+            if total is not None:
+                total = self._windows(s, total, sums)
+            if any(bool((t.channels >= 0)[among].any()) for t in inputs):
+                # a path of hidden units may start here; it does so once, however many inputs the unit reads
+                one = torch.ones(sums.a, sums.b, positions, dtype=torch.float64, device=self.device)
+                total = one if total is None else total + one
+            if total is None:  # a group that reads channels of zeros alone
+                shape = (positions,) * (1 if sums.diagonal else 2)
+                total = torch.zeros(sums.a, sums.b, *shape, dtype=torch.float64, device=self.device)
+            return total
+
+        if s.name in self.wiring.passing:
+            return Term((s.name,), channels, (), make, group)
+        made = [make(g) for g in range(s.groups)]
+        return Term((s.name,), channels, (), lambda g: made[g], group)
 
     def _born(self, key: tuple[str, ...]) -> int:
         """Positions of a field when its layer made it."""
@@ -153,6 +169,10 @@ class PathRecursion:
         summed = total.sum(-1) if sums.diagonal else torch.diagonal(total, dim1=-2, dim2=-1).sum(-1)
         read = next(t for t in self.steps if t.node is s.reads[0])
         return summed / (read.channels * math.prod(read.spatial))
+
+
+def _ones(group: int) -> None:
+    """The kernel of the input."""
 
 
 def _started(term: Term, mode: str) -> Term:
@@ -195,7 +215,7 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
     budget = resolve_budget(max_bytes, device)
     diagonal = wiring.diagonal or mode != "npk"
     values = wiring.count_values if diagonal else wiring.pair_values
-    pair_bytes, row_bytes = 5 * 8 * values, 3 * 8 * wiring.row_values
+    pair_bytes, row_bytes = 8 * (5 * values + wiring.held_values(diagonal)), 3 * 8 * wiring.row_values
     room = budget // 2
     if pair_bytes + 2 * row_bytes > room:
         raise BudgetError(

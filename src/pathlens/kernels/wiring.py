@@ -39,6 +39,7 @@ class Step:
     channels: int
     spatial: tuple[int, ...]
     detail: Any = None
+    groups: int = 1  # of a convolution
 
 
 def _refuse(node: fx.Node, why: str, remedy: str) -> RecordError:
@@ -108,6 +109,10 @@ class Wiring:
         self.pair_values = max(math.prod(s.spatial) ** (1 if self.diagonal else 2) for s in self.steps)
         self.count_values = max(math.prod(s.spatial) for s in self.steps)
         self.row_values = sum(s.channels * math.prod(s.spatial) for s in self.steps)
+        self._readers = self._find_readers()
+        # fields whose kernels are asked for once each: no two groups of them need exist at the same time
+        once = [i for i, found in self._readers.items() if len(found) == 1 and self.steps[found[0]].groups == 1]
+        self.passing = {self.steps[i].name for i in once if self.steps[i].groups > 1}
 
     # --- building ----------------------------------------------------------------------------------------------
 
@@ -126,10 +131,10 @@ class Wiring:
         value = self._seen[reads[0]] if node.op == "output" else self._seen[node]
         made = (value.shape[1], tuple(value.shape[2:])) if value.ndim > 1 else (1, ())
 
-        def step(kind: str, detail: Any = None) -> Step:
+        def step(kind: str, detail: Any = None, groups: int = 1) -> Step:
             keeps = kind in ("gate", "norm", "pass", "add", "scale", "output") and reads
             channels, spatial = self._shape[reads[0]] if keeps else made
-            return Step(kind, node.name, reads, node, channels, spatial, detail)
+            return Step(kind, node.name, reads, node, channels, spatial, detail, groups)
 
         if node.op in ("placeholder", "output"):
             return step("input" if node.op == "placeholder" else "output")
@@ -169,9 +174,7 @@ class Wiring:
                         node, f"it reads a tensor of shape {tuple(source.shape)}", "Flatten or pool before it"
                     )
                 return step("weight", None)
-            if module.groups != 1:
-                raise _refuse(node, f"'{name}' has {module.groups} groups", "Path kernels need ungrouped convolutions")
-            return step("weight", self._geometry(module, source))
+            return step("weight", self._geometry(module, source), module.groups)
         if isinstance(module, _NORMS):
             return step("norm")
         if isinstance(module, _PASS):
@@ -305,6 +308,37 @@ class Wiring:
             matrix, torch.eye(size, dtype=torch.float64, device=matrix.device)
         )
         return (None if identity else SpatialMap(matrix)), (None if same_channels else moved)
+
+    # --- what grouped convolutions ask --------------------------------------------------------------------------
+
+    def _find_readers(self) -> dict[int, list[int]]:
+        """Weight layer → the weight layers, or the output, that read its field, as numbers of steps."""
+        fields: dict[fx.Node, set[int]] = {}
+        readers: dict[int, list[int]] = {}
+        for i, s in enumerate(self.steps):
+            read = {j for n in s.reads for j in fields[n]}
+            if s.kind in ("weight", "output"):
+                for j in read:
+                    readers[j].append(i)
+            if s.kind == "weight":
+                read, readers[i] = {i}, []
+            fields[s.node] = read
+        return readers
+
+    def held_values(self, diagonal: bool) -> int:
+        """Most numbers per pair of examples in kernels of groups that are there at the same time."""
+        sizes = [math.prod(s.spatial) ** (1 if diagonal else 2) for s in self.steps]
+        until: dict[int, int] = {}
+        held = [0] * len(self.steps)
+        for i, readers in reversed(self._readers.items()):
+            s = self.steps[i]
+            # what is asked for later reads later
+            until[i] = max((until[j] if self.steps[j].name in self.passing else j for j in readers), default=i)
+            if s.groups > 1 and s.name not in self.passing:
+                for j in range(i, until[i] + 1):
+                    held[j] += s.groups * sizes[i]
+        # a kernel that is made while another layer adds up is there beside that layer's own
+        return max(held) + 2 * max((size for s, size in zip(self.steps, sizes) if s.name in self.passing), default=0)
 
     # --- what the chain form asks -------------------------------------------------------------------------------
 
