@@ -113,10 +113,10 @@ class PathRecursion:
         positions = math.prod(s.spatial)
         channels = torch.arange(s.channels, device=self.device)
         group = channels * s.groups // s.channels if s.groups > 1 else None
-        reads = torch.arange(len(terms[0].channels), device=self.device) * s.groups // len(terms[0].channels)
+        read = len(terms[0].channels)
 
         def make(g: int) -> Tensor:
-            among = None if group is None else reads == g
+            among = None if group is None else torch.arange(read, device=self.device) * s.groups // read == g
             total = self._sum_pairs(rest, sums, among)
             if total is not None:
                 total = self._windows(s, total, sums)
