@@ -291,7 +291,7 @@ def errata_table(results: Iterable[Result]) -> str:
     >>> print(errata_table(verify(["dgn.lemma3.1ii", "dgn.eq2"])))
     | check | where | error | as printed | what is wrong |
     |---|---|---|---|---|
-    | `dgn.lemma3.1ii` | Lemma 3.1 (ii), Lemma 7.5 (ii) | 2e-16 | 0.67 | the factor d of Lemma 2.2 and ... is missing |
+    | `dgn.lemma3.1ii` | Lemma 3.1 (ii), Lemma 7.5 (ii) | ...e-16 | 0.67 | the factor d of Lemma 2.2 ... is missing |
     """
     rows = ["| check | where | error | as printed | what is wrong |", "|---|---|---|---|---|"]
     for r in results:
