@@ -102,8 +102,8 @@ class Parts:
     def _taken(self, k: int, index: Index, taken: dict[Any, Rows]) -> Rows:
         key = (k, index) if isinstance(index, range) else (k, index.cpu().numpy().tobytes())
         if key not in taken:
-            # in memory of torch's own, which begins at a multiple of 64: rows that lie otherwise round otherwise on some
-            # processors, and a block is to have the same bits whoever computes it
+            # in memory of torch's own, which begins at a multiple of 64: on some processors rows that lie otherwise
+            # round otherwise, and a block is to have the same bits whoever computes it
             taken[key] = ResidentRows(self.rows[k].name, self.rows[k].take(index).clone())
         return taken[key]
 
