@@ -1,9 +1,9 @@
-"""What choosing the weight decay on held-out training rows gains on larger tables, and what it costs in time.
+"""The estimators on larger tables: what choosing the weight decay on held-out training rows gains, and other models.
 
 ``python -m benchmarks.weight_decay --jobs N`` fits the estimators to the tables of at least 4,000 rows: with the rule
 that smaller tables have ("before"), with the default, which from `recipes.ENOUGH` rows on tries multiples of that value
-on training rows that it holds out, and on one split with each of them. It writes
-``benchmarks/results/weight-decay.json`` after every split; a run that was cut off goes on
+on training rows that it holds out, and on one split with each of them; and `PEERS` to the same rows. It writes
+``benchmarks/results/weight-decay.json`` after every fit; a run that was cut off goes on
 from there. ``docs/comparison.md`` is made from that file, too (``python -m benchmarks.estimators --page``).
 
 The choice was designed on `DESIGNED_ON`, on rows that are in no test part here: these all come from the same quarter.
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import time
+import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 import sklearn
 import torch
-from benchmarks.estimators import load, prepared
+from benchmarks.estimators import load, models, prepared
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
 
 import pathlens as pl
@@ -33,6 +35,7 @@ from pathlens.estimators.recipes import ENOUGH, SHARES, resolve
 RESULT = Path(__file__).parent / "results" / "weight-decay.json"
 FEWEST, MOST = 4000, 30_000  # rows of a set
 SPLITS = 2
+PEERS = ("MLP", "gradient boosting")
 DESIGNED_ON = (
     "adult", "bank_marketing", "bike_sharing_hour", "california_housing", "churn", "covertype", "electricity", "magic",
     "telco_churn",
@@ -47,30 +50,35 @@ def parts(y: np.ndarray, labels: bool, split: int, rows: int) -> tuple[np.ndarra
     return np.random.default_rng(split).permutation(others)[:rows], halves[split]
 
 
-def measure(name: str, split: int, factor: float | None, rows: int) -> dict[str, Any]:
-    """Test score and processor seconds of a fit with so many times the rule's weight decay, or with the default."""
+def measure(name: str, split: int, factor: float | str | None, rows: int) -> dict[str, Any]:
+    """Test score and processor seconds of a fit with so many times the rule's weight decay, with the default, or of
+    one of `PEERS`."""
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", ConvergenceWarning)  # the MLP's 200 epochs are its default
     X, y, task, _ = load(name, MOST)
     labels = task == "classification"
     a, b = parts(y, labels, split, rows)
     pre = prepared("passthrough").fit(X.iloc[a])
     A, B = pre.transform(X.iloc[a]), pre.transform(X.iloc[b])
+    told = {"set": name, "task": task, "split": split, "rows": len(a), "test rows": len(b), "factor": factor}
+    start = time.process_time()  # of the processor: what else runs on the machine does not count
+    if isinstance(factor, str):
+        peer = models(task, split)[factor]().fit(A, y[a])
+        return {**told, "used": None, "seconds": time.process_time() - start, "score": float(peer.score(B, y[b]))}
     kind = pl.DLGNClassifier if labels else pl.DLGNRegressor
     own = {k: v for k, v in kind().get_params().items() if k not in ("random_state", "validation_fraction")}
     decays = resolve(kind.__name__, len(A), len(A), 0, **own).decays
     decay = "auto" if factor is None else decays[SHARES.index(factor)]
-    start = time.process_time()  # of the processor: what else runs on the machine does not count
     model = kind(weight_decay=decay, random_state=split).fit(A, y[a])
     seconds = time.process_time() - start
-    return {"set": name, "task": task, "split": split, "rows": len(a), "test rows": len(b), "factor": factor,
-            "used": SHARES[decays.index(model.weight_decay_)], "score": float(model.score(B, y[b])),
-            "seconds": seconds, "candidates": len(SHARES)}  # fmt: skip
+    return {**told, "used": SHARES[decays.index(model.weight_decay_)], "seconds": seconds,
+            "score": float(model.score(B, y[b]))}  # fmt: skip
 
 
 def table(found: dict[str, Any]) -> list[str]:
     """The part of docs/comparison.md on weight decay, as lines of Markdown."""
     lines = [
-        "## Weight decay on larger tables", "",
+        "## Larger tables", "",
         f'From {ENOUGH:,} rows on, `weight_decay="auto"` tries {", ".join(map(_share, SHARES))} times the value that '
         "smaller tables get, compares them on a fifth of the training rows, and fits all of these with the best. "
         f"Accuracy in percent, or R² × 100, on test rows; at most {found['row limit']:,} training rows; means over "
@@ -78,12 +86,15 @@ def table(found: dict[str, Any]) -> list[str]:
         "rows of the first split, which nobody can choose. Processor seconds of a fit, one thread. Sets with * served "
         "to design the choice, on other rows than the test rows. One thing was decided on test rows: 3 times the value "
         "was a candidate at first, and was dropped when it had cost score where it was chosen (adult, bank_marketing, "
-        "churn, diamonds, telco_churn). Made by `python -m benchmarks.weight_decay`.", "",
+        "churn, diamonds, telco_churn). The other models have scikit-learn's defaults. Made by "
+        "`python -m benchmarks.weight_decay`.", "",
         "| set | training rows | splits | before | default | factors chosen | default − before | best factor | "
-        "default − best | seconds before | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        f"default − best | {' | '.join(PEERS)} | seconds before | seconds | "
+        f"{' | '.join(f'seconds, {peer}' for peer in PEERS)} |",
+        "|" + "---|" * (11 + 2 * len(PEERS)),
     ]  # fmt: skip
     gains, unmarked, misses, slower = [], [], [], []
+    ahead: dict[str, list[float]] = {peer: [] for peer in PEERS}
     for name in dict.fromkeys(f["set"] for f in found["fits"]):
         of = {(f["split"], f["factor"]): f for f in found["fits"] if f["set"] == name}
         splits = [split for split in range(SPLITS) if {(split, None), (split, 1.0)} <= set(of)]
@@ -99,15 +110,19 @@ def table(found: dict[str, Any]) -> list[str]:
             top = max((of[0, share] for share in SHARES), key=lambda f: f["score"])
             misses.append(100 * (of[0, None]["score"] - top["score"]))
             best, missed = _share(top["factor"]), f"{misses[-1]:+.2f}"
+        peers = [[np.mean([of[split, p][k] for split in splits]) for p in PEERS] for k in ("score", "seconds")]
+        for peer, reached in zip(PEERS, peers[0]):
+            ahead[peer].append(100 * (score - reached))
         lines.append(f"| {name}{'*' if name in DESIGNED_ON else ''} | {new[0]['rows']} | {len(splits)} | "
                      f"{100 * rule:.1f} | {100 * score:.1f} | {', '.join(_share(f['used']) for f in new)} | "
-                     f"{gains[-1]:+.2f} | {best} | {missed} | {before:.1f} | {after:.1f} |")  # fmt: skip
+                     f"{gains[-1]:+.2f} | {best} | {missed} | {' | '.join(f'{100 * v:.1f}' for v in peers[0])} | "
+                     f"{before:.1f} | {after:.1f} | {' | '.join(f'{v:.1f}' for v in peers[1])} |")  # fmt: skip
     told = f" Default − best: mean {np.mean(misses):+.2f} over {len(misses)} sets." if misses else ""
-    more = sum(f["factor"] is None and f["candidates"] > len(SHARES) for f in found["fits"])
-    timed = f", of which {more} fits of the default were timed with one candidate more" if more else ""
+    peers = "; ".join(f"{peer}: mean {np.mean(v):+.2f}, better on {sum(x > 0 for x in v)} of {len(v)} sets"
+                      for peer, v in ahead.items())  # fmt: skip
     return [*lines, "", f"Default − before: mean {np.mean(gains):+.2f}, median {np.median(gains):+.2f}, worst "
             f"{np.min(gains):+.2f} points over {len(gains)} sets; mean of those unmarked {np.mean(unmarked):+.2f}."
-            f"{told} A fit takes {np.median(slower):.1f} times as long (median{timed})."]  # fmt: skip
+            f"{told} A fit takes {np.median(slower):.1f} times as long (median). Default − {peers}."]  # fmt: skip
 
 
 def _share(share: float) -> str:
@@ -131,17 +146,19 @@ def main() -> None:
     sets = options.sets or [name for name in pl.data.table_names() if len(pl.data.table(name)) >= FEWEST]
     wanted = [(name, split, factor) for split in range(SPLITS) for name in sets for factor in (None, 1.0)]
     wanted += [(name, 0, share) for name in sets for share in SHARES if share != 1]
+    wanted += [(name, split, peer) for split in range(SPLITS) for name in sets for peer in PEERS]
     done = {(f["set"], f["split"], f["factor"]) for f in found["fits"]}
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are started here
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         jobs = [pool.submit(measure, *job, options.rows) for job in wanted if job not in done]
         for ready in as_completed(jobs):
             found["fits"].append(one := ready.result())
-            found["fits"].sort(key=lambda f: (f["set"], f["split"], f["factor"] or 0.0))
+            found["fits"].sort(key=lambda f: (f["set"], f["split"], str(f["factor"])))
             part = options.json.with_suffix(".part")
             part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             part.replace(options.json)
-            print(f"{one['set']:20} split {one['split']}: {100 * one['score']:.1f} with {_share(one['used'])}"
+            what = one["factor"] if one["used"] is None else _share(one["used"])
+            print(f"{one['set']:20} split {one['split']}: {100 * one['score']:.1f} with {what}"
                   f"{' (chosen)' if one['factor'] is None else ''}, {one['seconds']:.0f} s", flush=True)  # fmt: skip
     print("\n".join(table(found)))
 
