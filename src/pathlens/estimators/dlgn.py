@@ -290,7 +290,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     weight_decay : float or "auto"
         "auto" is 2500 / (sum of the sample weights), between 1.5 and 10, times (widest layer) / 64. From 2,500 rows on,
         this and 1/3, 1/10 and 1/30 of it train on four fifths of the rows, and the one with the lowest loss on the
-        others fits all rows; that takes about as long again.
+        others fits all rows; a fit then takes about 2.3 times as long.
     beta : (float, float)
         Sharpness of the gates at the start and at the end.
     hardening : {"auto", "follow", "anneal"}
