@@ -233,6 +233,43 @@ def test_branches(how: str) -> None:
         assert torch.equal(overlap(net, X).dense().long(), counts)
 
 
+class _Starts(nn.Module):
+    """Units that read the input in several ways, or through a layer that has no gate."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.input = nn.Conv1d(2, 2, 3, padding=1)  # named as the placeholder of many networks is
+        self.conv2, self.conv3 = nn.Conv1d(4 if how == "join" else 2, 2, 3, padding=1), nn.Conv1d(2, 2, 1)
+        self.output = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "around":
+            h = F.relu(self.input(x) + x)
+        elif self.how == "ungated":
+            h = F.relu(self.conv3(self.input(x)))
+        elif self.how == "both":
+            h = F.relu(self.input(x) + self.conv3(x) + x.flip(1))
+        elif self.how == "pad":
+            h = F.relu(self.input(x)) + F.relu(F.pad(x[:, :, 1:], (1, 0)))
+        elif self.how == "join":
+            h = torch.cat([F.relu(self.input(x)), x], 1)
+        else:
+            h = F.relu(self.input(x))
+        y = self.conv2(h)
+        return self.output((F.relu(y + x) if self.how == "later" else F.relu(y)).flatten(1))
+
+
+@pytest.mark.parametrize("how", ["around", "ungated", "both", "pad", "join", "later"])
+def test_a_path_starts_once_at_a_unit_that_reads_the_input(how: str) -> None:
+    X = torch.randn(4, 2, 4, generator=torch.Generator().manual_seed(0)).double()
+    net = open_twin(settle(_Starts(how)), "galu", X)
+    counts = count_shared_paths(net, X)
+    assert counts.max() > 0 and torch.equal(overlap(net, X).dense().long(), counts)
+    phi = path_features(net, X)
+    assert_kernel_close(npk(net, X).dense(), phi @ phi.T, (phi @ phi.T).diagonal())
+
+
 def test_a_map_that_selects_and_scales() -> None:
     """Averaging one position with two of padding: after flattening only p = q is carried, with squared weights."""
     template = nn.Sequential(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from pathlens.errors import BudgetError, ScaleError
-from pathlens.kernels.fields import Mask, Sums, Term, Windows
+from pathlens.kernels.fields import Mask, SpatialMap, Sums, Term, Windows
 from pathlens.kernels.sources import Sides, Source, pieces, probe
 from pathlens.kernels.wiring import Step, Wiring
 from pathlens.linops import CustomKernel, GramSum
@@ -22,6 +22,7 @@ from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
 
 _SAMPLED = 8  # examples whose own entries tell the size of a kernel
+_INPUT, _START = "the input", "a start"  # keys of fields that no weight layer made: no node has such a name
 _TOGETHER = 1 << 18  # numbers of one field on a CPU: temporaries stay in the cache, calls still cost little
 
 
@@ -59,9 +60,9 @@ class PathRecursion:
             elif s.kind == "gate":
                 mask = Mask(left.gates[s.detail].reshape(left.rows, s.channels, -1),
                             right.gates[s.detail].reshape(right.rows, s.channels, -1))  # fmt: skip
-                live[s.node] = [_started(t, mode).masked(mask) for t in terms]
+                live[s.node] = self._started(s, terms, mask) if mode == "paths" else [t.masked(mask) for t in terms]
             elif s.kind == "weight":
-                live[s.node] = [self._weight(s, terms, sums, mode)]
+                live[s.node] = self._weight(s, terms, sums, mode)
             elif s.kind == "norm":
                 live[s.node] = [t if count else replace(t, key=(*t.key, s.name)) for t in terms]
             elif s.kind == "add":
@@ -73,7 +74,7 @@ class PathRecursion:
             elif s.kind == "scale":
                 live[s.node] = [replace(t, factor=t.factor * s.detail) for t in terms]
             elif s.kind == "output":
-                result = self._result(s, terms, sums)
+                result = self._result(s, [t for t in terms if mode != "paths" or not _is_input(t)], sums)
             else:  # pass, or a constant added: a bias starts no path of its own
                 live[s.node] = terms
             for n in s.reads:
@@ -85,10 +86,10 @@ class PathRecursion:
     def _input(self, s: Step, left: Block, right: Block, count: bool) -> Term:
         channels = torch.zeros(s.channels, dtype=torch.long, device=self.device)  # the input is no random field
         if self.wiring.ones or count:
-            return Term(("input",), channels, (), _ones)
+            return Term((_INPUT,), channels, (), _ones)
         shape = (s.channels, math.prod(s.spatial))
         mask = Mask(left.x.reshape(left.rows, *shape), right.x.reshape(right.rows, *shape))
-        return Term(("input",), channels, (mask,), _ones)
+        return Term((_INPUT,), channels, (mask,), _ones)
 
     def _sum_pairs(self, terms: list[Term], sums: Sums, among: Tensor | None = None) -> Tensor | None:
         """Σ over pairs of terms that share paths; a path that is counted meets itself alone."""
@@ -105,41 +106,61 @@ class PathRecursion:
                 total = part if total is None else total + part
         return total
 
-    def _weight(self, s: Step, terms: list[Term], sums: Sums, mode: str) -> Term:
-        inputs = [t for t in terms if t.key == ("input",)] if mode == "paths" else []
-        rest = [t for t in terms if t.key != ("input",)] if inputs else terms
+    def _weight(self, s: Step, terms: list[Term], sums: Sums, mode: str) -> list[Term]:
+        # what the input brings starts no path of hidden units before it meets a gate
+        inputs = [t for t in terms if mode == "paths" and _is_input(t)]
+        rest = [t for t in terms if mode != "paths" or not _is_input(t)]
         if s.detail is not None and s.detail[0] is not None:
             rest = [t.mapped(s.detail[0], None) for t in rest]
         positions = math.prod(s.spatial)
         channels = torch.arange(s.channels, device=self.device)
         group = channels * s.groups // s.channels if s.groups > 1 else None
-        read = len(terms[0].channels)
+        read = torch.arange(len(terms[0].channels), device=self.device) * s.groups // len(terms[0].channels)
 
         def make(g: int) -> Tensor:
-            among = None if group is None else torch.arange(read, device=self.device) * s.groups // read == g
-            total = self._sum_pairs(rest, sums, among)
+            total = self._sum_pairs(rest, sums, None if group is None else read == g)
             if total is not None:
-                total = self._windows(s, total, sums)
-            if any(bool((t.channels >= 0)[among].any()) for t in inputs):
-                # a path of hidden units may start here; it does so once, however many inputs the unit reads
-                one = torch.ones(sums.a, sums.b, positions, dtype=torch.float64, device=self.device)
-                total = one if total is None else total + one
-            if total is None:  # a group that reads channels of zeros alone
-                shape = (positions,) * (1 if sums.diagonal else 2)
-                total = torch.zeros(sums.a, sums.b, *shape, dtype=torch.float64, device=self.device)
-            return total
+                return self._windows(s, total, sums)
+            shape = (positions,) * (1 if sums.diagonal else 2)  # a group that reads channels of zeros alone
+            return torch.zeros(sums.a, sums.b, *shape, dtype=torch.float64, device=self.device)
 
-        if s.name in self.wiring.passing:
-            return Term((s.name,), channels, (), make, group)
-        made = [make(g) for g in range(s.groups)]
-        return Term((s.name,), channels, (), lambda g: made[g], group)
+        found = []
+        if inputs:
+            reached = torch.stack([t.channels >= 0 for t in inputs]).any(0)
+            there = torch.zeros(s.groups, dtype=torch.bool, device=self.device).index_fill_(0, read[reached], True)
+            present = there[channels * s.groups // s.channels]
+            found.append(Term((_INPUT, s.name), torch.where(present, 0, -1), (), _ones))
+        if rest and s.name in self.wiring.passing:
+            found.append(Term((s.name,), channels, (), make, group))
+        elif rest:
+            made = [make(g) for g in range(s.groups)]
+            found.append(Term((s.name,), channels, (), lambda g: made[g], group))
+        return found
+
+    def _started(self, s: Step, terms: list[Term], mask: Mask) -> list[Term]:
+        """Gated fields, where paths of hidden units are counted: one starts at each unit that reads an input, and does
+        so once, however many inputs it reads and in however many ways."""
+        found = [t.masked(mask) for t in terms if not _is_input(t)]
+        reached = torch.zeros(s.channels, math.prod(s.spatial), dtype=torch.bool, device=self.device)
+        for t in terms:
+            if _is_input(t):
+                at = torch.ones(self._born(t.key), dtype=torch.float64, device=self.device)
+                for stage in t.stages:
+                    assert isinstance(stage, SpatialMap), "no mask comes before the first gate"
+                    at = stage.along_diagonal(at, True)
+                reached |= (t.channels >= 0)[:, None] & (at > 0)
+        if bool(reached.any()):
+            everywhere = torch.zeros(s.channels, dtype=torch.long, device=self.device)
+            start = Mask(mask.left * reached, mask.right)
+            found.append(Term((_START, s.name), everywhere, (), _ones).masked(start))
+        return found
 
     def _born(self, key: tuple[str, ...]) -> int:
         """Positions of a field when its layer made it."""
-        kind = "input" if key[0] in ("input", "start") else "weight"
-        return next(
-            math.prod(s.spatial) for s in self.steps if s.kind == kind and (kind == "input" or s.name == key[0])
-        )
+        if key == (_INPUT,):
+            return next(math.prod(s.spatial) for s in self.steps if s.kind == "input")
+        name = key[1] if key[0] in (_INPUT, _START) else key[0]
+        return next(math.prod(s.spatial) for s in self.steps if s.name == name)
 
     def _windows(self, s: Step, total: Tensor, sums: Sums) -> Tensor:
         if s.detail is None:  # dense: over all positions, the same one for both examples
@@ -165,7 +186,8 @@ class PathRecursion:
     def _result(self, s: Step, terms: list[Term], sums: Sums) -> Tensor:
         """Mean over outputs; after a dense layer all outputs have the same kernel."""
         total = self._sum_pairs(terms, sums)
-        assert total is not None
+        if total is None:  # no hidden unit leads to them
+            return torch.zeros(sums.a, sums.b, dtype=torch.float64, device=self.device)
         summed = total.sum(-1) if sums.diagonal else torch.diagonal(total, dim1=-2, dim2=-1).sum(-1)
         read = next(t for t in self.steps if t.node is s.reads[0])
         return summed / (read.channels * math.prod(read.spatial))
@@ -175,9 +197,9 @@ def _ones(group: int) -> None:
     """The kernel of the input."""
 
 
-def _started(term: Term, mode: str) -> Term:
-    """A gated input is a hidden unit where paths of hidden units are counted."""
-    return replace(term, key=("start",)) if mode == "paths" and term.key == ("input",) else term
+def _is_input(term: Term) -> bool:
+    """Whether a field is the input, or made of it by layers without a gate between."""
+    return term.key[0] == _INPUT
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------
