@@ -60,7 +60,8 @@ def test_parts_are_kept_and_images_may_be_left_out(found, tmp_path, monkeypatch)
     perform(find("npk.limits"), Run("quick", seeds=(0,), out=fewer, changes={"images": 0}))
     added = perform(find("npk.limits"), Run("quick", seeds=(0, 1, 2), out=fewer, changes={"images": 0}))
     for name in ("errors", "independent", "kernel", "network", "relu"):  # seeds may come in turn
-        assert np.allclose(added.arrays[name], whole.arrays[name], atol=1e-5)
+        trained = name in ("kernel", "network", "relu")  # in other stacks, which round otherwise: one of 360 images
+        assert np.allclose(added.arrays[name], whole.arrays[name], atol=0.003 if trained else 1e-5)
     for part in ("_limits", "_gates_and_networks"):  # a second run reads what the first one wrote
         monkeypatch.setattr(path_features, part, None)
     again = perform(find("npk.limits"), Run("quick", seeds=(0, 1, 2), out=tmp_path))
