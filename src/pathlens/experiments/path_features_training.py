@@ -194,7 +194,7 @@ def entry(run: Run, row: str, model: str, wanted: bool = True) -> dict[str, np.n
     if not wanted:
         there = [] if folder is None else [path for path in folder.glob("[0-9]*")
                                            if set(run.seeds) <= image_runs.read_seeds(path).keys()]  # fmt: skip
-        if folder is None or not there:
+        if not there:
             return None
         epochs = max(int(path.name) for path in there)
     return image_runs.each_seed(run, None if folder is None else folder / str(epochs), compute)
