@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_networks import ConvNet, settle
+from torch import nn
 
 from pathlens import models
 from pathlens.kernels import LinearisedModel, gate_information, npk, ntk, overlap
@@ -17,13 +18,18 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("kernel", [overlap, npk, ntk])
-@pytest.mark.parametrize("convolutional", [False, True])
-def test_cuda_equals_cpu(kernel: Any, convolutional: bool) -> None:
-    if convolutional:
+@pytest.mark.parametrize("shape", ["dense", "convolutional", "grouped"])
+def test_cuda_equals_cpu(kernel: Any, shape: str) -> None:
+    if shape == "convolutional":
         X = torch.randn(7, 1, 6).double()
-        net = settle(
+        net: Any = settle(
             models.gated_twin(settle(ConvNet(channels=(1, 3, 3), norm=True, shortcut=True)), "dlgn", X[:2], seed=0)
         )
+    elif shape == "grouped":
+        X = torch.randn(7, 4, 6).double()
+        layers = (nn.Conv1d(4, 8, 2, groups=2), nn.ReLU(), nn.Conv1d(8, 8, 3, groups=8), nn.ReLU())
+        template = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2)).double()
+        net = models.gated_twin(template, "relu", X[:2], seed=0)
     else:
         X = torch.randn(7, 3).double()
         net = models.dlgn(3, hidden=(8, 6), outputs=2, seed=0).double()
