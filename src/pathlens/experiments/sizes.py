@@ -54,7 +54,7 @@ _PATH_FEATURES: dict[str, dict[str, Any]] = {
     "paper": {"hidden": [128] * 5, "channels": [64, 64, 128, 128], "dense": [256, 256], "flat_data": "mnist",
               "flat_rows": None, "flat_rows_test": None, "image_data": "cifar10", "image_rows": None,
               "image_rows_test": None, "batch_size": 32,
-              "rates": {"fc-sgd": 0.01, "fc-adam": 1e-4, "vconv-sgd": 0.01, "vconv-adam": 3e-4, "gconv-sgd": 0.1,
+              "rates": {"fc-sgd": 0.01, "fc-adam": 1e-4, "vconv-sgd": 0.01, "vconv-adam": 3e-4, "gconv-sgd": 0.01,
                         "gconv-adam": 3e-4},
               "epochs": {"fc-sgd": 300, "fc-adam": 100, "vconv-sgd": 80, "vconv-adam": 80, "gconv-sgd": 100,
                          "gconv-adam": 200},

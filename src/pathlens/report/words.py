@@ -84,14 +84,20 @@ def reductions(artifact: Artifact) -> str:
     'epochs 3 (paper relu 5, dlgn 9)'
     >>> reductions(Artifact("hs.a", "", "", "paper", {"epochs": {"relu": 5, "dlgn": 9}}, paper_config={"epochs": 9}))
     'epochs · relu 5 (paper 9)'
+    >>> reductions(Artifact("hs.a", "", "", "paper", {"epochs": {"relu": 5}},
+    ...            paper_config={"epochs": {"relu": 5, "dlgn": 9}}))
+    'epochs · dlgn – (paper 9)'
     """
     return ", ".join(f"{size} {ours} (paper {paper})" for size, ours, paper in reduced_sizes(artifact))
 
 
 def reduced_sizes(artifact: Artifact) -> list[tuple[str, str, str]]:
-    """Every size that differs from the paper's: its name, ours, the paper's."""
+    """Every size that differs from the paper's: its name, ours, the paper's; '–' for a part that one of them lacks."""
     ours = flat({key: pair[0] for key, pair in artifact.reductions.items()})
     paper = dict(flat({key: pair[1] for key, pair in artifact.reductions.items()}))
+    there = dict(ours)
+    in_parts = {key.rpartition(" · ")[0] for key in there} - {""}
+    ours += [(key, "–") for key in paper if key not in there and key.rpartition(" · ")[0] in in_parts]
 
     def printed(key: str) -> str:
         """The paper's value: of this size, of its parts, or of the one that it is a part of."""
