@@ -325,3 +325,11 @@ def test_ticks_of_logarithmic_axes() -> None:
 def test_a_slope_lies_below_the_data_and_is_explained() -> None:
     described = Panel("lines", "t", [Series("a", "u")], x="x", x_scale="log", y_scale="log", slope=1.0)
     assert "slope 1" in words(drawn(described, a=[[1e-3, 1e-2]], x=[0.1, 1.0]))
+
+
+def test_few_whole_numbers_are_ticks_where_their_labels_have_room() -> None:
+    described = Panel("lines", "t", [Series("a")], x="x")
+    spaced, crowded = ([0, 5, 10, 17], [0, 1, 2, 5, 10, 100])
+    assert "17" in words(drawn(described, a=np.ones((1, 4)), x=spaced)).split()
+    ticks = words(drawn(described, a=np.ones((1, 6)), x=crowded)).split()
+    assert "1" not in ticks[ticks.index("0") : ticks.index("100")] and "20" in ticks

@@ -202,10 +202,12 @@ def _lines(source: _Source) -> _Body:
             all_y = np.append(all_y, guide)
             items.append((f"slope {number(described.slope)}", "var(--muted)", "dashed"))
     all_y = np.append(all_y, [value for value, _ in described.marks])
+    places = np.unique(all_x)
+    apart = np.diff(places).min(initial=np.inf) >= 0.04 * np.ptp(places)  # else their labels would touch
     if described.x_scale == "log":
         log_axis(axes, "x", all_x, zero=True)
-    elif len(np.unique(all_x)) <= 8 and (all_x == np.round(all_x)).all():
-        axes.set_xticks(np.unique(all_x), [number(tick) for tick in np.unique(all_x)])
+    elif len(places) <= 8 and apart and (places == np.round(places)).all():
+        axes.set_xticks(places, [number(place) for place in places])
     else:
         plain_axis(axes, "x")
     if described.y_scale == "log":
