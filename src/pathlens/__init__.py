@@ -19,6 +19,7 @@ _LAZY = {
     "PathKernelRegressor": "pathlens.estimators",
     "gated_twin": "pathlens.models",
     "harden": "pathlens.hardening",
+    "rebuild": "pathlens.recording",
     "record": "pathlens.recording",
     "snapshot": "pathlens.recording",
     "Record": "pathlens.records",
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from pathlens.estimators import DLGNClassifier, DLGNRegressor, PathKernelClassifier, PathKernelRegressor
     from pathlens.hardening import harden
     from pathlens.models import gated_twin
-    from pathlens.recording import Trajectory, record, snapshot
+    from pathlens.recording import Trajectory, rebuild, record, snapshot
     from pathlens.records import Record, Snapshot
     from pathlens.training import train
 
@@ -92,6 +93,7 @@ __all__ = [
     "linops",
     "models",
     "paths",
+    "rebuild",
     "record",
     "recording",
     "records",

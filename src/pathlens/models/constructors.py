@@ -6,14 +6,23 @@ All go through the same core as `gated_twin`; for other architectures give a tem
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError
-from pathlens.models.gates import Gate, make_gate
+from pathlens.models.gates import Gate, gate_name, make_gate
 from pathlens.models.initialisation import Init
 from pathlens.models.network import GatedNetwork
-from pathlens.models.sources import FunctionSource, GateSource, QuadraticSource, ShallowSource, TableSource
+from pathlens.models.sources import (
+    FunctionSource,
+    GateSource,
+    GraphSource,
+    QuadraticSource,
+    ShallowSource,
+    TableSource,
+)
 from pathlens.models.templates import check_sizes, mlp
 from pathlens.models.tracing import trace
 from pathlens.models.twin import KINDS, build
@@ -54,6 +63,7 @@ def _fully_connected(
     if seed is None and net.init.scheme != "default":
         net.draw_values()
         net.draw_gates()
+    net.sizes = {"inputs": int(inputs), "hidden": [int(w) for w in hidden], "outputs": int(outputs), "bias": bool(bias)}
     return net
 
 
@@ -344,3 +354,72 @@ def gdln(
     return _fully_connected(
         "given", inputs, hidden, outputs, bias, init, seed, label="gdln", source=FunctionSource(gates, hidden)
     )
+
+
+# --- networks as plain values ----------------------------------------------------------------------------------
+
+
+def recipe(net: GatedNetwork) -> dict[str, Any] | None:
+    """How to build a network of this module again, as plain values: all but its weights.
+
+    None where plain values cannot tell: twins of a template, gates or gate functions of the user's own.
+
+    >>> recipe(relu(2, hidden=(4,), seed=0))["sizes"]
+    {'inputs': 2, 'hidden': [4], 'outputs': 1, 'bias': False}
+    """
+    gate = gate_name(net.gate)
+    if net.sizes is None or gate is None or isinstance(net.source, FunctionSource):
+        return None
+    source: dict[str, Any] = {"name": "self"}
+    if isinstance(net.source, GraphSource):
+        source = {"name": net.source.activation_name}
+    elif isinstance(net.source, ShallowSource):
+        source = {"name": "shallow"}
+    elif isinstance(net.source, QuadraticSource):
+        source = {"name": "quadratic", "rank": int(net.source.rank)}
+    elif isinstance(net.source, TableSource):
+        source = {"name": "table", "examples": net.source.examples, "probability": net.source.probability}
+    return {
+        "kind": net.kind,
+        "sizes": net.sizes,
+        "source": source,
+        "gate": gate,
+        "piecewise_constant": net.value_input == "ones",
+        "trained": net.trained,
+        "gates_from": net.gates_from,
+        "init": [net.init.scheme, net.init.sigma],
+        "frozen": [name for name, p in net.named_parameters() if not p.requires_grad],
+    }
+
+
+def from_recipe(recipe: Mapping[str, Any], state: Mapping[str, Tensor]) -> GatedNetwork:
+    """The network that a recipe and its state, as ``net.state_dict()`` gives it, describe; on the CPU."""
+    sizes, options = recipe["sizes"], dict(recipe["source"])
+    inputs, hidden, bias = sizes["inputs"], sizes["hidden"], sizes["bias"]
+    name = options.pop("name")
+    with torch.random.fork_rng(devices=[]):  # what is drawn here is overwritten, and nobody else is to miss it
+        source: str | GateSource = name
+        if name == "shallow":
+            source = ShallowSource(inputs, hidden, bias)
+        elif name == "quadratic":
+            source = QuadraticSource(inputs, hidden, bias, **options)
+        elif name == "table":
+            source = TableSource(widths=hidden, **options)
+        net = _fully_connected(
+            "given",
+            inputs,
+            hidden,
+            sizes["outputs"],
+            bias,
+            "default",
+            None,
+            label=recipe["kind"],
+            source=source,
+            gate=make_gate(recipe["gate"], epsilon=float(state.get("gate.epsilon", 0.0))),
+            piecewise_constant=recipe["piecewise_constant"],
+        )
+    net.trained, net.gates_from, net.init = recipe["trained"], recipe["gates_from"], Init(*recipe["init"])
+    for parameter, p in net.named_parameters():
+        p.requires_grad_(parameter not in recipe["frozen"])
+    net.to(state["values.output.weight"].dtype).load_state_dict(state)
+    return net

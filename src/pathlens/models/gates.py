@@ -164,6 +164,11 @@ def make_gate(gate: str | Gate, beta: float = 4.0, epsilon: float = 0.0) -> Gate
     return _BY_NAME[gate](**options)
 
 
+def gate_name(gate: Gate) -> str | None:
+    """The name that `make_gate` knows it by; None for a gate function of the user's own."""
+    return next((name for name, kind in _BY_NAME.items() if type(gate) is kind), None)
+
+
 def leak(g: Tensor, slope: float) -> Tensor:
     """Turn a gate in {0, 1} into one in {α, 1}: LeakyReLU's gate."""
     return g if slope == 0.0 else slope + (1 - slope) * g

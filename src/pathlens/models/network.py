@@ -52,7 +52,11 @@ class GatedNetwork(nn.Module):
         Every ReLU of the template, in order of execution.
     value_input : {"x", "ones"}
         "ones" makes the network piecewise constant on the cells of its gates.
+    sizes : dict or None
+        Widths and biases of a network from a named constructor, whose layers follow from them; None for a twin.
     """
+
+    sizes: dict[str, Any] | None = None
 
     def __init__(
         self,

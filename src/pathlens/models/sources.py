@@ -113,6 +113,7 @@ class TableSource(GateSource):
             )
         if not _is_count(examples):
             raise ShapeError(f"Gate table: examples must be a positive integer, got {examples!r}. Pass len(X).")
+        self.examples, self.probability = int(examples), float(probability)
         self.tables = nn.ModuleList(_Bits(examples, w, probability) for w in widths)
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, ...]:

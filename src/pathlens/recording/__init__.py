@@ -7,7 +7,7 @@ here. May import models, records, linops (memory budget, progress) and the error
 
 from pathlens.models import GatedNetwork
 from pathlens.recording.inputs import as_rows
-from pathlens.recording.streams import RecordStream, record, snapshot
+from pathlens.recording.streams import RecordStream, rebuild, record, snapshot
 from pathlens.recording.trajectory import Moment, Trajectory
 from pathlens.records import Record, RowSource, Snapshot
 
@@ -20,6 +20,7 @@ __all__ = [
     "Snapshot",
     "Trajectory",
     "as_rows",
+    "rebuild",
     "record",
     "snapshot",
 ]

@@ -1,4 +1,4 @@
-"""`record`, `snapshot` and `RecordStream`: whole data sets within a memory budget."""
+"""`record` and `RecordStream`: whole data sets within a memory budget; `snapshot`, and `rebuild`, its inverse."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import BudgetError, RecordError, UngatedWarning
+from pathlens.errors import BudgetError, PathlensError, RecordError, UngatedWarning
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
+from pathlens.models.constructors import from_recipe, recipe
 from pathlens.recording.inputs import as_rows, row_numbers
 from pathlens.recording.taking import check_net, exact_gates, take, take_within, unwrapped
 from pathlens.records import Record, Snapshot
@@ -265,12 +266,82 @@ class _Assembly:
 
 
 def snapshot(net: nn.Module) -> Snapshot:
-    """The weights of a network now, as copies.
+    """The weights of a network now, as copies, and of one from `pathlens.models` how it is built.
 
     >>> from pathlens import models
     >>> snapshot(models.relu(2, hidden=(4,), seed=0))
     Snapshot(relu: 2 tensors, 12 numbers)
     """
     net = unwrapped(net)
-    description = net.describe() if isinstance(net, GatedNetwork) else {"kind": type(net).__name__}
+    description = {"kind": type(net).__name__}
+    if isinstance(net, GatedNetwork):
+        description = net.describe() | {"recipe": recipe(net)}
     return Snapshot({k: v.detach().clone() for k, v in net.state_dict().items()}, description)
+
+
+def rebuild(snapshot: Snapshot, like: nn.Module | None = None) -> nn.Module:
+    """The network of a snapshot, equal to the one it was taken of to the last bit.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        Taken just now, of a trajectory's moment, or loaded from a file.
+    like : nn.Module, optional
+        A network that is built alike, whatever its weights; it is copied, with its mode and device, and stays as it is.
+        Networks from the named constructors of `pathlens.models` need none (those of `gdln` do: its gates are a
+        function), and come back on the CPU.
+
+    Raises
+    ------
+    RecordError
+        If the snapshot does not tell how to build its network and `like` is missing, or has other weights.
+
+    Examples
+    --------
+    >>> from pathlens import models
+    >>> net = models.dlgn(2, hidden=(4,), seed=0)
+    >>> rebuild(snapshot(net))
+    GatedNetwork(dlgn: gates from separate linear network, soft β=4; value input x; trains both; 1 sites; 20 parameters)
+    """
+    if not isinstance(snapshot, Snapshot):
+        raise RecordError(
+            f"rebuild: expected a Snapshot, got {type(snapshot).__name__}. Load one with Snapshot.load(path), or take "
+            "moment.snapshot of a trajectory."
+        )
+    kind, how = snapshot.description.get("kind", "module"), snapshot.description.get("recipe")
+    if like is None and how is None:
+        raise RecordError(
+            f"rebuild: the snapshot has the weights of a network of kind '{kind}', and not how to build it. Give one "
+            "that is built alike, with any weights: rebuild(snapshot, like=net)."
+        )
+    if like is None:
+        try:
+            return from_recipe(how or {}, snapshot.state)
+        except (KeyError, TypeError, RuntimeError, PathlensError) as error:
+            raise RecordError(
+                f"rebuild: the snapshot does not tell how to build its network of kind '{kind}' ({error}). Give one "
+                "that is built alike: rebuild(snapshot, like=net)."
+            ) from error
+    if not isinstance(like, nn.Module):
+        raise RecordError(f"rebuild: like must be an nn.Module, got {type(like).__name__}.")
+    net = copy.deepcopy(unwrapped(like))
+    own = net.state_dict()
+    for name in dict.fromkeys((*snapshot.state, *own)):
+        has, needs = (_told(state.get(name)) for state in (snapshot.state, own))
+        if has != needs:
+            raise RecordError(
+                f"rebuild: the snapshot of kind '{kind}' has {has} as '{name}', and the {type(like).__name__} that was "
+                f"given has {needs}. Give a network that is built alike."
+            )
+    net.load_state_dict(snapshot.state)
+    for key, value in (net.describe() if isinstance(net, GatedNetwork) else {}).items():
+        if key in snapshot.description and snapshot.description[key] != value:  # weights do not tell it
+            raise RecordError(
+                f"rebuild: the snapshot is of a network with {key} {snapshot.description[key]!r}, and the one that was "
+                f"given has {key} {value!r}. Give a network that is built alike."
+            )
+    return net
+
+
+def _told(t: Tensor | None) -> str:
+    return "nothing" if t is None else f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}"

@@ -17,80 +17,22 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, OptionError, unknown_name
-from pathlens.linops.plotting import axes, whole_numbers
 from pathlens.models.sources import TableSource
 from pathlens.recording import Trajectory, as_rows
 from pathlens.recording.inputs import output_width
 from pathlens.training.checkpoints import forget_checkpoints
 from pathlens.training.inputs import LOSSES, Data, as_device, prepare, prepare_validation
 from pathlens.training.run import OPTIMISERS, Run, Watch, derive_seed
+from pathlens.training.runs import Runs
 from pathlens.training.schedules import Schedule, rate_schedule
 from pathlens.training.stack import Loss, Penalty, gated_parts, trained_names
 from pathlens.training.teacher import Teacher
 
 _SETTINGS = ("lr", "beta", "weight_decay", "momentum")  # what may differ between members of a stack
-
-
-class Runs(list[Trajectory]):
-    """The trajectories of networks that were trained together, with the networks themselves.
-
-    `runs[i]` is a Trajectory, `runs.networks[i]` the trained network, `runs.settings[i]` its seed and settings.
-    """
-
-    def __init__(
-        self, trajectories: Sequence[Trajectory], networks: Sequence[nn.Module], settings: Sequence[dict[str, Any]]
-    ) -> None:
-        super().__init__(trajectories)
-        self.networks = list(networks)
-        self.settings = list(settings)
-
-    def history(self, name: str = "loss") -> np.ndarray:
-        """One row per run, one column per epoch, the first at initialisation; runs that stopped early end in NaN."""
-        if name not in self[0].history:
-            raise unknown_name("history", name, self[0].history)
-        length = max(len(t.history[name]) for t in self)
-        out = np.full((len(self), length), np.nan)
-        for row, t in zip(out, self):
-            row[: len(t.history[name])] = t.history[name]
-        return out
-
-    def plot(self, name: str = "loss", ax: Any = None) -> Any:
-        """One history over the epochs: a thin line per run, a thick one for the median over the seeds of a setting.
-
-        Returns matplotlib axes.
-        """
-        curves = self.history(name)
-        named = dict.fromkeys(k for s in self.settings for k in s if k != "seed")  # β may be set for some alone
-        keys = [k for k in named if len({s.get(k) for s in self.settings}) > 1]
-        groups: dict[str, list[int]] = {}
-        for i, s in enumerate(self.settings):
-            groups.setdefault(", ".join(f"{k} {s[k]:g}" for k in keys if k in s), []).append(i)
-        ax = axes(ax, "drawing a training", (6, 3.5))
-        for number, (label, rows) in enumerate(groups.items()):
-            ax.plot(curves[rows].T, color=f"C{number}", linewidth=0.8, alpha=0.4)
-            seen = np.flatnonzero(~np.isnan(curves[rows]).all(0))  # all may have stopped before the longest run
-            ax.plot(seen, np.nanmedian(curves[rows][:, seen], 0), color=f"C{number}", label=label or "median")
-        ax.set(xlabel="epoch", ylabel=name.replace("_", " "))
-        whole_numbers(ax)
-        ax.legend(fontsize="small")
-        return ax
-
-    def epochs_to(self, loss: float) -> list[int | None]:
-        """Per run, the first epoch whose training loss is below a value."""
-        return [t.epoch_reached(loss) for t in self]
-
-    def __repr__(self) -> str:
-        final = [t.history["loss"][-1] for t in self if t.history.get("loss")]
-        middle = f", median loss {float(np.median(final)):.3g}" if final else ""
-        return f"Runs({len(self)} networks{middle})"
-
-
-# --- the loop --------------------------------------------------------------------------------------------------
 
 
 def train(
