@@ -225,3 +225,37 @@ def test_another_thread_count_warns(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "environment", lambda: {"torch": torch.__version__, "threads": 99})
     with pytest.warns(errors.ResumeWarning, match="last bits"):
         run(tmp_path)
+
+
+def test_a_network_that_began_with_other_weights_is_told(tmp_path):
+    data = pl.data.circle(64)
+
+    def go(net, epochs=4, folder=tmp_path / "a", **options):
+        return pl.train(net, data, epochs=epochs, checkpoint=folder, checkpoint_every=1, progress=False, **options)
+
+    net = pl.models.relu(2, (4,), seed=0)
+    whole = go(net)
+    go(net, 5)  # trained in place
+    go(pl.models.relu(2, (4,), seed=0), 5)
+    with pytest.warns(errors.ResumeWarning, match="the network has other weights.*folder of its own"):
+        other = go(pl.models.relu(2, (4,), seed=1), 5)
+    assert other.history["loss"][:5] == whole.history["loss"]
+    for resume in (False, True):
+        assert go(pl.models.relu(2, (4,), seed=1), resume=resume).history != whole.history
+    both = [pl.models.relu(2, (4,), seed=s) for s in (0, 1)]
+    go(both, folder=tmp_path / "b")
+    with pytest.warns(errors.ResumeWarning, match="1 of 2 networks have"):
+        go([both[0], pl.models.relu(2, (4,), seed=2)], folder=tmp_path / "b")
+
+
+@pytest.mark.parametrize("stop", [0.3, 0.6, 0.9])
+def test_a_network_that_was_cut_off_is_still_the_same(tmp_path, stop):
+    """Kept moments put weights into it, patience the best ones: it may go on with each of them."""
+    data = pl.data.circle(64)
+    options = {"epochs": 10, "keep_at": [0, 2, 5], "watch": data.x, "lr": 0.3, "validation": (data.x, data.y),
+               "patience": 4, "checkpoint": tmp_path, "checkpoint_every": 1, "progress": False}  # fmt: skip
+    net = pl.models.relu(2, (4,), seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        pl.train(net, data, schedule=_stop_after(stop), **options)
+    first = pl.train(net, data, schedule=_stop_after(None), **options)
+    assert pl.train(net, data, schedule=_stop_after(None), **options).history == first.history

@@ -146,7 +146,8 @@ def train(
         Save there every `checkpoint_every` epochs and at the end; a run that was cut off goes on from there, on the CPU
         to the same bits. One that is finished goes on with a larger `epochs`, unless `schedule` or `beta` depend on it,
         and `keep_at` may then name some of the epochs to come. `resume=False` starts over. Another network is refused
-        by its layers, frozen weights and gates, not by the weights that it comes with.
+        by its layers, frozen weights and gates; one that only began with other weights gets those of the checkpoint,
+        and a ResumeWarning says so.
     device : optional
         Default: where the network is.
     compile : bool

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import DivergedError, OptionError, PathlensWarning, SignalWarning
+from pathlens.errors import DivergedError, OptionError, PathlensWarning, ResumeWarning, SignalWarning
 from pathlens.recording import Moment, Trajectory
 from pathlens.recording.inputs import computes_in
 from pathlens.records import Record, Snapshot
@@ -43,6 +43,10 @@ _NO_SIGNAL = 1e-7  # outputs that vary less than this, relative to the inputs, d
 def derive_seed(seed: int, purpose: str) -> int:
     """An independent seed for each purpose of one run."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:7], "big")
+
+
+def _digest(weights: Tensor) -> str:
+    return hashlib.sha256(weights.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
@@ -130,6 +134,8 @@ class Run:
         if teacher is not None and sampler is None and not augmented:
             self._taught = torch.cat([teacher.targets(part, 1) for part in data.x.split(_IMAGES_AT_ONCE)])
         self._restored_optimiser: dict[str, Tensor] | None = None
+        # weights that the networks have had from outside: at the start, and at moments, whose records are taken of them
+        self._worn = [{_digest(row)} for row in self.stack.flat]
         self._on_disk: set[tuple[int, int]] = set()  # (member, moment) pairs that this run's checkpoint already has
 
     def good_threads(self) -> int:
@@ -360,6 +366,7 @@ class Run:
             reasons = self.watch.reasons(i, self.epoch, float(losses[i]))
             if reasons:
                 self.stack.write(i, net)
+                self._worn[i].add(_digest(self.stack.flat[i]))
                 t.append(
                     net,
                     self.watch.x,
@@ -521,6 +528,7 @@ class Run:
             "histories": [t.history for t in self.trajectories],
             "moments": moments,
             "reached": [sorted(r) for r in self.watch.reached],
+            "worn": [sorted(w) for w in self._worn],
         }
         save_checkpoint(folder, self.epoch, tensors, meta)
 
@@ -530,6 +538,7 @@ class Run:
         if found is None:
             return
         tensors, meta = found
+        self._check_start(folder, tensors, meta)
         with torch.no_grad():
             self.stack.flat.copy_(tensors["flat"])
             for k, v in self.stack.fixed.items():
@@ -554,6 +563,25 @@ class Run:
                 record = Record.load(self._moment_path(folder, i, j, "record")) if has_record else None
                 t.moments.append(Moment(step, epoch, reason, loss, snapshot, record))
                 self._on_disk.add((i, j))
+
+    def _check_start(self, folder: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Warn of networks whose weights this training never gave them, so that they began as others."""
+        if "worn" not in meta:  # checkpoints of earlier versions do not tell
+            return
+        worn = [set(w) for w in meta["worn"]]
+        for name in ("flat", "kept/0"):  # what networks have after a training, with patience the best
+            for known, row in zip(worn, tensors.get(name, ())):
+                known.add(_digest(row))
+        strange = [i for i, (known, own) in enumerate(zip(worn, self._worn)) if not own <= known]
+        self._worn = worn
+        if strange:
+            which = "the network has" if self.stack.k == 1 else f"{len(strange)} of {self.stack.k} networks have"
+            warnings.warn(
+                f"train: {folder}: {which} other weights than the training that goes on here began with; they are "
+                "replaced by its. Give every initialisation a folder of its own, or resume=False to start over.",
+                ResumeWarning,
+                stacklevel=4,
+            )
 
     def _load_optimiser(self, tensors: dict[str, Tensor]) -> None:
         for i, leaf in enumerate(self.leaves):
