@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pathlens as pl
-from pathlens.errors import BudgetError, OptionError, RegionError, RowIndexError, ShapeError
+from pathlens.errors import BudgetError, OptionError, RecordError, RegionError, RowIndexError, ShapeError
 from pathlens.models import GatedNetwork
 from pathlens.regions import Plane, Slice2D, segment1d, slice2d, tracking
 from pathlens.regions.cells import Polygons
@@ -253,16 +253,30 @@ def test_soft_networks_say_so() -> None:
     assert "soft" not in repr(slice2d(pl.models.relu(2, (3,), seed=0)))
 
 
+class Shortcut(nn.Module):
+    """Its layers have the names and shapes of `models.relu`, and more between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear1, self.linear2, self.output = nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.linear1(x))
+        return self.output(torch.relu(self.linear2(h) + h))
+
+
 def test_snapshots() -> None:
     for net in (
         pl.models.dlgn(2, (3, 3), 2, bias=True, seed=0, piecewise_constant=True),
         pl.models.dlgn_shallow(2, (3, 3), seed=0),
         pl.models.relu(2, (3, 3), seed=0).double(),
+        pl.models.galu(2, (3, 3), seed=0),
     ):
         a, b = slice2d(net), slice2d(pl.snapshot(net))
         assert np.array_equal(a.maps, b.maps) and np.array_equal(a.corners, b.corners)
-    with pytest.raises(RegionError, match="does not tell how its network is built"):
-        slice2d(pl.snapshot(pl.models.galu(2, (3,))))
+    twin = pl.gated_twin(Shortcut(), "relu", example=torch.randn(2, 2))
+    with pytest.raises(RecordError, match="not how to build it"):  # its shapes alone would tell a network without
+        slice2d(pl.snapshot(twin))
 
 
 def test_training_state_of_the_network_is_untouched() -> None:

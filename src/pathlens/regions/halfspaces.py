@@ -345,7 +345,7 @@ def halfspaces(net: Any, input_shape: Sequence[int] | None = None, *, max_bytes:
     Parameters
     ----------
     net : GatedNetwork or Snapshot
-        With a linear gate source; snapshots of `models.dlgn` and `models.dlgn_shallow` are understood.
+        With a linear gate source; a snapshot of a named constructor's.
     input_shape : sequence of int, optional
         Of one input, where the network begins with a convolution.
     max_bytes : int, optional

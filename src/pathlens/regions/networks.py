@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from pathlens import models
 from pathlens.errors import RegionError, ShapeError
 from pathlens.models import GatedNetwork, Hard, Open, gated_twin
 from pathlens.models.sources import FunctionSource, GraphSource, QuadraticSource, TableSource
 from pathlens.models.tracing import apply_site, describe, max_pools
+from pathlens.recording import rebuild
 from pathlens.recording.inputs import first_layer
 from pathlens.recording.taking import check_net, unwrapped
 from pathlens.records import Snapshot
@@ -113,7 +113,7 @@ def hard_network(
         Every gate must be a half-space of the input space.
     """
     if isinstance(net, Snapshot):
-        net = from_snapshot(net, where)
+        net = rebuild(net)
     if not isinstance(net, nn.Module):
         raise RegionError(f"{where}: expected a network or a Snapshot, got {type(net).__name__}. Give the network.")
     net = unwrapped(net)
@@ -223,27 +223,3 @@ def _chain_kind(module: fx.GraphModule, node: fx.Node) -> str | None:
         layer = module.get_submodule(str(node.target))
         return "linear" if isinstance(layer, nn.Linear) else "pass" if isinstance(layer, _PASS) else None
     return "linear" if node.target is F.linear else "pass" if node.target in (torch.flatten, "flatten") else None
-
-
-def from_snapshot(snap: Snapshot, where: str) -> GatedNetwork:
-    """The fully connected network that a snapshot was taken of: `models.relu`, `dlgn` or `dlgn_shallow`."""
-    kind = snap.description.get("kind")
-    layers = {name: w for name, w in snap.state.items() if name.startswith("values.") and name.endswith("weight")}
-    makers: dict[Any, Any] = {"relu": models.relu, "dlgn": models.dlgn, "dlgn_shallow": models.dlgn_shallow}
-    flat = all(w.ndim == 2 for w in layers.values())
-    if kind not in makers or not flat or "values.output.weight" not in layers:
-        raise RegionError(
-            f"{where}: a snapshot of kind {kind!r} does not tell how its network is built. Load its state into the "
-            "network and give that; snapshots of pl.models.dlgn, dlgn_shallow and relu are understood."
-        )
-    sizes = [w.shape[0] for w in layers.values()]
-    options = {"bias": "values.output.bias" in snap.state}
-    if kind != "relu":
-        options["piecewise_constant"] = snap.description.get("value_input") == "ones"
-    net = makers[kind](next(iter(layers.values())).shape[1], sizes[:-1], sizes[-1], **options)
-    own = net.state_dict()
-    state = {k: v for k, v in snap.state.items() if not k.startswith("gate.")}
-    if {k for k in own if not k.startswith("gate.")} != set(state):
-        raise RegionError(f"{where}: the snapshot's tensors are not those of a {kind}. Give the network itself.")
-    net.to(next(iter(state.values())).dtype).load_state_dict(state, strict=False)
-    return net
