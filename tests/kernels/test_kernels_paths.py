@@ -19,6 +19,7 @@ from pathlens.errors import BudgetError, OptionError, PathlensError, RecordError
 from pathlens.kernels import npk, overlap
 from pathlens.kernels.wiring import Wiring
 from pathlens.models import GatedNetwork
+from pathlens.paths import count
 from pathlens.recording import record
 from pathlens.testing.jacobians import count_shared_paths, path_features
 from pathlens.testing.tolerance import assert_kernel_close
@@ -65,6 +66,28 @@ def test_dense_networks(kind: str, bias: bool) -> None:
     net = open_twin(models.mlp(3, (3, 2), 1, bias=bias).double(), kind, X)
     check_paths(net, X)
     check_paths(net, X, soft=True)
+
+
+@pytest.mark.parametrize("kind", ["relu", "galu", "soft_galu", "dlgn", "dlgn_pwc"])
+@pytest.mark.parametrize("place", ["before a gate", "behind a gate", "of the input"])
+def test_dense_networks_with_batch_norm(kind: str, place: str) -> None:
+    """Its statistics move what layers read, and no path: the kernels are those of dense layers and gates in turn."""
+    X = torch.randn(6, 3).double()
+    first, second = [nn.Linear(3, 3), nn.ReLU()], [nn.Linear(3, 2, bias=False), nn.ReLU(), nn.Linear(2, 1)]
+    where = {"before a gate": 1, "behind a gate": 2, "of the input": 0}[place]
+    first.insert(where, nn.BatchNorm1d(3))
+    template = settle(nn.Sequential(*first, *second))
+    nets = (settle(models.gated_twin(template, kind, X[:2], seed=seed)) for seed in range(50))
+    net = next(net for net in nets if all(g.any(1).all() for g in net.gates(X, hard=True).values()))
+    check_paths(net, X)
+    if kind == "relu" and place != "of the input":
+        gates = [g @ g.T for g in net.gates(X).values()]
+        assert torch.equal(overlap(net, X).dense(), gates[0] * gates[1])
+        assert overlap(net, X, max_bytes=4096).exact_counts().tolist() == (gates[0] * gates[1]).long().tolist()
+        assert torch.allclose(npk(net, X).dense(), (X @ X.T) * gates[0] * gates[1], rtol=1e-12)
+        assert list(count(net, X)) == (gates[0] * gates[1]).diagonal().long().tolist()
+        with pytest.raises(RecordError, match=r"Call overlap\(net, X\)"):  # which is what was done above
+            overlap(record(net, X))
 
 
 def test_one_hidden_layer_and_inputs_counted() -> None:

@@ -258,12 +258,25 @@ class _Inplace(nn.Module):
         return self.a(x * self.scale)
 
 
+class _Scaled(nn.Module):
+    """A residual branch that begins at nothing, and a temperature: parameters that are one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2)
+        self.branch, self.temperature = nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(x + self.branch * torch.relu(self.a(x))) / self.temperature
+
+
 MODULES: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
     "attention": (_Attention, (5, 3)),
     "tied weights": (_Tied, (3,)),
     "functional": (_Functional, (3,)),
     "recurrent": (_Recurrent, (3,)),
     "data-dependent": (_Inplace, (3,)),
+    "single numbers": (_Scaled, (3,)),
 }
 
 

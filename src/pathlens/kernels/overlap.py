@@ -80,7 +80,7 @@ def overlap(
     wiring = _wiring(sides)
     if wiring is not None and not wiring.chain:
         return path_kernel(wiring, sides, "walks" if include_inputs else "paths", soft, "overlap", max_bytes)
-    made = _factors("overlap", sides, soft, False)
+    made = _factors("overlap", sides, soft, False, wiring is not None)
     terms = [[Factor(site, left, right) for site, left, right in made]]
     K = GramSum.from_factors(terms, dtype=_dtype(sides, made), name="overlap", max_bytes=max_bytes)
     return K * float(_first_layer(probe(sides.rows)).inputs) if include_inputs else K
@@ -135,7 +135,7 @@ def npk(
     wiring = _wiring(sides)
     if wiring is not None and not wiring.chain:
         return path_kernel(wiring, sides, "npk", soft, "npk", max_bytes)
-    made = _factors("npk", sides, soft, True)
+    made = _factors("npk", sides, soft, True, wiring is not None)
     terms = [[Factor(site, left, right) for site, left, right in made]]
     return GramSum.from_factors(terms, name="npk", max_bytes=max_bytes)
 
@@ -158,8 +158,12 @@ def _first_layer(rec: Record) -> Layer:
     return _value_layers(rec)[0]
 
 
-def check_chain(what: str, rec: Record) -> None:
-    """Refuse a record that cannot be of dense layers and gates in turn."""
+def check_chain(what: str, rec: Record, wired: bool = False) -> None:
+    """Refuse a record that cannot be of dense layers and gates in turn.
+
+    Where the wiring of the network is known to be one (`wired`), what came through gates need not tell it: a batch-norm
+    between layers changes that, and no path.
+    """
     layers = _value_layers(rec)
     remedy = f'Call {what}(net, X) on a gated network; of a plain module, take gated_twin(net, "relu", example=X[:2]).'
     if not rec.sites:
@@ -180,6 +184,8 @@ def check_chain(what: str, rec: Record) -> None:
             f"{what}: gate sites have widths {widths}, the layers before the last make {made}: the network is not a "
             f"chain of dense layers and gates. {remedy}"
         )
+    if wired:
+        return
     for site, layer in zip(rec.sites, layers[1:]):
         h = rec.layer_inputs[layer.name][0]
         open_only = site not in rec.soft and not rec.gate_label.startswith("soft")
@@ -202,9 +208,9 @@ def _passes_closed(h: Tensor, bits: Tensor) -> bool:
     return bool((h.ne(0) & ~bits).any())
 
 
-def _matrices(what: str, rec: Record, soft: bool, inputs: bool) -> dict[str, Tensor]:
+def _matrices(what: str, rec: Record, soft: bool, inputs: bool, wired: bool) -> dict[str, Tensor]:
     """Factor name → (n, r): hard bits (or soft values) of every site, and what the first value layer reads."""
-    check_chain(what, rec)
+    check_chain(what, rec, wired)
     found: dict[str, Tensor] = {}
     if inputs:
         found["x"] = rec.layer_inputs[_first_layer(rec).name][0]
@@ -216,8 +222,8 @@ def _matrices(what: str, rec: Record, soft: bool, inputs: bool) -> dict[str, Ten
 class _GateRows:
     """The same, recomputed from a stream when asked."""
 
-    def __init__(self, what: str, stream: RecordStream, soft: bool, inputs: bool) -> None:
-        self.n, self._stream, self._options = stream.n, stream, (soft, inputs)
+    def __init__(self, what: str, stream: RecordStream, soft: bool, inputs: bool, wired: bool) -> None:
+        self.n, self._stream, self._options = stream.n, stream, (soft, inputs, wired)
         self._what = what
 
     def rows(self, lo: int, hi: int) -> Mapping[str, Tensor]:
@@ -225,16 +231,16 @@ class _GateRows:
         return _matrices(self._what, self._stream.rows(lo, hi), *self._options)
 
 
-def _side(what: str, source: Source, soft: bool, inputs: bool) -> dict[str, Any]:
+def _side(what: str, source: Source, soft: bool, inputs: bool, wired: bool) -> dict[str, Any]:
     if isinstance(source, Record):
-        return dict(_matrices(what, source, soft, inputs))
-    stream = RowStream(_GateRows(what, source, soft, inputs))
+        return dict(_matrices(what, source, soft, inputs, wired))
+    stream = RowStream(_GateRows(what, source, soft, inputs, wired))
     return {name: stream[name] for name in stream.names}
 
 
-def _factors(what: str, sides: Sides, soft: bool, inputs: bool) -> list[tuple[str, Any, Any]]:
-    left = _side(what, sides.rows, soft, inputs)
-    right = _side(what, sides.cols, soft, inputs) if sides.cols is not None else dict.fromkeys(left)
+def _factors(what: str, sides: Sides, soft: bool, inputs: bool, wired: bool) -> list[tuple[str, Any, Any]]:
+    left = _side(what, sides.rows, soft, inputs, wired)
+    right = _side(what, sides.cols, soft, inputs, wired) if sides.cols is not None else dict.fromkeys(left)
     return [(name, left[name], right[name]) for name in left]
 
 

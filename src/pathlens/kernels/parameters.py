@@ -58,7 +58,7 @@ class ParameterGradients:
                     every = torch.func.vmap(torch.func.grad(self._output), in_dims=(None, 0, None))
                     rows = every(self._chosen, x, output)
                 self._together = True
-                return torch.cat([rows[k].flatten(1) for k in self._chosen], dim=1).detach()
+                return torch.cat([rows[k].reshape(len(x), -1) for k in self._chosen], dim=1).detach()
             except RuntimeError:  # in-place operations or control flow that vmap does not take
                 if self._together:
                     raise

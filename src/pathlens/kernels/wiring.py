@@ -348,7 +348,8 @@ class Wiring:
         kinds: list[str] = []
         reads: list[fx.Node] = []
         for s in self.steps:
-            if s.kind not in ("pass", "norm"):
+            # a batch-norm of the input is no pass: paths read the input before it, the first layer behind it
+            if s.kind != "pass" and not (s.kind == "norm" and "dense" in kinds):
                 kinds.append("dense" if s.kind == "weight" and s.detail is None else s.kind)
             reads.extend(s.reads)
         hidden = len(self._gates)

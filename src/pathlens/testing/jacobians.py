@@ -34,7 +34,7 @@ def jacobian(net: nn.Module, X: Tensor, names: Sequence[str] | None = None) -> T
     with warnings.catch_warnings():  # some operations have no fast rule for batches of cotangents
         warnings.filterwarnings("ignore", message="There is a performance drop")
         blocks = torch.func.jacrev(f)({k: everything[k] for k in chosen})
-    return torch.cat([blocks[k].flatten(2) for k in chosen], dim=2).detach()
+    return torch.cat([blocks[k].reshape(*blocks[k].shape[:2], -1) for k in chosen], dim=2).detach()
 
 
 def tangent_kernel(left: Tensor, right: Tensor | None = None, outputs: str | int = "trace") -> Tensor:
