@@ -343,8 +343,10 @@ def test_a_traced_module_is_a_template() -> None:
 
 
 def test_a_wrapper_around_a_template_is_refused() -> None:
-    with pytest.raises(ConversionError, match="DataParallel"):
-        gated_twin(nn.DataParallel(mlp(5, (6,))), "relu", example=torch.randn(2, 5))
+    """But for compiled and parallel ones, whose inner module is known to be what runs."""
+    with pytest.raises(ConversionError, match="AveragedModel"):
+        gated_twin(torch.optim.swa_utils.AveragedModel(mlp(5, (6,))), "relu", example=torch.randn(2, 5))
+    assert len(gated_twin(nn.DataParallel(mlp(5, (6,))), "relu", example=torch.randn(2, 5)).sites) == 1
 
 
 @pytest.mark.parametrize(("kind", "suggestion"), [("dlgnn", "dlgn"), ("rely", "relu"), ("galuu", "galu")])

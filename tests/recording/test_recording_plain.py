@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pathlens import gated_twin, kernels, models, record
+from pathlens import gated_twin, kernels, models, paths, record, train
 from pathlens.errors import RecordError, UngatedWarning
 from pathlens.records import Convolution, Record, unfold
 
@@ -279,10 +280,33 @@ def test_a_site_that_nobody_named() -> None:
     assert set(leaky.gates("relu@0").unique().tolist()) == {0.3, 1.0}
 
 
-def test_a_compiled_module_is_recorded_by_its_own_names() -> None:
-    net, x = Functional().double(), rows(3, 4)
-    compiled = torch.compile(net, backend="eager")
-    assert [layer.name for layer in record(compiled, x).layers] == ["a", "b", "c"]
+def compiled(net: nn.Module) -> nn.Module:
+    return torch.compile(net, backend="eager")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, lambda net: compiled(nn.DataParallel(net))])
+def test_a_compiled_or_parallel_module_is_taken_for_what_it_wraps(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)).double().eval()
+    x = rows(6, 4)
+    rec = record(wrap(net), x)
+    assert [layer.name for layer in rec.layers] == ["0", "3"] and rec.untracked == ("1.weight", "1.bias")
+    twin = gated_twin(wrap(net), "soft_relu", x[:2])
+    assert twin.site_names == ("2@0",)
+    for one in (net, twin):  # batch-norm's parameters are in no layer; soft units have two parts
+        for options in ({}, {"part": "value"}, {"layer": "values.0" if one is twin else "0"}):
+            assert torch.equal(kernels.ntk(wrap(one), x, **options).dense(), kernels.ntk(one, x, **options).dense())
+    hard = gated_twin(net, "relu", x[:2])
+    assert torch.equal(kernels.npk(wrap(hard), x).dense(), kernels.npk(hard, x).dense())
+    assert list(paths.count(wrap(hard), x)) == list(paths.count(hard, x))
+    fits = [kernels.LinearisedModel(one).fit(x, rows(6, 2), ridge=1.0) for one in (net, wrap(net))]
+    assert fits[0].residual == fits[1].residual
+    ways = []
+    for dress in (lambda n: n, wrap):
+        mine, teacher = copy.deepcopy(net), copy.deepcopy(net)
+        ways.append([train(dress(mine), (x, rows(6, 2)), epochs=2, teacher=dress(teacher), progress=False).history])
+        ways[-1].append(mine.state_dict())  # trained in place
+    assert ways[0][0] == ways[1][0] and all(torch.equal(v, ways[1][1][k]) for k, v in ways[0][1].items())
 
 
 def test_localisation_networks_of_the_papers() -> None:

@@ -23,6 +23,7 @@ from pathlens.hardening.report import (
 from pathlens.hardening.values import can_solve, has_batch_norm, least_squares, recalibrate
 from pathlens.linops.plotting import axes, whole_numbers
 from pathlens.models import GatedNetwork
+from pathlens.models.tracing import unwrapped
 from pathlens.recording import Trajectory
 from pathlens.recording.inputs import as_numbers
 from pathlens.training import LOSSES, Geometric, train
@@ -212,6 +213,7 @@ def harden(
 
 def _checked(net: nn.Module) -> GatedNetwork:
     """A copy of the network in eval mode, or the reason why there is nothing to harden."""
+    net = unwrapped(net)
     if not isinstance(net, GatedNetwork):
         raise ConversionError(
             f"harden: expected a GatedNetwork with soft gates, got {type(net).__name__}. "

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import RecordError
+from pathlens.models.tracing import unwrapped
 from pathlens.recording import GatedNetwork
 
 
 def differentiable(net: nn.Module) -> nn.Module:
     """The network whose gradients are meant: straight-through gates are hard, and hard gates have none."""
+    net = unwrapped(net)
     if isinstance(net, GatedNetwork) and net.gate.hard and hasattr(net.gate, "beta"):
         return net.with_gate("hard")
     return net

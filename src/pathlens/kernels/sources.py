@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import DTypeError, OptionError, RecordError, ShapeError
+from pathlens.models.tracing import unwrapped
 from pathlens.recording import RecordStream
 from pathlens.recording.streams import recorded
 from pathlens.records import Record
@@ -57,7 +58,7 @@ def resolve(
             raise OptionError(f"{what}: a record was given together with X. Give {what}(rec) or {what}(net, X).")
         rows = source
     elif isinstance(source, nn.Module):
-        net = source
+        net = unwrapped(source)
         if X is None:
             raise OptionError(f"{what}: a network was given without inputs. Call {what}(net, X).")
         rows = X if isinstance(X, Source) else _record(net, X, sensitivities, max_bytes)

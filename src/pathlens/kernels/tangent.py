@@ -22,6 +22,7 @@ from pathlens.linops import Factor, GramSum, KernelOperator, RowStream
 from pathlens.linops.budget import resolve_budget
 from pathlens.linops.progress import Meter
 from pathlens.models.gates import leak
+from pathlens.models.tracing import unwrapped
 from pathlens.recording import GatedNetwork, RecordStream
 from pathlens.records import Record
 
@@ -94,6 +95,7 @@ def ntk(
         raise unknown_name("part of the tangent kernel", part, _PARTS)
     if isinstance(outputs, Integral) and not isinstance(outputs, bool):
         outputs = int(outputs)  # NumPy's integers too
+    source = unwrapped(source) if isinstance(source, nn.Module) else source
     if isinstance(source, GatedNetwork) and part != "all" and source.source is None and not source.gate.hard:
         source, part = _Held(source, part), "all"
     if isinstance(source, nn.Module) and (frozen or layer is not None):

@@ -24,6 +24,8 @@ from torch import Tensor, fx, nn
 from pathlens.errors import ConversionError, NoGateError
 from pathlens.models.graphs import NetworkGraph
 
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
 # --- what is affine --------------------------------------------------------------------------------------------
 
 _AFFINE_MODULES: tuple[type[nn.Module], ...] = (
@@ -607,6 +609,12 @@ def _single_input(template: nn.Module, graph: fx.Graph) -> None:
         )
     for n in inputs[1:]:
         graph.erase_node(n)
+
+
+def unwrapped(net: nn.Module) -> nn.Module:
+    """The module behind torch.compile or data parallelism; its code is what runs, its names are what users know."""
+    inner = net.module if isinstance(net, _PARALLEL) else getattr(net, "_orig_mod", None)
+    return unwrapped(inner) if isinstance(inner, nn.Module) else net
 
 
 def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:

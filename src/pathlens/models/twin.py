@@ -35,6 +35,7 @@ from pathlens.models.tracing import (
     gate_graph,
     graph_module,
     trace,
+    unwrapped,
     value_graph,
 )
 
@@ -159,6 +160,7 @@ def gated_twin(
     (('1@0',), torch.Size([5, 3]))
     """
     name, row = find_kind(kind)
+    template = unwrapped(template)
     if isinstance(template, nn.Module) and any(isinstance(m, PatchParts) for m in template.modules()):
         raise ConversionError(
             "gated_twin: the template has a PatchParts in it, whose own rectifiers would become gates of the pixels. "

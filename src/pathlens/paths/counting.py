@@ -18,10 +18,9 @@ from torch import Tensor, fx, nn
 from pathlens.errors import RecordError
 from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
-from pathlens.models.tracing import apply_site
+from pathlens.models.tracing import apply_site, unwrapped
 from pathlens.paths.trellis import take_record, take_trellis
 from pathlens.recording import Record
-from pathlens.recording.taking import unwrapped
 
 _CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
 _POOLS = {nn.AvgPool1d: F.conv1d, nn.AvgPool2d: F.conv2d, nn.AvgPool3d: F.conv3d}  # sums instead of means

@@ -16,10 +16,10 @@ from torch import Tensor, fx, nn
 
 from pathlens.errors import OptionError, RecordError
 from pathlens.models import GatedNetwork
+from pathlens.models.tracing import unwrapped
 from pathlens.paths.explanation import Explanation, r_squared, ratio
 from pathlens.paths.trellis import Trellis, take_record, take_trellis
 from pathlens.recording import Record
-from pathlens.recording.taking import unwrapped
 
 # functions and methods between dense layers through which every path goes as it is
 _PASSING = {

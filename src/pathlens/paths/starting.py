@@ -18,11 +18,11 @@ from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
 from pathlens.linops.indexing import as_number
 from pathlens.linops.plotting import axes, plot_sum
 from pathlens.models import GatedNetwork
-from pathlens.models.tracing import max_pools
+from pathlens.models.tracing import max_pools, unwrapped
 from pathlens.paths.explanation import Explanation, r_squared, ratio
 from pathlens.recording import as_rows
 from pathlens.recording.inputs import output_width
-from pathlens.recording.taking import check_net, unwrapped
+from pathlens.recording.taking import check_net
 
 _AT_ONCE = 64  # rows whose float64 activations are held at the same time
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, RecordError
+from pathlens.models.tracing import unwrapped
 from pathlens.recording import GatedNetwork, Record, record
-from pathlens.recording.taking import unwrapped
 
 
 @dataclass(frozen=True)

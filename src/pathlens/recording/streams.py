@@ -16,8 +16,9 @@ from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
 from pathlens.models.constructors import from_recipe, recipe
+from pathlens.models.tracing import unwrapped
 from pathlens.recording.inputs import as_rows, row_numbers
-from pathlens.recording.taking import check_net, exact_gates, take, take_within, unwrapped
+from pathlens.recording.taking import check_net, exact_gates, take, take_within
 from pathlens.records import Record, Snapshot
 
 #: bytes that a batch needs while it is computed, per byte of its record: activations, their gradients, copies;

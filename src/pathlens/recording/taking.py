@@ -41,12 +41,6 @@ def check_net(net: nn.Module) -> None:
             )
 
 
-def unwrapped(net: nn.Module) -> nn.Module:
-    """The module behind torch.compile; its code is what the tape hears, its names are what users know."""
-    inner = getattr(net, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else net
-
-
 def exact_gates(net: nn.Module) -> nn.Module:
     """Straight-through gates compute hard gates; their made-up gradient must not enter a record."""
     if isinstance(net, GatedNetwork) and isinstance(net.gate, StraightThrough):

@@ -20,10 +20,10 @@ from torch import fx, nn
 from pathlens.errors import RegionError, ShapeError
 from pathlens.models import GatedNetwork, Hard, Open, gated_twin
 from pathlens.models.sources import FunctionSource, GraphSource, QuadraticSource, TableSource
-from pathlens.models.tracing import apply_site, describe, max_pools
+from pathlens.models.tracing import apply_site, describe, max_pools, unwrapped
 from pathlens.recording import rebuild
 from pathlens.recording.inputs import first_layer
-from pathlens.recording.taking import check_net, unwrapped
+from pathlens.recording.taking import check_net
 from pathlens.records import Snapshot
 
 _PASS = (nn.Flatten, nn.Identity, nn.BatchNorm1d, nn.modules.dropout._DropoutNd)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, OptionError, unknown_name
 from pathlens.models.sources import TableSource
+from pathlens.models.tracing import unwrapped
 from pathlens.recording import Trajectory, as_rows
 from pathlens.recording.inputs import output_width
 from pathlens.training.checkpoints import forget_checkpoints
@@ -381,7 +382,7 @@ def _members(
 ) -> tuple[list[nn.Module], list[dict[str, Any]]]:
     base = {"lr": float(lr), "weight_decay": float(weight_decay), "momentum": float(momentum)}
     seed = int(seed)
-    nets = list(net) if isinstance(net, Sequence) else [net]
+    nets = [unwrapped(one) for one in (net if isinstance(net, Sequence) else [net])]
     for one in nets:
         if not isinstance(one, nn.Module):
             raise OptionError(f"train: expected a network or a list of them first, got {type(one).__name__}.")
@@ -401,7 +402,7 @@ def _members(
             )
         return nets, [base | {"seed": seed + i} for i in range(len(nets))]
     if seeds is None and settings is None:
-        return [net], [base | {"seed": seed}]
+        return nets, [base | {"seed": seed}]
     for setting in settings or ():
         unknown = [k for k in setting if k not in _SETTINGS]
         if unknown:
@@ -409,7 +410,7 @@ def _members(
     members, chosen = [], []
     for setting in settings if settings is not None else ({},):
         for s in seeds if seeds is not None else (seed,):
-            clone = copy.deepcopy(net)
+            clone = copy.deepcopy(nets[0])
             initialise(clone, int(s))
             if "beta" in setting:
                 soft = [part.gate for _, part in gated_parts(clone) if hasattr(part.gate, "beta")]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, ShapeError
+from pathlens.models.tracing import unwrapped
 from pathlens.recording.inputs import accepting, computes_in
 from pathlens.training.stack import Loss
 
@@ -43,7 +44,7 @@ class Teacher:
                 f"{temperature:g}. Use loss='cross_entropy'."
             )
         self.dtype = computes_in(net, x)
-        self.net: nn.Module = copy.deepcopy(net).to(x.device, self.dtype).eval().requires_grad_(False)
+        self.net: nn.Module = copy.deepcopy(unwrapped(net)).to(x.device, self.dtype).eval().requires_grad_(False)
         self.probabilities = loss == "cross_entropy"
         self.temperature = float(temperature)
         self.autocast = autocast
