@@ -89,6 +89,14 @@ def test_a_beta_that_is_not_positive_is_refused(cls: type[nn.Module], beta: obje
         cls(beta)
 
 
+@pytest.mark.parametrize("epsilons", [(0.1, 0.0), (0.0, 0.1)])
+def test_a_loaded_epsilon_counts(epsilons: tuple[float, float]) -> None:
+    saved, other = (Soft(epsilon=epsilon) for epsilon in epsilons)
+    other.load_state_dict(saved.state_dict())
+    q = torch.linspace(-1, 1, 5)
+    assert torch.equal(other(q), saved(q)) and other.label == saved.label
+
+
 @pytest.mark.parametrize("epsilon", [-0.1, math.nan, math.inf])
 def test_a_negative_epsilon_is_refused(epsilon: float) -> None:
     with pytest.raises(OptionError, match="epsilon must be at least 0"):

@@ -94,6 +94,10 @@ class Soft(_WithBeta):
         g = torch.sigmoid(self.beta * q)
         return (1 + self.epsilon) * g if self._scaled else g
 
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        self._scaled = bool((self.epsilon > 0).any())
+
     @property
     def label(self) -> str:
         beta = self.beta.flatten()[0].item()
