@@ -158,6 +158,7 @@ def run(
     console = _console()
     chosen = select(names)
     plan = Plan(scale.value, _folder(out), seeds, _device(device), _changes(changes or []), again)
+    plan.check(chosen)
     if scale is Scale.paper:
         _print_estimates(chosen, plan, console)
     ended = 0

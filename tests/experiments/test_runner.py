@@ -221,11 +221,26 @@ def test_two_runs_do_not_compute_the_same_at_once(tmp_path: Path) -> None:
     assert other.once("training", lambda: True)  # free again
 
 
-@pytest.mark.parametrize("epochs", ["abc", [3], True])
+@pytest.mark.parametrize("epochs", ["abc", [3], True, None, {"relu": "abc"}, {"rleu": 3}, {"relu": {"relu": 3}}])
 def test_a_size_of_another_kind_is_refused(tmp_path: Path, epochs: Any) -> None:
     with pytest.raises(OptionError, match=r"The size 'epochs' cannot be .* here it is"):
         Plan("quick", tmp_path, changes={"epochs": epochs}).check([find("hs.fig2")])
     Plan("quick", tmp_path, changes={"epochs": 3}).check([find("hs.fig2")])
+
+
+def test_a_size_for_some_of_the_networks_leaves_the_others(tmp_path: Path) -> None:
+    for changes, epochs in (({"relu": 3}, {"relu": 3, "dlgn_pwc": 1000, "frozen": 8000}),
+                            (3, {"relu": 3, "dlgn_pwc": 3, "frozen": 3})):
+        plan = Plan("paper", tmp_path, changes={"epochs": changes})
+        plan.check([find("hs.fig2")])
+        assert plan.run(find("hs.fig2")).sizes("hs.fig2")["epochs"] == epochs
+        assert find("hs.fig2").estimate(plan.run(find("hs.fig2")))[1] < 12
+
+
+def test_a_wrong_size_is_told_before_its_cost_is_estimated(tmp_path: Path) -> None:
+    words = ["run", "hs.tab1", "--scale", "paper", "--set", "widths=abc", "--device", "cpu", "--out", str(tmp_path)]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 1 and "The size 'widths' cannot be 'abc'" in result.output
 
 
 def test_every_size_can_be_set_to_itself_and_to_that_of_the_other_scale(tmp_path: Path) -> None:

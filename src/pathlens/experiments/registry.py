@@ -62,7 +62,8 @@ class Run:
         ``progress(what, done, total)``.
     changes : mapping
         Sizes to use in place of those in :mod:`pathlens.experiments.sizes`: ``{"epochs": 30}``. At paper scale the
-        artifact is then marked REDUCED. Where an experiment has a size for each of its networks, one value is for all.
+        artifact is then marked REDUCED. Where an experiment has a size for each of its networks, one value is for all,
+        and a mapping for those that it names.
     again : bool
         Trainings start over where checkpoints of an earlier run are there.
 
@@ -103,13 +104,7 @@ class Run:
     def sizes(self, name: str) -> dict[str, Any]:
         """The sizes of an experiment at this run's scale, with this run's changes and its number of seeds."""
         sizes = SIZES[name][self.scale]
-        changed = {
-            key: dict.fromkeys(sizes[key], value)
-            if isinstance(sizes[key], dict) and not isinstance(value, Mapping)
-            else value
-            for key, value in self.changes.items()
-            if key in sizes
-        }
+        changed = {key: _changed(sizes[key], value) for key, value in self.changes.items() if key in sizes}
         return {**sizes, **changed, **({"seeds": len(self.seeds)} if "seeds" in sizes else {})}
 
     def of(self, seeds: Iterable[int]) -> Run:
@@ -171,6 +166,13 @@ class Run:
         with open(folder / _digest(self.scale + name), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # given up when the process ends, however it ends
             yield
+
+
+def _changed(size: Any, value: Any) -> Any:
+    """What stands in place of a size: where there is one for each network, those that are given, or one for all."""
+    if not isinstance(size, dict):
+        return value
+    return {**size, **value} if isinstance(value, Mapping) else dict.fromkeys(size, value)
 
 
 def _digest(text: str) -> str:

@@ -81,17 +81,21 @@ class Plan:
                 raise OptionError(f"No experiment of this run has a size {key!r} to change. "
                                   f"There are: {', '.join(sorted(known)) or 'none'}.")
             there = [sizes[key] for sizes in tables if key in sizes]
-            if not any(_fits(self.changes[key], size) for size in there):
-                raise OptionError(f"The size {key!r} cannot be {self.changes[key]!r}: here it is {there[0]!r}. "
+            either = [sizes[key] for entry in chosen for sizes in SIZES.get(entry.name, {}).values() if key in sizes]
+            value = self.changes[key]
+            # None is for all rows: where neither scale has it, nothing can be made of it
+            if None not in either if value is None else not any(_fits(value, size) for size in there):
+                raise OptionError(f"The size {key!r} cannot be {value!r}: here it is {there[0]!r}. "
                                   "Give a value of that kind; lists are written as in --set 'depths=[2, 4]'.")
 
 
 def _fits(value: Any, size: Any) -> bool:
     """Whether a value can stand where this size stands; nobody knows of a size that is None."""
     if isinstance(size, Mapping):
-        return isinstance(value, Mapping) or all(_fits(value, one) for one in size.values())
+        given = value if isinstance(value, Mapping) else dict.fromkeys(size, value)
+        return all(key in size and _fits(one, size[key]) for key, one in given.items())
     if isinstance(size, (int, float)):
-        return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
     return not isinstance(size, (list, str)) or isinstance(value, type(size))
 
 
