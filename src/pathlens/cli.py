@@ -186,7 +186,8 @@ def run(
             console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
     if failed:
         console.print(f"{len(failed)} of {len(chosen)} failed: {', '.join(outcome.name for outcome in failed)}. "
-                      "The same command goes on with them.", style="red", soft_wrap=True, highlight=False)
+                      "The same command goes on with them; --again starts all of them over.", style="red", soft_wrap=True,
+                      highlight=False)
         raise typer.Exit(1)
 
 
@@ -221,7 +222,8 @@ def _print_estimates(chosen: list[Experiment], plan: Plan, console: Console) -> 
         counted = f"about {_scientific(flops)} floating-point operations, " if flops is not None else ""
         console.print(f"{entry.name}: {counted}about {duration(60 * minutes)}", soft_wrap=True, highlight=False)
     if len(left) > 1:
-        console.print(f"All {len(left)}: about {duration(60 * total)}", soft_wrap=True, highlight=False)
+        console.print(f"All {len(left)}: about {duration(60 * total)}, less where they share trainings",
+                      soft_wrap=True, highlight=False)
 
 
 def _scientific(value: float) -> str:
@@ -382,11 +384,18 @@ def _device(text: str) -> str:
 
 
 def _folder(path: Path) -> Path:
-    """The folder, made before anything is trained for it."""
+    """The folder, made and tried before anything is trained for it."""
+    import tempfile
+
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OptionError(f"--out {path} cannot be made: {error.strerror or error}. Choose another.") from error
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise OptionError(f"--out {path} cannot be written to: {error.strerror or error}. Choose another.") from error
     return path
 
 

@@ -108,6 +108,15 @@ def test_an_error_that_nobody_expected_leaves_its_traceback_in_a_file(tmp_path: 
     assert "Traceback" in (tmp_path / "runs" / "errors" / "fake.bug.quick.txt").read_text()
 
 
+def test_an_error_whose_traceback_cannot_be_written_stops_no_other(tmp_path: Path) -> None:
+    registry.register(Experiment("fake.bug", "none", "Bug", "fails", (CLAIM,), lambda run: 1 / 0))  # type: ignore[arg-type, return-value]
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "errors").write_text("a file where the folder should be, as a full disk has none")
+    output = invoke("run", "fake.bug", "fake.one", "--device", "cpu", code=1)
+    assert "fake.bug failed: ZeroDivisionError" in output and "could not be written to runs/errors" in output
+    assert "2/2 fake.one reproduced" in output and "--again starts all of them over" in output
+
+
 def test_what_is_finished_is_kept_unless_it_would_differ(tmp_path: Path) -> None:
     words = ("run", "fake.one", "--device", "cpu")
     invoke(*words)
@@ -177,6 +186,17 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(tmp_path: Pat
     for command in (["run", "fake.one"], ["demo"]):
         output = invoke(*command, "--device", "cpu", "--out", "file/o", code=1)
         assert "--out file/o cannot be made: " in output and "Choose another." in output
+    assert not TRAININGS
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    for command in (["run", "fake.one"], ["demo"]):
+        output = invoke(*command, "--device", "cpu", "--out", "o", code=1)
+        assert "--out o cannot be written to: Permission denied. Choose another." in output
     assert not TRAININGS
 
 

@@ -64,6 +64,16 @@ def test_files_run_in_one_process_and_in_several(jobs: str) -> None:
     assert made.claims[0].measured == (3.0, 3.0, 3.0) and Path("runs/index.html").exists()
 
 
+def test_an_interrupt_is_for_the_process_that_started_the_others() -> None:
+    """Ctrl-C reaches all of them: the first one ends the others, which must not print where they were."""
+    for file in ("one", "two"):
+        text = Path(f"{file}.py").read_text()
+        interrupt = "    os.kill(os.getpid(), signal.SIGINT)\n    values ="
+        Path(f"{file}.py").write_text("import os, signal\n" + text.replace("    values =", interrupt))
+    out = invoke("run", "one.py", "two.py", "--jobs", "2", "--device", "cpu")
+    assert "own.one reproduced" in out and "own.two reproduced" in out
+
+
 def test_what_is_finished_is_kept_until_the_file_changes() -> None:
     assert "kept from" not in invoke("run", "one.py", "--device", "cpu")
     assert "own.one reproduced, kept from" in invoke("run", "one.py", "--device", "cpu")

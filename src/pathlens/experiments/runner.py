@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,9 +197,13 @@ def _attempt(entry: Experiment, run: Run, plan: Plan) -> Outcome:
         if isinstance(error, PathlensError):
             return Outcome(entry.name, error=str(error))
         path = plan.out / "errors" / f"{entry.name}.{plan.scale}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(traceback.format_exc(), encoding="utf-8")
-        return Outcome(entry.name, error=f"{type(error).__name__}: {error} (traceback in {path})")
+        where = f"traceback in {path}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(traceback.format_exc(), encoding="utf-8")
+        except OSError:  # a full disk, most likely: the error itself says so
+            where = f"its traceback could not be written to {path}"
+        return Outcome(entry.name, error=f"{type(error).__name__}: {error} ({where})")
     return Outcome(entry.name, artifact)
 
 
@@ -258,6 +263,7 @@ def _at_once(
 
 def _work(names: list[str], files: set[str], plan: Plan, connection: Connection) -> None:
     """What a process does: run one group, and send what happens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for file in files:
         load_file(file)
