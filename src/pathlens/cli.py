@@ -186,8 +186,8 @@ def run(
             console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
     if failed:
         console.print(f"{len(failed)} of {len(chosen)} failed: {', '.join(outcome.name for outcome in failed)}. "
-                      "The same command goes on with them; --again starts all of them over.", style="red", soft_wrap=True,
-                      highlight=False)
+                      "The same command goes on with them; --again starts all of them over.", style="red",
+                      soft_wrap=True, highlight=False)
         raise typer.Exit(1)
 
 
@@ -427,6 +427,9 @@ def list_experiments(
     from pathlens.experiments.registry import Run, select
     from pathlens.report.words import duration
 
+    for folder in folders or ():
+        if not folder.is_dir():
+            raise OptionError(f"--in {folder}: no such folder. Give one that `pathlens run` was given as --out.")
     status = _results(folders or [Path("runs"), Path("demo"), Path("results")])
     table = Table("name", "what", "data", "quick", "paper", "operations", "status", box=None, header_style="bold",
                   padding=(0, 2, 0, 0))

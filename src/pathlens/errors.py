@@ -139,7 +139,7 @@ class DataCorruptError(FileFormatError):
 
 
 class StoreError(PathlensError, OSError):
-    """A kernel on disk cannot be written: disk full, read-only, in use, or another kernel's. Finished blocks stay."""
+    """A kernel or data set cannot be written: disk full, read-only, in use, or another kernel's. What is done stays."""
 
 
 class StoreWarning(PathlensWarning):

@@ -174,10 +174,10 @@ def test_wrong_usage_is_exit_code_two(words: tuple[str, ...]) -> None:
     invoke(*words, code=2)
 
 
-@pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta"])
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta", "vulkan"])
 def test_a_device_that_cannot_be_used(device: str) -> None:
     output = invoke("run", "fake.one", "--device", device, code=1)
-    assert f"--device '{device}'" in output and "Use cpu" in output
+    assert f"--device '{device}'" in output and "Use cpu" in output and len(output) < 500
     assert not TRAININGS
 
 
@@ -217,6 +217,7 @@ def test_list_shows_needs_and_status(tmp_path: Path) -> None:
     assert "what fake.one [does]" in lines["fake.one"] and "1 min" in lines["fake.one"] and "3e15" in lines["fake.one"]
     assert "unreadable" in lines["fake.two"]
     assert "not run" in lines["fake.broken"]
+    assert "--in nowhere: no such folder" in invoke("list", "--in", "o", "--in", "nowhere", code=1)
 
 
 def test_demo_says_where_the_page_is_and_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tiny_sets import planar, tar_gz
 
 from pathlens.data import checksums, cifar10, cifar100, fashion_mnist, mnist, store
-from pathlens.errors import DataCorruptError, DataMissingError, PathlensWarning, UnknownNameError
+from pathlens.errors import DataCorruptError, DataMissingError, PathlensWarning, StoreError, UnknownNameError
 
 
 def flip_byte(path, at=-20):
@@ -287,6 +287,14 @@ def test_import_round_trip_cifar10(tmp_path, empty_cache, tiny_cifar10, form, ar
     assert_loads(tiny_cifar10)
     assert store.check("cifar10").state == "ok"
     assert not list(empty_cache.rglob("*.part"))
+
+
+def test_import_into_a_folder_that_cannot_be_written(tmp_path, empty_cache, tiny_mnist):
+    tiny_mnist.write(tmp_path / "downloads", "idx")
+    empty_cache.mkdir(parents=True, exist_ok=True)
+    (empty_cache / "data").write_text("a file where the folder should be")
+    with pytest.raises(StoreError, match=r"data cannot be written: .* Set XDG_CACHE_HOME"):
+        store.import_from(tmp_path / "downloads")
 
 
 @pytest.mark.parametrize(("form", "archive"), CIFAR100_FORMS)

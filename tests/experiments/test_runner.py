@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from pathlens import cli
 from pathlens.artifacts import Artifact, load
-from pathlens.errors import OptionError
-from pathlens.experiments import registry, runner
+from pathlens.errors import CheckpointError, OptionError
+from pathlens.experiments import image_runs, registry, runner
 from pathlens.experiments.registry import Run, find
 from pathlens.experiments.runner import Plan, run_all
 from pathlens.experiments.sizes import SIZES
@@ -219,6 +219,19 @@ def test_two_runs_do_not_compute_the_same_at_once(tmp_path: Path) -> None:
 
     assert run.once("training", compute)
     assert other.once("training", lambda: True)  # free again
+
+
+@pytest.mark.parametrize("text", ['{"0": {"accu', "[1, 2]", ""])
+def test_finished_results_that_cannot_be_read_are_told_and_left(tmp_path: Path, text: str) -> None:
+    run, seeds, file = Run("quick", (0, 1)), tmp_path / "seeds-0.json", tmp_path / "found.json"
+    assert image_runs.remembered(file, lambda: {"accuracy": 0.5}) == {"accuracy": 0.5}
+    for path in (seeds, file):
+        path.write_text(text)
+    with pytest.raises(CheckpointError, match=r"found\.json: finished results.* delete it to compute them again"):
+        image_runs.remembered(file, lambda: {"accuracy": 0.6})
+    with pytest.raises(CheckpointError, match=r"seeds-0\.json: finished results"):
+        image_runs.each_seed(run, tmp_path, lambda part: {"accuracy": np.zeros(len(part.seeds))})
+    assert seeds.read_text() == file.read_text() == text
 
 
 @pytest.mark.parametrize("epochs", ["abc", [3], True, None, {"relu": "abc"}, {"rleu": 3}, {"relu": {"relu": 3}}])

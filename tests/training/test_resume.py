@@ -220,6 +220,19 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, damage):
     assert len(run(tmp_path)[0].history["loss"]) == 9
 
 
+def test_the_only_checkpoint_is_named_where_it_has_to_go(tmp_path):
+    run(tmp_path)
+    oldest, newest = (f"checkpoint-{epoch:08d}" for epoch in saved_epochs(tmp_path))
+    for path in tmp_path.glob(f"{oldest}.*"):
+        path.unlink()
+    (tmp_path / f"{newest}.safetensors").unlink()
+    with pytest.raises(errors.CheckpointError, match=rf"To start again, delete {newest}\.\*"):
+        run(tmp_path)
+    for path in tmp_path.glob(f"{newest}.*"):
+        path.unlink()
+    assert len(run(tmp_path)[0].history["loss"]) == 9
+
+
 def test_another_thread_count_warns(tmp_path, monkeypatch):
     run(tmp_path)
     monkeypatch.setattr(checkpoints, "environment", lambda: {"torch": torch.__version__, "threads": 99})

@@ -26,7 +26,14 @@ import numpy as np
 from pathlens.data import checksums, formats
 from pathlens.data.checksums import Digest, Form, SetFacts
 from pathlens.data.formats import Bytes
-from pathlens.errors import DataCorruptError, DataMissingError, FileFormatError, PathlensWarning, unknown_name
+from pathlens.errors import (
+    DataCorruptError,
+    DataMissingError,
+    FileFormatError,
+    PathlensWarning,
+    StoreError,
+    unknown_name,
+)
 
 Split = Literal["train", "test"]
 State = Literal["ok", "absent", "corrupt", "unverified"]
@@ -192,6 +199,8 @@ def import_from(path: str | os.PathLike[str], names: Sequence[str] | None = None
         Nothing is recognised, or a set named in `names` is not there.
     DataCorruptError
         A recognised file fails its check; nothing is copied.
+    StoreError
+        The user's data folder cannot be written.
     """
     origin = Path(path).expanduser()
     if not origin.exists():
@@ -211,7 +220,11 @@ def import_from(path: str | os.PathLike[str], names: Sequence[str] | None = None
     verified = {}
     for source in sources:
         verified[source.facts.name] = all(_read(source, split).verified for split in BOTH)
-    return [_copy(source, verified[source.facts.name]) for source in sources]
+    try:
+        return [_copy(source, verified[source.facts.name]) for source in sources]
+    except OSError as error:
+        raise StoreError(f"data import: {cache_folder() / 'data'} cannot be written: {error.strerror or error}. Set "
+                         "XDG_CACHE_HOME to another folder.") from error  # fmt: skip
 
 
 # --- loading ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pathlens.errors import CheckpointError
 from pathlens.experiments.registry import Run
 from pathlens.files import write_atomically
 
@@ -110,7 +111,18 @@ def remembered(file: Path | None, compute: Callable[[], dict[str, Any]]) -> dict
         result = compute()
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(result).encode())
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return _numbers_in(file)
+
+
+def _numbers_in(file: Path) -> dict[str, Any]:
+    """What was written to a file of results, if it is whole."""
+    try:
+        found: Any = json.loads(file.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file}: finished results, which cannot be read; the file was left untouched. Restore "
+                              "it from a copy, or delete it to compute them again.")  # fmt: skip
     return found
 
 
@@ -139,7 +151,7 @@ def read_seeds(folder: Path | None) -> dict[int, dict[str, Any]]:
     """What `each_seed` put into a folder, by seed."""
     found: dict[int, dict[str, Any]] = {}
     for path in [] if folder is None else sorted(folder.glob("seeds-*.json")):
-        found |= {int(seed): told for seed, told in json.loads(path.read_text(encoding="utf-8")).items()}
+        found |= {int(seed): told for seed, told in _numbers_in(path).items()}
     return found
 
 

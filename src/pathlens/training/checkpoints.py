@@ -66,12 +66,8 @@ def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Ten
     try:
         tensors, meta = load_tensors(_stem(folder, epochs[-1]), "checkpoint", CheckpointError)
     except CheckpointError as e:
-        remedy = (
-            f"To go on from epoch {epochs[-2]} instead, delete {_stem(folder, epochs[-1]).name}.*"
-            if len(epochs) > 1
-            else "Delete it to start again"
-        )
-        raise CheckpointError(f"{e} {remedy}.") from e
+        instead = f"go on from epoch {epochs[-2]} instead" if len(epochs) > 1 else "start again"
+        raise CheckpointError(f"{e} To {instead}, delete {_stem(folder, epochs[-1]).name}.*") from e
     saved = meta["config"]
     scheduled = config["schedule"] != "constant" or config["beta"] is not None
     longer = not scheduled and saved["epochs"] <= config["epochs"]

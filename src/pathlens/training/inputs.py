@@ -95,7 +95,7 @@ def as_device(device: Any, where: str) -> torch.device:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise OptionError(f"{where} {str(device)!r} cannot be used: {reason}. Use {usable}.") from error
     if found.type == "meta":
         raise OptionError(f"{where} 'meta' holds no numbers. Use {usable}.")
