@@ -95,6 +95,19 @@ def test_gates_verdicts_and_numbers_are_shown(text: str) -> None:
         assert words in said, words
 
 
+def test_what_is_said_of_gates_follows_them(tmp_path: Path) -> None:
+    gates = {"a": "hard, straight-through β=4 while training", "b": "hard (all open)", "c": "soft β=4", "d": "hard"}
+    said = " ".join(Page(write_page([Artifact("x.y", "t", "p", "quick", gates=gates)], tmp_path).read_text()).words)
+    for words in ("a: hard gates, straight-through β=4", "b: hard gates (all open)", "c: soft gates β=4", "d: hard g"):
+        assert words in said, words
+
+
+def test_print_shows_what_is_folded_on_the_screen(text: str) -> None:
+    """A browser hides a closed <details> by its content, whatever its own display is."""
+    printed = text[text.index("@media print") :]
+    assert "details::details-content { content-visibility: visible; }" in printed[: printed.index("</style>")]
+
+
 def test_colours_follow_the_theme(text: str) -> None:
     figures = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not any(colour in figures for colour in COLOURS.values())

@@ -182,8 +182,8 @@ def _source(artifact: Artifact) -> str:
 def _chips(artifact: Artifact) -> str:
     labels = []
     for part, gates in artifact.gates.items():
-        kind, _, rest = gates.partition(" ")
-        labels.append(f"{part}: {kind} gates{f' {rest}' if rest else ''}")
+        kind, rest = gates[:4], gates[4:]  # 'soft' or 'hard', and what is said of them
+        labels.append(f"{part}: {kind} gates{rest}")
     labels.append(f"{artifact.scale} scale")
     if artifact.seeds:
         labels.append(f"{len(artifact.seeds)} seed{'s' * (len(artifact.seeds) > 1)}")
