@@ -445,7 +445,8 @@ def list_experiments(
                       status.get(name, "[bright_black]not run[/]"))
     console.print(table)
     console.print("quick, paper: expected time at each scale, on two cores or one GPU; operations: floating-point, at "
-                  "paper scale. Run one with: pathlens run NAME", style="bright_black", highlight=False)
+                  "paper scale; data: at paper scale, quick may need less. Run one with: pathlens run NAME",
+                  style="bright_black", soft_wrap=True, highlight=False)
     page = SOURCE / "docs" / "results.md"
     where = str(page) if page.is_file() else "docs/results.md of the source repository; an installed package has none"
     console.print(f"What came out at the papers' sizes, where we ran it: {where}", style="bright_black",

@@ -58,6 +58,10 @@ def test_every_experiment_has_sizes_and_estimates(name: str) -> None:
     flops, minutes = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
     assert flops is not None and flops > 0
     assert minutes == pytest.approx(entry.minutes["paper"])
+    # a set that is named in the sizes is a set that is needed
+    words = [word for size in rows["paper"].values() for word in (size if isinstance(size, list) else [size])]
+    wanted = {word.split(",")[0].lower().replace("-", "") for word in words if isinstance(word, str)}
+    assert wanted & {"mnist", "fashion_mnist", "cifar10", "cifar100"} <= set(entry.data)
 
 
 def test_all_of_them_at_quick_scale_fit_an_hour_on_two_cores() -> None:

@@ -310,7 +310,7 @@ _GALU_DEPTH = Claim(
 @experiment(
     "dgn.fig4", paper=PAPER, title="GaLU against ReLU on random targets",
     what="Experiment 2: e.c.d.f. and convergence of GaLU with frozen gates and of ReLU, w = 100, several depths",
-    claims=[_GALU, _GALU_SPECTRUM, _GALU_DEPTH], quick_minutes=0.6, paper_minutes=6,
+    claims=[_GALU, _GALU_SPECTRUM, _GALU_DEPTH], quick_minutes=0.6, paper_minutes=2,
     flops=lambda size: 14.0 * sum((d - 2) * size["galu_width"] ** 2 + 3 * size["galu_width"]
                                   for d in size["galu_depths"])
     * size["galu_n"] * size["galu_epochs"] * size["seeds"],

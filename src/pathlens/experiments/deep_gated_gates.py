@@ -92,8 +92,8 @@ LEMMA_41 = Deviation(
     why="one site without pooling has only the terms of paths that end at the same place",
 )  # fmt: skip
 CONV_GATES = Deviation(
-    paper="'convolutional layers with global average pooling cause translational invariance'", authors_code="–",
-    ours="measured for gates from a convolutional network and for gates that do not follow the input",
+    paper="'convolutional layers with global average pooling at the end causes translational invariance'",
+    authors_code="–", ours="measured for gates from a convolutional network and for gates that do not follow the input",
     why="the features x(p(0))A(x, p) rotate with x only if the gates do",
 )  # fmt: skip
 _LEMMA = Claim(
@@ -237,7 +237,7 @@ def _weakest(slopes: Any, active: float, sensitive: float) -> float:
 @experiment(
     "dgn.subnetworks", paper=PAPER, title="Active and sensitive gates while training",
     what="soft-GaLU on 4 against 7: sizes of the active and the sensitive sub-networks over training",
-    claims=[_DISJOINT, _PRINTED, _FLOOR], quick_minutes=0.6, paper_minutes=20,
+    claims=[_DISJOINT, _PRINTED, _FLOOR], data=("mnist",), quick_minutes=0.6, paper_minutes=20,
     # 12,107 images of a 4 or a 7; gates and values are a network each
     flops=lambda size: 12.0 * (784 * size["width"] + (size["hidden_layers"] - 1) * size["width"] ** 2) * 12_107
     * size["epochs"] * size["seeds"],

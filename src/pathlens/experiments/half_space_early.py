@@ -72,8 +72,8 @@ def train_on_circle(run: Run, model: str, data: DataSet, epochs: int, keep: list
 # --- features are learned early --------------------------------------------------------------------------------
 
 STAGES = Deviation(
-    paper="'features are learned in the early stages while the loss is still high'; no experiment freezes gates later "
-    "than at initialisation", authors_code="not public",
+    paper="features are learned 'in the early stages of SGD training while the loss is still high'; no experiment "
+    "freezes gates later than at initialisation", authors_code="not public",
     ours="gates of several epochs are frozen (soft, as they were trained), values drawn anew and trained; and the "
     "overlap kernel of the same gates, hard and soft, in ridge regression",
     why="what gates are worth is what can be learned behind them. 'While the loss is still high' is, on the circle, "
@@ -83,7 +83,7 @@ STAGES = Deviation(
 _EARLY = Claim(
     "gates taken while the loss is still high have most of what gates will ever gain", threshold=0.5,
     comparison=">=", null=0.0, null_text="no better than random gates",
-    paper="'learn features in the early stages … while the loss is still high'",
+    paper="'learn … features in the early stages … while the loss is still high'",
     unit="share of the gain from random to final gates",
 )  # fmt: skip
 _LATER_CIRCLE = Claim(
@@ -276,7 +276,7 @@ def _image_ratios(run: Run, t: Trained, measured: int) -> np.ndarray:
 @experiment(
     "hs.controls", paper=PAPER, title="What paths follow",
     what="path ratios for circle targets that separate 'simple' from 'learnable early'; Fashion-MNIST swapped",
-    claims=[_SIMPLE, _EQUAL], data=("fashion_mnist",), quick_minutes=2, paper_minutes=8,
+    claims=[_SIMPLE, _EQUAL], data=("fashion_mnist",), quick_minutes=2, paper_minutes=4,
     flops=lambda sizes: 2 * training_flops(sizes, 3), shares="fashion",
 )  # fmt: skip
 def controls(run: Run) -> Artifact:

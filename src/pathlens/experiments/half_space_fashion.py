@@ -311,8 +311,8 @@ MOMENTS = ("init", "middle", "end")
 
 KERNELS = Deviation(
     paper="50 images of each class; whether of the training or the test set, of the old or the new classes, and how "
-    "the ten outputs enter the NTK is not stated; the caption of Figure 16 says DLGN; 'the loss on the easy part is "
-    "72 %'", authors_code="not public",
+    "the ten outputs enter the NTK is not stated; the caption of Figure 16 says DLGN; 'the loss on easy part is "
+    "≈ 72%'", authors_code="not public",
     ours="the first test images of each new class; the NTK is summed over the outputs; Figure 16 is ReLU, and 72 % is "
     "accuracy on the easy test images, at the first epoch that ends with it",
     why="Figure 14 to 16 read so; the complex classes of 16b are alike, as mixtures of clusters are",

@@ -88,7 +88,7 @@ def controls(models: Sequence[str]) -> list[Panel]:
     images = [Series(f"images_{model}_{first}[:, {j}]", f"{name}, {which} complex, {when}")
               for model, name in (("relu", "ReLU"), ("dlgn_pwc", "DLGN-PWC"))
               for first, which in ((5, "5 to 9"), (0, "0 to 4")) for j, when in ((0, "init"), (1, "end"))]  # fmt: skip
-    return [*made, Panel("strips", "Fashion-MNIST", images, x_label=what, x_scale="log",
+    return [*made, Panel("strips", "Fashion-MNIST", images, x_label="active paths, simple / complex", x_scale="log",
                          marks=[(1.0, "as many on either part")])]  # fmt: skip
 
 

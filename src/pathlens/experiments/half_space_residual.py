@@ -162,7 +162,7 @@ def _residual(run: Run, data: DataSet, source: str, name: str, model: str) -> di
 @experiment(
     "hs.tab2", paper=PAPER, title="Residual networks",
     what="ResNet-34 and ResNet-110, ReLU and DLGN, on CIFAR-10 and CIFAR-100",
-    claims=[_BEHIND, _NEAR, _LINEAR, _HARD], data=("cifar10",), quick_minutes=2, paper_minutes=260,
+    claims=[_BEHIND, _NEAR, _LINEAR, _HARD], data=("cifar10", "cifar100"), quick_minutes=2, paper_minutes=260,
     flops=_table_flops,
 )  # fmt: skip
 def tab2(run: Run) -> Artifact:

@@ -130,7 +130,8 @@ def _activation_panels(settings: list[str], steps: list[int]) -> list[Panel]:
 
 _FOLLOWS = Claim(
     "the weights of the GDLN stay near those of the ReLU network", threshold=0.2, comparison="<=", null=1.0,
-    null_text="unrelated weights", paper="section 2: 'how well a GDLN could do'", unit="relative distance at the end",
+    null_text="unrelated weights", paper="section 2: 'how well a gated deep linear network (GDLN) could do'",
+    unit="relative distance at the end",
 )  # fmt: skip
 _AS_LOCAL = Claim(
     "the GDLN localises like the ReLU network", threshold=0.8, comparison=">=", null=0.47,
@@ -169,7 +170,7 @@ def _descent(run: Run) -> Descent:
 @experiment(
     "loc.gdln", paper=PAPER, title="How far a GDLN explains a ReLU network",
     what="GDLN with gates of the start, of the end, and chosen upfront, against one ReLU run, step by step",
-    claims=[_FOLLOWS, _AS_LOCAL, _AS_GOOD], quick_minutes=1, paper_minutes=8, flops=_descent_operations,
+    claims=[_FOLLOWS, _AS_LOCAL, _AS_GOOD], quick_minutes=1, paper_minutes=1.5, flops=_descent_operations,
 )  # fmt: skip
 def gdln(run: Run) -> Artifact:
     """Section 2: the same descent with gates that stay, by the exact iterates of gradient descent."""
@@ -258,7 +259,7 @@ _UNIFORM = Claim(
 @experiment(
     "loc.flips", paper=PAPER, title="Gates flip while a ReLU network learns",
     what="share of gates that differ from the start, over time; size and direction of the weights",
-    claims=[_CONSTANT, _UNIFORM], quick_minutes=0.5, paper_minutes=5, flops=_descent_operations,
+    claims=[_CONSTANT, _UNIFORM], quick_minutes=0.5, paper_minutes=1.5, flops=_descent_operations,
 )  # fmt: skip
 def flips(run: Run) -> Artifact:
     """Section 2.1."""
@@ -302,7 +303,7 @@ _SHAPE = Claim(
 @experiment(
     "loc.location", paper=PAPER, title="Where a unit localises",
     what="peak and shape of Σ₁w(0), the first pull on a unit, against those of its final field",
-    claims=[_PREDICTED, _SHAPE], quick_minutes=0.5, paper_minutes=5,
+    claims=[_PREDICTED, _SHAPE], quick_minutes=0.5, paper_minutes=1,
     flops=lambda size: 6.0 * 40 * size["units"] * size["steps"] * size["batch"] * size["seeds"],
 )  # fmt: skip
 def location(run: Run) -> Artifact:
@@ -379,7 +380,7 @@ _CROSS = Claim(
 @experiment(
     "loc.dft", paper=PAPER, title="One basis for all times?",
     what="energy of Σ^xx(p_i, p_j; t) off the diagonal in the Fourier basis, while a ReLU network learns",
-    claims=[_ONE_BASIS, _CROSS], quick_minutes=0.5, paper_minutes=5, flops=_descent_operations,
+    claims=[_ONE_BASIS, _CROSS], quick_minutes=0.5, paper_minutes=1.5, flops=_descent_operations,
 )  # fmt: skip
 def dft(run: Run) -> Artifact:
     """Section 5: gates that depend on x break the translation invariance that made Σ^xx circulant."""

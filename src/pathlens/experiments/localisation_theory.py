@@ -55,7 +55,7 @@ def _flow_gates(seed: int) -> dict[str, Any]:
 @experiment(
     "loc.flow", paper=PAPER, title="Closed-form weights against gradient descent",
     what="w(t), w(∞) and gradient-descent iterates for general, single, exclusive and redundant gates",
-    claims=[_EXACT, _ORDER, _LIMIT], quick_minutes=0.3, paper_minutes=0.5,
+    claims=[_EXACT, _ORDER, _LIMIT], quick_minutes=0.1, paper_minutes=0.1,
     # four gatings of up to four units, 500 steps and 20 coarse ones that are cut into up to 30
     flops=lambda size: 4 * 4.0 * 4 * size["inputs"] * size["rows"] * 1400 * size["seeds"],
 )  # fmt: skip
@@ -162,7 +162,7 @@ STEPS = (0.1, 0.01, 0.001)
 @experiment(
     "loc.evolving", paper=PAPER, title="Gates that evolve, event by event",
     what="exact ReLU flow with flips and sliding gates, against gradient descent with three steps and frozen gates",
-    claims=[_AGREES, _LINEAR], quick_minutes=0.7, paper_minutes=2,
+    claims=[_AGREES, _LINEAR], quick_minutes=0.3, paper_minutes=0.5,
     flops=lambda size: 4.0 * size["inputs"] * size["units"] * size["flow_rows"] * size["time"] * 1.11e3 * size["seeds"],
 )  # fmt: skip
 def evolving(run: Run) -> Artifact:
@@ -247,7 +247,7 @@ _SEARCHED = Claim(
 @experiment(
     "loc.gates", paper=PAPER, title="Which gates are best",
     what="least loss of random, tiling, greedy, gradient-found and learned gates; the note's two conjectures",
-    claims=[_DIAGONAL, _TILING, _SEARCHED], quick_minutes=1, paper_minutes=5,
+    claims=[_DIAGONAL, _TILING, _SEARCHED], quick_minutes=1, paper_minutes=1.5,
     # five ways to choose gates, each about as many least-squares problems as there are draws
     flops=lambda size: 5 * 2.0 * size["draws"] * size["gate_rows"] * (size["gates"] * size["inputs"]) ** 2
     * size["seeds"],

@@ -293,8 +293,8 @@ def _limits_operations(size: dict[str, Any]) -> float:
 @experiment(
     "npk.limits", paper=PAPER, title="Wide networks with fixed gates",
     what="Theorem 5.1 over widths; kernel regression with H against networks behind the same gates, and CNTK",
-    claims=[_CONVERGES, _EXACT, _OWN_LIMIT, _DEPENDENT, _AGREE, _LEARNED, _CNTK], quick_minutes=1.5, paper_minutes=120,
-    flops=_limits_operations,
+    claims=[_CONVERGES, _EXACT, _OWN_LIMIT, _DEPENDENT, _AGREE, _LEARNED, _CNTK], data=("mnist", "cifar10"),
+    quick_minutes=1.5, paper_minutes=120, flops=_limits_operations,
 )  # fmt: skip
 def limits(run: Run) -> Artifact:
     """Section 5 and appendix A, on one subsample."""

@@ -194,7 +194,7 @@ class Experiment:
     function : callable
         Takes a :class:`Run`, returns an :class:`Artifact` that measures every claim.
     data : sequence of str
-        Data sets that must be on the machine; empty for synthetic data.
+        Data sets that must be on the machine at paper scale, for some at quick scale too; empty for synthetic data.
     minutes : mapping
         Expected minutes for ``"quick"`` and ``"paper"``.
     flops : float or callable, optional
