@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from pathlens import cli
 from pathlens.artifacts import Artifact, load
-from pathlens.errors import CheckpointError, OptionError
+from pathlens.errors import CheckpointError, OptionError, UnknownNameError
 from pathlens.experiments import image_runs, registry, runner
 from pathlens.experiments.registry import Run, find
 from pathlens.experiments.runner import Plan, run_all
@@ -248,6 +249,38 @@ def test_a_size_for_some_of_the_networks_leaves_the_others(tmp_path: Path) -> No
         plan.check([find("hs.fig2")])
         assert plan.run(find("hs.fig2")).sizes("hs.fig2")["epochs"] == epochs
         assert find("hs.fig2").estimate(plan.run(find("hs.fig2")))[1] < 12
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), [
+    ("hs.tab2", {"networks": ["resnet5"]}, "Unknown word for the size 'networks': 'resnet5'.*resnet110, .*tiny"),
+    ("hs.tab2", {"data": ["imagenet"]}, "Unknown word for the size 'data'"),
+    ("dgn.exp6", {"gates": ["hard"]}, "Unknown word for the size 'gates'"),
+    ("dgn.tab4", {"betas": ["x"]}, r"The size 'betas' cannot be \['x'\]"),
+    ("hs.fig2", {"hidden": [[3]]}, r"The size 'hidden' cannot be \[\[3\]\]"),
+])  # fmt: skip
+def test_lists_of_other_words_or_kinds_are_refused(
+    tmp_path: Path, name: str, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises((OptionError, UnknownNameError), match=words):
+        Plan("paper", tmp_path, changes=changes).check([find(name)])
+    Plan("paper", tmp_path, changes={"residual": ["resnet110"]}).check([find("hs.cost")])
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), [
+    ("hs.fig3", {"epochs": 100}, "looks at epoch 200, and the training of ReLU, DLGN-PWC would end before it"),
+    ("hs.fig4", {"epochs": 100}, "looks at epoch 200"),
+    ("hs.fig5", {"epochs": {"frozen": 100}}, "looks at epoch 200, and the training of DLGN-PWC, gates frozen would"),
+    ("hs.fig4", {"points": 1000}, "kernel_points must divide points, got 128 and 1000"),
+    ("hs.spectral", {"points": 64}, "kernel_points must divide points, got 128 and 64"),
+    ("hs.fig6", {"hidden": [3, 4]}, r"compares layers of one width, got hidden=\[3, 4\]"),
+    ("npk.fig3", {"epochs": 1}, "none of the stages .* is within the epochs of GCONV"),
+])  # fmt: skip
+def test_sizes_that_do_not_fit_each_other_are_told_before_training(
+    tmp_path: Path, name: str, changes: dict[str, Any], words: str
+) -> None:
+    (outcome,) = run_all([find(name)], Plan("quick", tmp_path, seeds=1, changes=changes))
+    assert re.search(words, outcome.error), outcome.error
+    assert not list(tmp_path.glob("checkpoints/*/checkpoint-*"))
 
 
 def test_a_wrong_size_is_told_before_its_cost_is_estimated(tmp_path: Path) -> None:

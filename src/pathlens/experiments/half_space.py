@@ -7,6 +7,7 @@ inside functions, so that listing the experiments stays quick.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
-from pathlens.errors import RecordError
+from pathlens.errors import OptionError, RecordError
 from pathlens.experiments.registry import Run, experiment
 from pathlens.experiments.sizes import SIZES
 
@@ -122,6 +123,15 @@ def train_circle(run: Run) -> Circle:
         return Circle(data, runs)
 
     return run.once("circle", compute)
+
+
+def check_epochs(run: Run, name: str, models: Iterable[str]) -> None:
+    """Refuse trainings that end before the last epoch that a figure looks at, before they begin."""
+    last = KERNEL_EPOCHS[-1]
+    short = [NAMES[model] for model in models if _sizes(run)["epochs"][model] < last]
+    if short:
+        raise OptionError(f"{name} looks at epoch {last}, and the training of {', '.join(short)} would end before it. "
+                          f"Set epochs to {last} or more.")  # fmt: skip
 
 
 def _config(run: Run) -> dict[str, Any]:
@@ -238,6 +248,7 @@ def fig3(run: Run) -> Artifact:
     """Figure 3: how many paths two inputs share, from hard gates, trace-normalised."""
     from pathlens.kernels import overlap
 
+    check_epochs(run, "hs.fig3", ("relu", "dlgn_pwc"))
     c = train_circle(run)
     step = max(len(c.data) // KERNEL_POINTS, 1)
     arrays: dict[str, np.ndarray] = {
@@ -289,6 +300,7 @@ _ARTEFACTS = Claim(
 )  # fmt: skip
 def fig5(run: Run) -> Artifact:
     """Figure 5: outputs over the angle at several epochs."""
+    check_epochs(run, "hs.fig5", MODELS)
     c = train_circle(run)
     y = c.data.y[:, 0].numpy()
     arrays: dict[str, np.ndarray] = {"theta": c.data.marks["theta"].numpy(), "y": y}
@@ -349,6 +361,8 @@ def gate_normals(state: dict[str, Any]) -> np.ndarray:
 )  # fmt: skip
 def fig6(run: Run) -> Artifact:
     """Figure 6 (with 9 and 10): where each gate's half-space points."""
+    if len(set(_sizes(run)["hidden"])) > 1:
+        raise OptionError(f"hs.fig6 compares layers of one width, got hidden={_sizes(run)['hidden']}. Set equal ones.")
     c = train_circle(run)
     last = _sizes(run)["epochs"]["dlgn_pwc"]
 

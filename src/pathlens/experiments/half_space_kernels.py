@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
+from pathlens.errors import OptionError
 from pathlens.experiments import half_space_circle_panels as panels
 from pathlens.experiments.half_space import (
     CIRCLE,
@@ -22,6 +23,7 @@ from pathlens.experiments.half_space import (
     SETTINGS,
     SOFT,
     Circle,
+    check_epochs,
     circle_operations,
     train_circle,
 )
@@ -34,6 +36,15 @@ LATE = 200  # the paper's last picture
 def _kept(c: Circle) -> list[int]:
     """The epochs at which both models were kept."""
     return sorted(set.intersection(*({int(m.epoch or 0) for m in c.runs[model][0].moments} for model in MODELS)))
+
+
+def _step(name: str, sizes: dict[str, Any]) -> int:
+    """Every how many-th point of the circle has an entry in the kernels."""
+    step, rest = divmod(sizes["points"], sizes["kernel_points"])
+    if rest or not step:
+        raise OptionError(f"{name}: kernel_points must divide points, got {sizes['kernel_points']} and "
+                          f"{sizes['points']}. Set both.")  # fmt: skip
+    return int(step)
 
 
 def tangent_kernels(run: Run, points: int) -> dict[str, np.ndarray]:
@@ -111,10 +122,11 @@ def fig4(run: Run) -> Artifact:
     from pathlens.kernels import drift, overlap
 
     sizes = run.sizes("hs.fig4")
+    step = _step("hs.fig4", sizes)
+    check_epochs(run, "hs.fig4", MODELS)
     c = train_circle(run)
     epochs, members = _kept(c), range(len(run.seeds))
     late = epochs.index(LATE)
-    step = sizes["points"] // sizes["kernel_points"]
     top = c.top[::step]
     tangent = tangent_kernels(run, sizes["kernel_points"])
     shared = {m: np.stack([[overlap(c.record(m, s, e))[::step, ::step].dense().double().numpy() for e in epochs]
@@ -289,8 +301,9 @@ def spectral(run: Run) -> Artifact:
     from pathlens.kernels import drift
 
     sizes = run.sizes("hs.spectral")
+    step = _step("hs.spectral", sizes)
     c = train_circle(run)
-    step, kept = sizes["points"] // sizes["kernel_points"], _kept(c)
+    kept = _kept(c)
     y, top = c.data.y[::step, 0].double().numpy(), c.top[::step]
     values, purity, infinite = circle_spectrum(sizes["kernel_points"], len(sizes["hidden"]))
     tangent = tangent_kernels(run, sizes["kernel_points"])

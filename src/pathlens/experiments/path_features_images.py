@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pathlens.artifacts import Artifact, Claim, Deviation
+from pathlens.errors import OptionError
 from pathlens.experiments import image_runs
 from pathlens.experiments import path_features_image_panels as panels
 from pathlens.experiments.path_features_training import (
@@ -300,10 +301,13 @@ def _rank_correlation(stages: Sequence[int], accuracy: np.ndarray) -> float:
 )  # fmt: skip
 def fig3(run: Run) -> Artifact:
     """Figure 3; the ReLU and DNPFL networks are those of Table 2."""
-    size = run.sizes("npk.fig3")
+    size, stages = run.sizes("npk.fig3"), kept(run, "gconv-adam", "relu")
+    if len(stages) < 2:
+        raise OptionError(f"npk.fig3: none of the stages {size['stages']} is within the epochs of GCONV. Set stages "
+                          "too, as in --set 'stages=[1, 2]'.")  # fmt: skip
     whole = entry(run, "gconv-adam", "relu")
     assert whole is not None
-    relu, stages = whole["accuracy"], kept(run, "gconv-adam", "relu")
+    relu = whole["accuracy"]
     accuracy = np.stack([stage(run, epoch) for epoch in stages])  # (stages, seeds, epochs), the first of random gates
     nu_epochs, nu = _binary(run)
     kernel_epochs, norms = _norms(run)

@@ -21,9 +21,9 @@ from typing import Any, cast
 
 from pathlens import __version__
 from pathlens.artifacts import Artifact, load
-from pathlens.errors import ArtifactError, OptionError, PathlensError
+from pathlens.errors import ArtifactError, OptionError, PathlensError, unknown_name
 from pathlens.experiments.registry import Experiment, Progress, Run, find, load_file, perform
-from pathlens.experiments.sizes import SIZES
+from pathlens.experiments.sizes import SIZES, WORDS
 
 __all__ = ["Outcome", "Plan", "finished", "run_all"]
 
@@ -88,6 +88,10 @@ class Plan:
             if None not in either if value is None else not any(_fits(value, size) for size in there):
                 raise OptionError(f"The size {key!r} cannot be {value!r}: here it is {there[0]!r}. "
                                   "Give a value of that kind; lists are written as in --set 'depths=[2, 4]'.")
+            known_words = {*WORDS.get(key, ()), *(word for size in either if isinstance(size, list) for word in size)}
+            for word in value if isinstance(value, list) and not any(entry.file for entry in chosen) else ():
+                if isinstance(word, str) and word not in known_words:
+                    raise unknown_name(f"word for the size {key!r}:", word, known_words)
 
 
 def _fits(value: Any, size: Any) -> bool:
@@ -97,7 +101,9 @@ def _fits(value: Any, size: Any) -> bool:
         return all(key in size and _fits(one, size[key]) for key, one in given.items())
     if isinstance(size, (int, float)):
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return not isinstance(size, (list, str)) or isinstance(value, type(size))
+    if isinstance(size, list):
+        return isinstance(value, list) and (not size or all(_fits(one, size[0]) for one in value))
+    return not isinstance(size, str) or isinstance(value, str)
 
 
 def finished(entry: Experiment, plan: Plan) -> Artifact | None:

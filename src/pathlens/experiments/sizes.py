@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["SIZES"]
+__all__ = ["SIZES", "WORDS"]
+
+# words that a list of words in the table may also have; else those that it has at either scale
+WORDS = {"residual": ("resnet110",)}
 
 # epochs per model; the paper shows the frozen network up to epoch 8000
 _CIRCLE: dict[str, dict[str, Any]] = {
