@@ -6,6 +6,7 @@ What is predicted is what is explained: after fitting only the hard half-spaces 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -14,8 +15,7 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pathlens.errors import EmptyDataError, LabelError, OptionError, ShapeError, unknown_name
 from pathlens.estimators.counterfactuals import Counterfactual, Goal, counterfactual
@@ -24,6 +24,7 @@ from pathlens.estimators.files import load_estimator, save_estimator
 from pathlens.estimators.fitting import fit, parted
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.estimators.recipes import resolve
+from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.linops.indexing import as_number
 from pathlens.models import GatedNetwork
 
@@ -98,7 +99,8 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         held_out = None
         if self.early_stopping:
             X, Y, weights, held_out = self._split(X, Y, weights, classes, seed)
-        own = {k: v for k, v in self.get_params().items() if k not in ("random_state", "validation_fraction")}
+        spent = ("class_weight", "random_state", "validation_fraction")
+        own = {k: v for k, v in self.get_params().items() if k not in spent}
         fitted = fit(X, Y, weights, classes, resolve(type(self).__name__, len(X), weights.sum(), seed, **own), held_out)
         self.model_ = fitted.model
         self.n_iter_ = fitted.epochs
@@ -119,14 +121,6 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
             )
         a, b = parted(Y, classes, held, seed)
         return X[a], Y[a], weights[a], (X[b], Y[b], weights[b])
-
-    def _weights(self, sample_weight: Any, X: np.ndarray) -> np.ndarray:
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if not (weights > 0).any():
-            raise EmptyDataError(
-                f"{type(self).__name__}: every sample weight is zero. Give some row a positive weight."
-            )
-        return weights
 
     # --- using -------------------------------------------------------------------------------------------------
 
@@ -304,6 +298,11 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         average. The one with the lowest training loss (validation loss with `early_stopping`) is kept.
     early_stopping : bool
         Hold out `validation_fraction` of the rows and stop when their loss has not improved for `patience` epochs.
+    class_weight : dict, "balanced" or None
+        Factors on the weights of the rows of each class, as in scikit-learn; classes that a dict leaves out have 1.
+        "balanced" gives every class the same sum of weights: its factor is (sum of the sample weights) / (number of
+        classes × that sum in the class). A fit with class weights is the fit with the weights that they make, in all
+        that counts weights: the loss, held-out losses, means and standard deviations, importances.
     random_state : int, RandomState or None
         An int makes fits reproducible.
     verbose : bool
@@ -335,17 +334,40 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     Explanation of 1 rows by ... groups of half-spaces: sums are exact (relative error ...
     """
 
+    def __init__(
+        self,
+        hidden: tuple[int, ...] = (64, 64),
+        *,
+        piecewise_constant: bool = False,
+        epochs: int | str = "auto",
+        batch_size: int | str | None = "auto",
+        learning_rate: float = 5e-3,
+        weight_decay: float | str = "auto",
+        beta: tuple[float, float] = (4.0, 1000.0),
+        hardening: str = "auto",
+        n_restarts: int = 1,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        patience: int = 20,
+        class_weight: Mapping[Any, float] | str | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            hidden, piecewise_constant=piecewise_constant, epochs=epochs, batch_size=batch_size,
+            learning_rate=learning_rate, weight_decay=weight_decay, beta=beta, hardening=hardening,
+            n_restarts=n_restarts, early_stopping=early_stopping, validation_fraction=validation_fraction,
+            patience=patience, random_state=random_state, verbose=verbose,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNClassifier:
         """Fit to rows X (n, d) and class labels y (n,) of any type; rows of weight zero count as absent."""
         X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        weights = self._weights(sample_weight, X)
-        kept = weights > 0
-        self.classes_, labels = np.unique(y[kept], return_inverse=True)
-        if len(self.classes_) < 2:
-            raise LabelError(f"{type(self).__name__}: y holds one class, {self.classes_.tolist()[0]!r}; a classifier "
-                             "needs rows of at least two classes.")  # fmt: skip
-        return self._fit(X[kept], labels, weights[kept], len(self.classes_))
+        kept, weights, self.classes_, labels = weighted_classes(
+            type(self).__name__, X, y, sample_weight, self.class_weight
+        )
+        return self._fit(X[kept], labels, weights, len(self.classes_))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities, (n, c), columns in the order of ``classes_``."""
@@ -475,7 +497,7 @@ early_stopping, validation_fraction, patience, random_state, verbose
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNRegressor:
         """Fit to rows X (n, d) and targets y (n,) or (n, c); rows of weight zero count as absent."""
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
-        weights = self._weights(sample_weight, X)
+        weights = row_weights(type(self).__name__, sample_weight, X)
         kept = weights > 0
         y = np.asarray(y, dtype=np.float64)
         self._one_target = y.ndim == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +46,7 @@ def load_estimator(cls: type[E], path: str | Path) -> E:
     if meta.get("class") != cls.__name__:
         raise FileFormatError(f"{path}: holds a {meta.get('class')}, not a {cls.__name__}. Load it as what it is.")
     try:
-        parameters = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["parameters"].items()}
+        parameters = {k: _as_it_was(v) for k, v in meta["parameters"].items()}
         estimator = cls(**parameters)
         setattr(estimator, "model_", HalfSpaceModel.from_arrays({k: t.numpy() for k, t in tensors.items()}))  # noqa: B010
         for name, value in meta["fitted"].items():
@@ -65,4 +66,13 @@ def load_estimator(cls: type[E], path: str | Path) -> E:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Mapping):  # keys of JSON are strings, and labels may be numbers
+        return {"keys": _plain(list(value)), "values": _plain(list(value.values()))}
     return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+
+
+def _as_it_was(value: Any) -> Any:
+    """The way back from `_plain`."""
+    if isinstance(value, dict):
+        return dict(zip(value["keys"], value["values"], strict=True))
+    return tuple(value) if isinstance(value, list) else value

@@ -6,20 +6,22 @@ The kernels and the solver are `pathlens.kernels`; where no network is given, on
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from pathlens.errors import LabelError, unknown_name
+from pathlens.errors import unknown_name
 from pathlens.estimators.fitting import Scale, fit
 from pathlens.estimators.recipes import resolve
+from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.kernels import kernel_regression, npk, ntk, one_hot, overlap
+from pathlens.linops import GramSum
 
 _KERNELS: dict[str, Any] = {"overlap": overlap, "npk": npk, "ntk": ntk}
 
@@ -48,11 +50,13 @@ class _BasePathKernel(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(self, X: np.ndarray, Y: np.ndarray, targets: np.ndarray, classes: int | None) -> Self:
-        """Fit targets (n, c); Y holds what a network of our own is trained on."""
+    def _fit(
+        self, X: np.ndarray, Y: np.ndarray, targets: np.ndarray, weights: np.ndarray, classes: int | None
+    ) -> Self:
+        """Fit targets (n, c) on rows of positive weight; Y holds what a network of our own is trained on."""
         if self.kernel not in _KERNELS:
             raise unknown_name("kernel", self.kernel, _KERNELS)
-        share = np.full(len(X), 1 / len(X))
+        share = weights / weights.sum()
         self._scale = Scale.of(X, share) if self.network is None else Scale(np.zeros(X.shape[1]), np.ones(X.shape[1]))
         self._x = self._scale(X)
         # what was fitted stays: the network may be trained on, and parameters set anew
@@ -60,18 +64,22 @@ class _BasePathKernel(BaseEstimator):
         if self._own is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             recipe = resolve(
-                type(self).__name__, len(X), len(X), seed, hidden=self.hidden, epochs=self.epochs, verbose=self.verbose,
-                learning_rate=self.learning_rate, weight_decay=self.weight_decay,
+                type(self).__name__, len(X), weights.sum(), seed, hidden=self.hidden, epochs=self.epochs,
+                learning_rate=self.learning_rate, weight_decay=self.weight_decay, verbose=self.verbose,
             )  # fmt: skip
-            self.model_ = fit(self._x, Y, np.ones(len(X)), classes, recipe).model
-        self._mean = targets.mean(0)
-        K = self._kernel(self._x)
+            self.model_ = fit(self._x, Y, weights, classes, recipe).model
+        self._mean = share @ targets
+        K, each = self._kernel(self._x), float(weights.mean())
+        root = np.sqrt(weights / each)[:, None]
+        if np.ptp(weights) > 0:  # least squares with weights w are those with K and targets times √w
+            K = K * GramSum.from_factors([[("√w", torch.from_numpy(root).to(K.dtype))]])
         self._coefficients = np.zeros_like(targets)
         if float(K.trace()) > 0:  # else no path is active on any row: the mean is all that can be said
-            ridge = self.ridge if self.ridge == "auto" else float(self.ridge)
-            found = kernel_regression(K, torch.from_numpy(targets - self._mean), K, ridge)
-            self.ridge_ = found.ridge
-            self._coefficients = found.coefficients.double().numpy() * (len(X) / float(K.trace()))
+            # k copies of all rows weigh k times as much against the same ridge
+            ridge = self.ridge if self.ridge == "auto" else float(self.ridge) / each
+            found = kernel_regression(K, torch.from_numpy(root * (targets - self._mean)), K, ridge)
+            self.ridge_ = found.ridge * each
+            self._coefficients = root * found.coefficients.double().numpy() * (len(X) / float(K.trace()))
         return self
 
     def _network(self) -> nn.Module:
@@ -108,6 +116,8 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
     ridge : float or "auto"
         In units of the kernel's mean diagonal. "auto" takes the one of least squared error where each row is predicted
         from all others, given the network; `ridge_` tells which.
+    class_weight : dict, "balanced" or None
+        As in `DLGNClassifier`: of the network that is trained and of the regression, whose squared errors are weighted.
     hidden, epochs, learning_rate, weight_decay, random_state, verbose
         Of the network that is trained, as in `DLGNClassifier`.
 
@@ -124,17 +134,35 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
     True
     """
 
-    def fit(self, X: Any, y: Any) -> PathKernelClassifier:
-        """Fit to rows X (n, d) and class labels y (n,)."""
+    def __init__(
+        self,
+        kernel: str = "overlap",
+        *,
+        network: nn.Module | None = None,
+        ridge: float | str = 1e-2,
+        hidden: tuple[int, ...] = (32, 32),
+        epochs: int | str = "auto",
+        learning_rate: float = 5e-3,
+        weight_decay: float | str = "auto",
+        class_weight: Mapping[Any, float] | str | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            kernel, network=network, ridge=ridge, hidden=hidden, epochs=epochs, learning_rate=learning_rate,
+            weight_decay=weight_decay, random_state=random_state, verbose=verbose,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PathKernelClassifier:
+        """Fit to rows X (n, d) and class labels y (n,); rows of weight zero count as absent."""
         X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise LabelError(f"{type(self).__name__}: y holds one class, {self.classes_.tolist()[0]!r}; a classifier "
-                             "needs rows of at least two classes.")  # fmt: skip
+        kept, weights, self.classes_, labels = weighted_classes(
+            type(self).__name__, X, y, sample_weight, self.class_weight
+        )
         c = len(self.classes_)
         targets = one_hot(torch.from_numpy(labels), c, dtype=torch.float64).numpy()
-        return self._fit(X, labels, targets, c)
+        return self._fit(X[kept], labels, targets, weights, c)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Regression scores: (n, c), or of two classes the second's lead (n,)."""
@@ -148,7 +176,9 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
 
 
 class PathKernelRegressor(RegressorMixin, _BasePathKernel):
-    """Kernel ridge regression with the kernel of a gated network; parameters as for `PathKernelClassifier`.
+    """Kernel ridge regression with the kernel of a gated network.
+
+    Parameters are those of `PathKernelClassifier`, without `class_weight`.
 
     Examples
     --------
@@ -159,13 +189,15 @@ class PathKernelRegressor(RegressorMixin, _BasePathKernel):
     True
     """
 
-    def fit(self, X: Any, y: Any) -> PathKernelRegressor:
-        """Fit to rows X (n, d) and targets y (n,) or (n, c)."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PathKernelRegressor:
+        """Fit to rows X (n, d) and targets y (n,) or (n, c); rows of weight zero count as absent."""
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        weights = row_weights(type(self).__name__, sample_weight, X)
+        kept = weights > 0
         y = np.asarray(y, dtype=np.float64)
         self._one_target = y.ndim == 1
-        targets = y.reshape(len(y), -1)
-        return self._fit(X, targets, targets, None)
+        targets = y.reshape(len(y), -1)[kept]
+        return self._fit(X[kept], targets, targets, weights[kept], None)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predicted targets, (n,) or (n, c) as in `fit`."""

@@ -1,0 +1,92 @@
+"""Weights of rows: those that `fit` is given, times those of their classes.
+
+What weights mean is decided where they are used: a row of weight 3 is a row that is there three times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight
+
+from pathlens.errors import EmptyDataError, LabelError, OptionError
+
+
+def row_weights(who: str, sample_weight: Any, X: np.ndarray) -> np.ndarray:
+    """One float64 a row, ones where none are given; at least one is positive."""
+    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if not (weights > 0).any():
+        raise EmptyDataError(f"{who}: every sample weight is zero. Give some row a positive weight.")
+    return weights
+
+
+def weighted_classes(
+    who: str, X: np.ndarray, y: np.ndarray, sample_weight: Any, class_weight: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What a classifier fits: which rows count, and of these the weights, the classes, and labels 0, 1, …."""
+    check_classification_targets(y)
+    weights = with_class_weight(who, row_weights(who, sample_weight, X), y, class_weight)
+    kept = weights > 0
+    classes, labels = np.unique(y[kept], return_inverse=True)
+    if len(classes) < 2:
+        raise LabelError(f"{who}: y holds one class, {classes.tolist()[0]!r}; a classifier needs rows of at least two "
+                         "classes.")  # fmt: skip
+    return kept, weights[kept], classes, labels
+
+
+def with_class_weight(who: str, weights: np.ndarray, y: np.ndarray, class_weight: Any) -> np.ndarray:
+    """Weights of rows times those of their classes, which are told as everywhere in scikit-learn.
+
+    Parameters
+    ----------
+    weights : (n,)
+    y : (n,)
+        Labels of any type.
+    class_weight : None, "balanced" or mapping of labels to numbers
+        "balanced" gives every class the same sum of weights and keeps the sum of all.
+
+    Examples
+    --------
+    >>> y = np.array(["no", "no", "no", "yes"])
+    >>> with_class_weight("me", np.ones(4), y, {"yes": 2})
+    array([1., 1., 1., 2.])
+    >>> with_class_weight("me", np.ones(4), y, "balanced")
+    array([0.66666667, 0.66666667, 0.66666667, 2.        ])
+    """
+    if class_weight is None:
+        return weights
+    classes, labels = np.unique(y, return_inverse=True)
+    totals = np.bincount(labels, weights)
+    there = totals > 0  # rows of weight zero count as absent, and with them their classes
+    if isinstance(class_weight, Mapping):
+        factors = _told(who, class_weight, classes[there].tolist())
+    elif isinstance(class_weight, str) and class_weight == "balanced":
+        factors = totals.sum() / (there.sum() * totals[there])
+    else:
+        raise OptionError(f"{who}: class_weight must be None, 'balanced' or a dict of classes and weights, got "
+                          f"{class_weight!r}.")  # fmt: skip
+    of_class = np.ones(len(classes))
+    of_class[there] = factors
+    return weights * of_class[labels]
+
+
+def _told(who: str, class_weight: Mapping[Any, Any], classes: list[Any]) -> np.ndarray:
+    """The weight of each class, 1 for those that the mapping leaves out."""
+    for label, weight in class_weight.items():
+        if not (isinstance(weight, Real) and 0 <= float(weight) < np.inf):
+            raise OptionError(f"{who}: class_weight of {label!r} must be a finite number of at least 0, got "
+                              f"{weight!r}.")  # fmt: skip
+    left_out = [label for label in classes if label not in class_weight]
+    unknown = [label for label in class_weight if label not in classes]
+    if left_out and unknown:  # more classes than there are is no mistake: a fold may lack one
+        raise LabelError(f"{who}: class_weight has {', '.join(map(repr, unknown))}, which y does not hold, and leaves "
+                         f"out {', '.join(map(repr, left_out))}. Use the labels of y as keys.")  # fmt: skip
+    weights = np.array([float(class_weight.get(label, 1.0)) for label in classes])
+    if (weights > 0).sum() < 2 <= len(classes):
+        raise OptionError(f"{who}: class_weight leaves fewer than two classes of y a positive weight; rows of weight "
+                          "zero count as absent.")  # fmt: skip
+    return weights
