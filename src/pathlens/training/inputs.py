@@ -112,19 +112,19 @@ def _numbers(value: Any, what: str) -> Tensor:
 
 
 def _checked_weights(weights: Any, x: Tensor, net: nn.Module) -> Tensor:
+    """Weights of the rows of x in units of their mean."""
     w = _numbers(weights, "weights")
     if w.shape != x.shape[:1]:
         raise ShapeError(
             f"train: weights have shape {tuple(w.shape)}, expected ({x.shape[0]},): one number for each row."
         )
-    w = w.to(x.device, computes_in(net, x))
     bad = ~torch.isfinite(w) | (w < 0)
     if bad.any():
         i = int(bad.nonzero()[0])
         raise NotFiniteError(f"train: weights must be finite and at least 0, weight {i} is {float(w[i]):g}.")
     if not bool((w > 0).any()):
         raise OptionError("train: every weight is zero. At least one row must count.")
-    return w
+    return (w.double() / w.double().mean()).to(x.device, computes_in(net, x))
 
 
 def _checked(x: Any, y: Any, net: nn.Module, loss: str | Loss, device: torch.device) -> tuple[Tensor, Tensor]:

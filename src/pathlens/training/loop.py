@@ -110,9 +110,10 @@ def train(
     clip : float, optional
         Largest gradient norm, per member.
     weights : (n,) numbers, optional
-        At least 0, one for each row: the loss of a batch is Σ w_i ℓ_i / Σ w_i, with ℓ_i the loss of row i alone (zero
-        where no row of the batch counts), and the loss and accuracy of an epoch are weighted alike. A row of weight 3
-        is a row that is there three times.
+        At least 0, one for each row: the loss of a batch is the mean over its rows of w_i ℓ_i / w̄, with ℓ_i the loss
+        of row i alone and w̄ the mean weight of all rows, so that on average a step is one of the weighted loss
+        Σ w_i ℓ_i / Σ w_i of all rows. The loss and accuracy of an epoch are weighted alike. A row of weight 3 is a row
+        that is there three times.
     penalty : function of the network, optional
         Its value, a tensor of shape (), is added to the loss that is minimised, with the weights of each member in
         turn: ``lambda net: 1e-3 * net.values.get_parameter("fc1.weight").abs().sum()``. The history stays without it.

@@ -279,10 +279,9 @@ class Run:
             whole = index.shape[-1] == self.batch
             losses = graph(index) if graph is not None and whole else self._step(index)
             rows = index[0] if self.moves else index
-            counts = rows.shape[1] if self.data.weights is None else self.data.weights[rows].double().sum(1)
-            running += losses.double() * counts
+            running += losses.double() * rows.shape[1]
             self.step_count += 1
-        return (running / (self.n if self.data.weights is None else self.data.weights.double().sum())).cpu()
+        return (running / self.n).cpu()
 
     # --- epochs ------------------------------------------------------------------------------------------------
 

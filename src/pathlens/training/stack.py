@@ -60,10 +60,13 @@ class _DropoutFromDraws(TorchFunctionMode):
 
 
 def weighted_mean(loss: Loss, output: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-    """Σ_i w_i ℓ_i / Σ_i w_i, with ℓ_i the loss of row i alone; zero where no row of the batch counts."""
+    """Mean over rows of w_i ℓ_i, with ℓ_i the loss of row i alone.
+
+    Weights have mean one in all of the data. To divide by their sum in each batch would raise those of a batch that has
+    few of the heavy rows: where one row in a hundred has half of all weight, most steps would be of the others alone.
+    """
     rows = vmap(lambda o, t: loss(o[None], t[None]))(output, target)
-    total = weights.sum()
-    return (weights * rows).sum() / torch.where(total > 0, total, torch.ones_like(total))
+    return (weights * rows).mean()
 
 
 class _Penalised(nn.Module):
@@ -292,16 +295,14 @@ class Stack:
                     dims = (0, None, None, *(0 for _ in self.rest()))
                     out = vmap(member, in_dims=dims)(self.flat, xb, rows, *self.rest())
                 w = None if weights is None else weights[lo : lo + batch]
-                size = float(len(xb)) if w is None else float(w.double().sum())
                 mean = loss if w is None else partial(weighted_mean, loss, weights=w)
-                total += vmap(mean, in_dims=(0, None))(out, yb).double().cpu() * size
+                total += vmap(mean, in_dims=(0, None))(out, yb).double().cpu() * len(xb)
                 labels = labels and out.shape[-1] > 1
                 if labels:
                     right = (out.argmax(-1) == yb).double()
                     correct += (right if w is None else right * w).sum(-1).cpu()
         self.pattern.train()
-        count = float(len(x)) if weights is None else float(weights.double().sum())
-        return total / count, correct / count if labels else None
+        return total / len(x), correct / len(x) if labels else None
 
 
 def _structure(net: nn.Module, flags: bool) -> list[Any]:
