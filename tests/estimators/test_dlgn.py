@@ -18,8 +18,8 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
 import pathlens as pl
-from pathlens import DLGNClassifier, DLGNRegressor, paths
-from pathlens.errors import FileFormatError, LabelError, OptionError, RowIndexError, ShapeError
+from pathlens import DLGNClassifier, DLGNRegressor, PathKernelClassifier, paths
+from pathlens.errors import DTypeError, FileFormatError, LabelError, OptionError, RowIndexError, ShapeError
 from pathlens.estimators import predict_from_export
 
 # --- one function in all its forms -----------------------------------------------------------------------------
@@ -228,6 +228,15 @@ def test_random_state_decides_everything(iris, quick):
     first, again, other = (DLGNClassifier(**quick | {"random_state": s}).fit(*iris) for s in (1, 1, 2))
     np.testing.assert_array_equal(first.predict_proba(iris[0]), again.predict_proba(iris[0]))
     assert np.abs(first.predict_proba(iris[0]) - other.predict_proba(iris[0])).max() > 0
+
+
+def test_random_numbers_of_ones_own_stay(iris, quick):
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    model = DLGNClassifier(**quick | {"epochs": 2}).fit(*iris)
+    model.network()
+    PathKernelClassifier(epochs=2, random_state=0).fit(*iris).predict(iris[0])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
 
 
 def test_the_best_restart_is_kept(diabetes, quick):

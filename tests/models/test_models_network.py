@@ -59,9 +59,8 @@ def test_reinitialising_gives_what_the_constructor_gives(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seeded_network_leaves_the_global_state_alone(kind: str) -> None:
-    net = KINDS[kind](*SIZES, seed=1)
     before = torch.get_rng_state()
-    net.reinitialise(5)
+    KINDS[kind](*SIZES, seed=1).reinitialise(5)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -130,7 +130,7 @@ class HalfSpaceModel:
     def network(self) -> GatedNetwork:
         """The same function as a hard-gated float64 network whose gates read x directly."""
         with ONE_AT_A_TIME:
-            net = dlgn_shallow(self.d, self.hidden, self.c, gate="hard", bias=True).double()
+            net = dlgn_shallow(self.d, self.hidden, self.c, gate="hard", bias=True, seed=0).double()
         assert net.source is not None
         pairs = [*zip(self.normals, self.offsets), *zip(self.weights, self.biases)]
         layers = [m for part in (net.source, net.values) for m in part.modules() if isinstance(m, torch.nn.Linear)]

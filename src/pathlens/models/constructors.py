@@ -38,7 +38,7 @@ def _fully_connected(
     seed: int | None,
     *,
     label: str | None = None,
-    source: str | GateSource | None = None,
+    source: str | Callable[[], GateSource] | None = None,
     gate: str | Gate | None = None,
     beta: float | None = None,
     epsilon: float | None = None,
@@ -47,19 +47,21 @@ def _fully_connected(
     gates_from: str | Mapping[str, Tensor] | nn.Module | None = None,
 ) -> GatedNetwork:
     row = KINDS[kind]
-    net = build(
-        trace(mlp(inputs, hidden, outputs, bias)),
-        label or kind,
-        source=source or row.source,
-        gate=make_gate(
-            gate or row.gate, row.beta if beta is None else beta, row.epsilon if epsilon is None else epsilon
-        ),
-        piecewise_constant=piecewise_constant,
-        trained=trained or row.trained,
-        gates_from=row.gates_from if gates_from is None else gates_from,
-        init=Init(init) if isinstance(init, str) else init,
-        seed=seed,
-    )
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):  # layers are drawn as they are made, and anew
+        made = source() if callable(source) else source or row.source
+        net = build(
+            trace(mlp(inputs, hidden, outputs, bias)),
+            label or kind,
+            source=made,
+            gate=make_gate(
+                gate or row.gate, row.beta if beta is None else beta, row.epsilon if epsilon is None else epsilon
+            ),
+            piecewise_constant=piecewise_constant,
+            trained=trained or row.trained,
+            gates_from=row.gates_from if gates_from is None else gates_from,
+            init=Init(init) if isinstance(init, str) else init,
+            seed=seed,
+        )
     if seed is None and net.init.scheme != "default":
         net.draw_values()
         net.draw_gates()
@@ -217,7 +219,7 @@ def frg(
         init,
         seed,
         label="frg",
-        source=TableSource(examples, hidden, probability),
+        source=lambda: TableSource(examples, hidden, probability),
     )
 
 
@@ -292,7 +294,7 @@ def dlgn_shallow(
         init,
         seed,
         label="dlgn_shallow",
-        source=ShallowSource(inputs, hidden, bias),
+        source=lambda: ShallowSource(inputs, hidden, bias),
         gate=gate,
         beta=beta,
         piecewise_constant=piecewise_constant,
@@ -325,7 +327,7 @@ def quadratic(
         init,
         seed,
         label="quadratic",
-        source=QuadraticSource(inputs, hidden, bias, rank),
+        source=lambda: QuadraticSource(inputs, hidden, bias, rank),
         gate=gate,
         beta=beta,
         piecewise_constant=piecewise_constant,
@@ -352,7 +354,7 @@ def gdln(
     """
     check_sizes(inputs, hidden, outputs)
     return _fully_connected(
-        "given", inputs, hidden, outputs, bias, init, seed, label="gdln", source=FunctionSource(gates, hidden)
+        "given", inputs, hidden, outputs, bias, init, seed, label="gdln", source=lambda: FunctionSource(gates, hidden)
     )
 
 
