@@ -299,6 +299,7 @@ def test_a_regression_reaches_a_value_from_either_side():
     assert down.nearest and down.after <= at - 0.5
     with pytest.raises(OptionError, match="which is at most"):
         hat.counterfactual(X[0], at_most=at + 1)
+    assert repr(up).startswith(f"{up.before:.6g} becomes {up.after:.6g} with")
     with pytest.raises(RegionError, match=r"within the ranges of `within` no row is predicted at least 1e\+06"):
         hat.counterfactual(X[0], at_least=1e6, within=X)
     for wrong in ({}, {"at_least": 1, "at_most": 2}, {"at_least": np.nan}, {"at_most": "3"}):
@@ -318,7 +319,7 @@ def test_what_cannot_be_asked_is_said(flowers):
         (UnknownNameError, "sepal width", {"keep": "sepal widht (cm)"}),
         (OptionError, "no feature 4; they are 0 to 3", {"keep": 4}),
         (UnknownNameError, "petal", {"whole": ["petal"]}),
-        (OptionError, "feature 1 is to be whole and has 3.2 in x", {"whole": 1}),
+        (OptionError, r"feature 'sepal width \(cm\)' is to be whole and has 3.2 in x", {"whole": 1}),
         (OptionError, "no feature may change", {"keep": range(4)}),
         (OptionError, "seconds must be positive", {"seconds": 0}),
     ):

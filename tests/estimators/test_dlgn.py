@@ -35,6 +35,14 @@ def test_the_export_predicts_the_same_on_every_row(fitted):
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_the_export_reads_the_columns_of_a_table_by_name(fitted):
+    estimator, X = fitted
+    np.testing.assert_array_equal(
+        predict_from_export(estimator.export(), X[X.columns[::-1]].assign(more=1.0)),
+        predict_from_export(estimator.export(), X.to_numpy()),
+    )
+
+
 def test_the_network_is_the_same_function_with_hard_gates(fitted):
     estimator, X = fitted
     net = estimator.network()
@@ -467,6 +475,20 @@ def test_errors_that_users_expect(flowers, iris, quick):
     for use in (DLGNClassifier().transform, DLGNClassifier().predict, DLGNClassifier().explain):
         with pytest.raises(NotFittedError):
             use(X)
+
+
+@pytest.mark.parametrize("kind", [DLGNClassifier, DLGNRegressor, PathKernelClassifier])
+def test_columns_that_hold_no_numbers_are_named(kind):
+    pandas = pytest.importorskip("pandas")
+    X = pandas.DataFrame({"age": range(8), "city": ["Oslo", "Rome"] * 4, "seen": pandas.date_range("2020", periods=8)})
+    for columns, named in ((["age", "city"], ": 'city'\\."), (["seen", "age", "city"], ": 'city', 'seen'\\.")):
+        with pytest.raises(DTypeError, match=f"{kind.__name__}: columns .* no numbers{named} Encode them"):
+            kind().fit(X[sorted(columns)], [0, 1] * 4)
+    model = kind(hidden=(3,), epochs=2).fit(X[["age"]], [0, 1] * 4)
+    with pytest.raises(DTypeError, match=": 'age'"):
+        model.predict(X[["city"]].rename(columns={"city": "age"}))
+    with pytest.raises(ValueError, match="Input X contains NaN"):  # numbers that are missing are said to be
+        kind().fit(X[["age"]].astype(float).replace(3.0, np.nan), [0, 1] * 4)
 
 
 # --- pictures --------------------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from sklearn.base import clone
 
 import pathlens as pl
 from pathlens import PathKernelRegressor
+from pathlens.errors import OptionError
 
 
 def test_predictions_stay_when_the_network_or_the_parameters_change():
@@ -32,3 +34,9 @@ def test_a_ridge_is_chosen_by_leaving_rows_out():
         scores[ridge] = machine.score(X[60:], y[60:])
         assert (machine.ridge_ == ridge) == (ridge != "auto")
     assert scores["auto"] > max(scores[1e-8], scores[30.0])
+
+
+@pytest.mark.parametrize("ridge", ["some", -1, None, float("inf")])
+def test_a_wrong_ridge_is_said_before_anything_is_trained(ridge):
+    with pytest.raises(OptionError, match="PathKernelRegressor: ridge must be 'auto' or a number that is not negative"):
+        PathKernelRegressor(ridge=ridge).fit([[0.0], [1.0]], [0.0, 1.0])

@@ -70,6 +70,11 @@ class Counterfactual:
         order = [j for j in np.argsort(-share, kind="stable") if share[j] > 0]
         return {self.names[j]: (float(self.row[j]), float(self.point[j])) for j in order}
 
+    @property
+    def _what(self) -> str:
+        before, after = (f"{v:.6g}" if isinstance(v, float) else v for v in (self.before, self.after))
+        return f"{before} becomes {after}"
+
     def plot(self, ax: Any = None) -> Any:
         """Each change as a bar in standard deviations, with its values from and to; returns matplotlib axes."""
         changes = list(self.changes.items())[::-1]
@@ -78,12 +83,12 @@ class Counterfactual:
         ax.barh([f"{name}: {old:.4g} → {new:.4g}" for name, (old, new) in changes],
                 [(new - old) / scale[name] for name, (old, new) in changes], color="0.45")  # fmt: skip
         ax.axvline(0, color="black", linewidth=0.8)
-        ax.set(xlabel="change in standard deviations", title=f"{self.before} becomes {self.after}")
+        ax.set(xlabel="change in standard deviations", title=self._what)
         return ax
 
     def __repr__(self) -> str:
         proved = "none is nearer" if self.nearest else f"none is nearer than {self.at_least:.3g}"
-        lines = [f"{self.before} becomes {self.after} with {len(self.changes)} of {len(self.names)} features changed; "
+        lines = [f"{self._what} with {len(self.changes)} of {len(self.names)} features changed; "
                  f"distance {self.distance:.3g} standard deviations, {proved}"]  # fmt: skip
         width = max((len(name) for name in self.changes), default=0)
         for name, (old, new) in self.changes.items():
@@ -155,10 +160,6 @@ class Room:
         if whole is not None:
             integers[list(whole)] = True
             lowest[integers], highest[integers] = np.ceil(lowest[integers]), np.floor(highest[integers])
-            broken = np.flatnonzero(integers & (row != np.floor(row)))
-            if len(broken):
-                at = broken[0]
-                raise OptionError(f"counterfactual: feature {at} is to be whole and has {row[at]:g} in x.")
         elif within is not None:
             integers = (seen == np.floor(seen)).all(0)
         groups = []

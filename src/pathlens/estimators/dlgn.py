@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from pathlens.errors import EmptyDataError, LabelError, OptionError, ShapeError, unknown_name
 from pathlens.estimators.counterfactuals import Counterfactual, Goal, counterfactual
@@ -24,6 +24,7 @@ from pathlens.estimators.files import load_estimator, save_estimator
 from pathlens.estimators.fitting import fit, parted
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.estimators.recipes import resolve
+from pathlens.estimators.tables import checked
 from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.linops.indexing import as_number
 from pathlens.models import GatedNetwork
@@ -126,7 +127,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return validate_data(self, X, reset=False, dtype=np.float64)
+        return checked(self, X, reset=False)
 
     def transform(self, X: Any) -> np.ndarray:
         """Gate bits: 1.0 where a row lies in a half-space, (n, Σ w_l), layer by layer."""
@@ -223,6 +224,9 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         row = self._rows(_one_row(x))
         if len(row) != 1:
             raise ShapeError(f"counterfactual: expected one row, got {len(row)}. Ask for each on its own.")
+        for j in integers or ():
+            if row[0, j] != np.floor(row[0, j]):
+                raise OptionError(f"counterfactual: feature {names[j]!r} is to be whole and has {row[0, j]:g} in x.")
         rows = None if within is None else self._rows(within)
         goal, what = wanted(self.model_.outputs(row)[0])
         point, *told = counterfactual(self.model_, row[0], goal, what, rows, fixed, integers, float(seconds))
@@ -363,7 +367,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNClassifier:
         """Fit to rows X (n, d) and class labels y (n,) of any type; rows of weight zero count as absent."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = checked(self, X, y)
         kept, weights, self.classes_, labels = weighted_classes(
             type(self).__name__, X, y, sample_weight, self.class_weight
         )
@@ -496,7 +500,7 @@ early_stopping, validation_fraction, patience, random_state, verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNRegressor:
         """Fit to rows X (n, d) and targets y (n,) or (n, c); rows of weight zero count as absent."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        X, y = checked(self, X, y, multi_output=True, y_numeric=True)
         weights = row_weights(type(self).__name__, sample_weight, X)
         kept = weights > 0
         y = np.asarray(y, dtype=np.float64)

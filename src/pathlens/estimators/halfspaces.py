@@ -185,10 +185,13 @@ def predict_from_export(export: Mapping[str, Any], X: Any) -> np.ndarray:
     Examples
     --------
     >>> step = {"normals": [np.array([[1.0]])], "offsets": [np.array([0.0])], "weights": [np.zeros((1, 1)),
-    ...         np.ones((1, 1))], "biases": [np.array([2.0]), np.array([1.0])], "classes": None, "one_target": True}
+    ...         np.ones((1, 1))], "biases": [np.array([2.0]), np.array([1.0])], "feature_names": ["x0"],
+    ...         "classes": None, "one_target": True}
     >>> predict_from_export(step, [[-3.0], [5.0]])
     array([1., 3.])
     """
+    if hasattr(X, "columns") and set(export["feature_names"]) <= set(X.columns):
+        X = X[export["feature_names"]]  # a table's columns by name, in whatever order
     x = np.asarray(X, dtype=np.float64)
     h = x
     for normal, offset, weight, bias in zip(export["normals"], export["offsets"], export["weights"], export["biases"]):

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from pathlens.errors import unknown_name
+from pathlens.errors import OptionError, unknown_name
 from pathlens.estimators.fitting import Scale, fit
 from pathlens.estimators.recipes import resolve
+from pathlens.estimators.tables import checked
 from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.kernels import kernel_regression, npk, ntk, one_hot, overlap
 from pathlens.linops import GramSum
@@ -56,6 +58,9 @@ class _BasePathKernel(BaseEstimator):
         """Fit targets (n, c) on rows of positive weight; Y holds what a network of our own is trained on."""
         if self.kernel not in _KERNELS:
             raise unknown_name("kernel", self.kernel, _KERNELS)
+        if self.ridge != "auto" and not (isinstance(self.ridge, Real) and 0 <= float(self.ridge) < np.inf):
+            raise OptionError(f"{type(self).__name__}: ridge must be 'auto' or a number that is not negative, got "
+                              f"{self.ridge!r}.")  # fmt: skip
         share = weights / weights.sum()
         self._scale = Scale.of(X, share) if self.network is None else Scale(np.zeros(X.shape[1]), np.ones(X.shape[1]))
         self._x = self._scale(X)
@@ -95,7 +100,7 @@ class _BasePathKernel(BaseEstimator):
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        rows = validate_data(self, X, reset=False, dtype=np.float64)
+        rows = checked(self, X, reset=False)
         K = self._kernel(self._scale(rows), self._x)
         return (K @ torch.from_numpy(self._coefficients).to(K.dtype)).double().numpy() + self._mean
 
@@ -156,7 +161,7 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PathKernelClassifier:
         """Fit to rows X (n, d) and class labels y (n,); rows of weight zero count as absent."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = checked(self, X, y)
         kept, weights, self.classes_, labels = weighted_classes(
             type(self).__name__, X, y, sample_weight, self.class_weight
         )
@@ -191,7 +196,7 @@ class PathKernelRegressor(RegressorMixin, _BasePathKernel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PathKernelRegressor:
         """Fit to rows X (n, d) and targets y (n,) or (n, c); rows of weight zero count as absent."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        X, y = checked(self, X, y, multi_output=True, y_numeric=True)
         weights = row_weights(type(self).__name__, sample_weight, X)
         kept = weights > 0
         y = np.asarray(y, dtype=np.float64)

@@ -1,0 +1,35 @@
+"""Tables as users have them: scikit-learn's checks, and columns that hold other things than numbers by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import validate_data
+
+from pathlens.errors import DTypeError
+
+
+def checked(estimator: Any, X: Any, *y: Any, **how: Any) -> Any:
+    """`validate_data` of scikit-learn, to float64; it says which columns of a pandas table hold other things."""
+    try:
+        return validate_data(estimator, X, *y, dtype=np.float64, **how)
+    except (ValueError, TypeError) as error:
+        table = hasattr(X, "iloc") and hasattr(X, "columns")
+        names = [repr(name) for name, column in X.items() if not _numbers(column)] if table else []
+        if not names:
+            raise
+        others = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        raise DTypeError(f"{type(estimator).__name__}: columns with values that are no numbers: {', '.join(names[:5])}"
+                         f"{others}. Encode them, for example with scikit-learn's OneHotEncoder in "
+                         "make_column_transformer, or leave them out.") from error  # fmt: skip
+
+
+def _numbers(column: Any) -> bool:
+    if column.dtype.kind in "mM":  # dates would be counted in nanoseconds
+        return False
+    try:
+        np.asarray(column, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return True
