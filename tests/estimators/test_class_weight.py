@@ -116,6 +116,12 @@ def test_wrong_ones_are_named(rare, kind, weight, error, said):
         kind(class_weight=weight).fit(*rare)
 
 
+def test_one_class_that_weighs_is_not_enough(rare):
+    X, y = rare
+    with pytest.raises(LabelError, match="rows of positive weight hold one class, 'some'; a classifier needs"):
+        DLGNClassifier().fit(X, y, y == "some")
+
+
 # --- weights of kernel machines --------------------------------------------------------------------------------
 
 

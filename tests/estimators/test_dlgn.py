@@ -16,6 +16,7 @@ from sklearn.datasets import load_iris
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 
 import pathlens as pl
 from pathlens import DLGNClassifier, DLGNRegressor, PathKernelClassifier, paths
@@ -478,13 +479,15 @@ def test_errors_that_users_expect(flowers, iris, quick):
 
 
 @pytest.mark.parametrize("kind", [DLGNClassifier, DLGNRegressor, PathKernelClassifier])
-def test_columns_that_hold_no_numbers_are_named(kind):
+def test_tables_that_must_be_encoded_are_told_how(kind):
     pandas = pytest.importorskip("pandas")
     X = pandas.DataFrame({"age": range(8), "city": ["Oslo", "Rome"] * 4, "seen": pandas.date_range("2020", periods=8)})
     for columns, named in ((["age", "city"], ": 'city'\\."), (["seen", "age", "city"], ": 'city', 'seen'\\.")):
         with pytest.raises(DTypeError, match=f"{kind.__name__}: columns .* no numbers{named} Encode them"):
             kind().fit(X[sorted(columns)], [0, 1] * 4)
     model = kind(hidden=(3,), epochs=2).fit(X[["age"]], [0, 1] * 4)
+    with pytest.raises(DTypeError, match=r"X is a sparse matrix, .* OneHotEncoder\(sparse_output=False\)"):
+        make_pipeline(OneHotEncoder(), kind()).fit(X[["city"]], [0, 1] * 4)
     with pytest.raises(DTypeError, match=": 'age'"):
         model.predict(X[["city"]].rename(columns={"city": "age"}))
     with pytest.raises(ValueError, match="Input X contains NaN"):  # numbers that are missing are said to be

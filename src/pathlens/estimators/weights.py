@@ -33,7 +33,8 @@ def weighted_classes(
     kept = weights > 0
     classes, labels = np.unique(y[kept], return_inverse=True)
     if len(classes) < 2:
-        raise LabelError(f"{who}: y holds one class, {classes.tolist()[0]!r}; a classifier needs rows of at least two "
+        where = "y holds" if kept.all() else "rows of positive weight hold"
+        raise LabelError(f"{who}: {where} one class, {classes.tolist()[0]!r}; a classifier needs rows of at least two "
                          "classes.")  # fmt: skip
     return kept, weights[kept], classes, labels
 
