@@ -467,6 +467,9 @@ def test_errors_that_users_expect(flowers, iris, quick):
         flowers.rules()[0](X[:, :3])
     with pytest.raises(ShapeError, match="not those of the fit"):  # as predict: it would read them in the wrong order
         flowers.rules()[0](iris[0][iris[0].columns[::-1]])
+    with pytest.raises(ShapeError, match="not those of the fit"):
+        flowers.rules()[0](iris[0].iloc[0][iris[0].columns[::-1]])
+    assert flowers.rules()[0](iris[0].iloc[0]) == flowers.rules()[0](iris[0])[0]
     for option in ("digits", "terms", "top"):
         for wrong in (0, 2.5):
             with pytest.raises(OptionError, match=f"rules: {option} must be a whole number of at least 1, got {wrong}"):

@@ -286,7 +286,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     learning_rate : float
         Of AdamW; it falls to zero along a cosine.
     weight_decay : float or "auto"
-        "auto" is 2500 / (sum of the sample weights), between 1.5 and 10, times (widest layer) / 64. From 2,500 rows on,
+        "auto" is 2500 / (sum of the weights), between 1.5 and 10, times (widest layer) / 64. From 2,500 rows on,
         this and 1/3, 1/10 and 1/30 of it train on four fifths of the rows, and the one with the lowest loss on the
         others fits all rows; a fit then takes about 2.3 times as long.
     beta : (float, float)

@@ -53,7 +53,8 @@ class Rule:
 
     def __call__(self, X: Any) -> np.ndarray:
         """Which rows lie inside, bool (n,)."""
-        if self.names and hasattr(X, "columns") and tuple(map(str, X.columns)) != self.names:
+        labels = X.columns if hasattr(X, "columns") else X.index if hasattr(X, "to_frame") else self.names  # of a row
+        if self.names and tuple(map(str, labels)) != self.names:
             raise ShapeError("Rule: the columns of the table are not those of the fit in their order. Give "
                              "X[list(rule.names)].")  # fmt: skip
         rows = np.asarray(X, dtype=np.float64)
