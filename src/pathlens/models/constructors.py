@@ -399,27 +399,24 @@ def from_recipe(recipe: Mapping[str, Any], state: Mapping[str, Tensor]) -> Gated
     sizes, options = recipe["sizes"], dict(recipe["source"])
     inputs, hidden, bias = sizes["inputs"], sizes["hidden"], sizes["bias"]
     name = options.pop("name")
-    with torch.random.fork_rng(devices=[]):  # what is drawn here is overwritten, and nobody else is to miss it
-        source: str | GateSource = name
-        if name == "shallow":
-            source = ShallowSource(inputs, hidden, bias)
-        elif name == "quadratic":
-            source = QuadraticSource(inputs, hidden, bias, **options)
-        elif name == "table":
-            source = TableSource(widths=hidden, **options)
-        net = _fully_connected(
-            "given",
-            inputs,
-            hidden,
-            sizes["outputs"],
-            bias,
-            "default",
-            None,
-            label=recipe["kind"],
-            source=source,
-            gate=make_gate(recipe["gate"], epsilon=float(state.get("gate.epsilon", 0.0))),
-            piecewise_constant=recipe["piecewise_constant"],
-        )
+    made: dict[str, Callable[[], GateSource]] = {
+        "shallow": lambda: ShallowSource(inputs, hidden, bias),
+        "quadratic": lambda: QuadraticSource(inputs, hidden, bias, **options),
+        "table": lambda: TableSource(widths=hidden, **options),
+    }
+    net = _fully_connected(
+        "given",
+        inputs,
+        hidden,
+        sizes["outputs"],
+        bias,
+        "default",
+        0,  # what is drawn is overwritten; with a seed nobody else misses it
+        label=recipe["kind"],
+        source=made.get(name, name),
+        gate=recipe["gate"],
+        piecewise_constant=recipe["piecewise_constant"],
+    )
     net.trained, net.gates_from, net.init = recipe["trained"], recipe["gates_from"], Init(*recipe["init"])
     for parameter, p in net.named_parameters():
         p.requires_grad_(parameter not in recipe["frozen"])
