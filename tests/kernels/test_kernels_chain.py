@@ -50,3 +50,39 @@ def test_a_record_with_a_shortcut_is_refused_and_the_network_is_not():
     first, second = (g.double() for g in pl.record(net, X).bits.values())
     counts = (first @ first.T) * (second @ second.T) + (first * second) @ (first * second).T
     assert torch.equal(pl.kernels.overlap(net, X).dense(), counts)
+
+
+class LateShortcut(EarlyShortcut):
+    """Added behind the gate: nothing of it is seen where the first layer lets nothing through."""
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        return self.out(torch.relu(self.b(h)) + h)
+
+
+def unbiased(net):
+    for p in net.parameters():
+        if p.ndim == 1:
+            nn.init.zeros_(p)
+    return net
+
+
+@pytest.mark.parametrize("kind", ["plain", "relu", "dlgn", "dln"])
+def test_rows_of_zeros_do_not_hide_a_shortcut(kind):
+    zeros = torch.zeros(3, 3)
+    for net, straight in ((unbiased(chain()), True), (unbiased(LateShortcut()), False)):
+        net = net if kind == "plain" else pl.gated_twin(net, kind, example=zeros + 1)
+        assert pl.record(net, zeros).chain is straight
+        assert pl.record(net, torch.randn(40, 3)).chain is straight
+
+
+def test_all_gates_open_at_zero_count_the_shortcut_too():
+    net = pl.gated_twin(unbiased(LateShortcut()), "dln", example=torch.ones(2, 3))
+    at_zero, elsewhere = pl.paths.count(net, torch.zeros(1, 3)), pl.paths.count(net, torch.ones(1, 3))
+    assert at_zero == elsewhere == 4 * 4 + 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_norm_that_has_seen_nothing_is_no_chain_either(dtype):
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+    assert not pl.record(net.eval().to(dtype), torch.randn(5, 2, dtype=dtype)).chain  # it divides by √(1 + ε)

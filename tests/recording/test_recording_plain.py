@@ -167,9 +167,10 @@ NETS = [
 @pytest.mark.parametrize("cls", NETS, ids=lambda c: c.__name__)
 def test_gradients_of_modules_of_every_style(cls: type[nn.Module]) -> None:
     net, x = cls().double(), rows(5, 4)
-    before = x.clone()
+    before, own = x.clone(), list(net.parameters())
     rec = record(net, x)
     assert torch.equal(x, before) and torch.equal(rec.x, before)
+    assert all(a is b for a, b in zip(own, net.parameters(), strict=True))
     check_record(net, x, rec)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from pathlens.models.gates import leak
 from pathlens.recording.inputs import accepting, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
+
+_FEW = 32  # rows that show how layers are joined
 
 
 def check_net(net: nn.Module) -> None:
@@ -57,7 +60,9 @@ def _part(net: nn.Module, name: str) -> str:
     return "gate" if name.startswith("source.") else "value"
 
 
-def _listen(net: nn.Module, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tape]:
+def _listen(
+    net: nn.Module, x: Tensor, ids: Tensor | None, parameters: dict[str, Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tape]:
     """Run the network on stand-ins for its parameters, so that the live ones see no graph and no gradient.
 
     Returns a copy of x, the output and the tape. Copies of what every layer reads and writes are taken only where the
@@ -65,7 +70,7 @@ def _listen(net: nn.Module, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tens
     """
     seen = x.clone()
     try:
-        f, tape = _run(net, seen, ids, clone=False)
+        f, tape = _run(net, seen, ids, clone=False, parameters=parameters)
         if not (tape.unseen or seen._version or any(call.rewritten() for call in tape.calls)):
             return seen, f, tape
     except RecordError:
@@ -73,21 +78,38 @@ def _listen(net: nn.Module, x: Tensor, ids: Tensor | None) -> tuple[Tensor, Tens
     except RuntimeError:  # autograd refuses to rewrite what the tape holds; any other error comes again below
         pass
     seen = x.clone()
-    return seen, *_run(net, x.clone(), ids, clone=True)
+    return seen, *_run(net, x.clone(), ids, clone=True, parameters=parameters)
 
 
-def _run(net: nn.Module, x: Tensor, ids: Tensor | None, clone: bool) -> tuple[Tensor, Tape]:
-    parameters = {k: p.detach() for k, p in net.named_parameters()}
+def _run(
+    net: nn.Module, x: Tensor, ids: Tensor | None, clone: bool, parameters: dict[str, Tensor] | None = None
+) -> tuple[Tensor, Tape]:
+    parameters = parameters or {k: p.detach() for k, p in net.named_parameters()}
     names = {id(p): k for k, p in parameters.items()}
     stack: list[tuple[str, nn.Module]] = []
     tape = Tape(names, clone=clone, stack=stack)
+    own = {id(p): parameters[k] for k, p in net.named_parameters()}
     if isinstance(net, GatedNetwork):
         with tape:
-            return torch.func.functional_call(net, parameters, (x, ids)), tape
+            return _call(net, own, (x, ids)), tape
     # a user's forward may write into its buffers
-    buffers = {k: b.detach().clone() for k, b in net.named_buffers()}
+    buffers = {id(b): b.detach().clone() for b in net.buffers()}
     with module_paths(net, stack), tape:
-        return torch.func.functional_call(net, parameters | buffers, (x,)), tape
+        return _call(net, own | buffers, (x,)), tape
+
+
+def _call(net: nn.Module, instead: dict[int, Tensor], inputs: tuple[Any, ...]) -> Tensor:
+    """Call a network with other tensors in place of its own, by their ids; its own are there again afterwards.
+
+    Every module is named once: of one that stands under two names torch would swap the tensors twice, and put the
+    stand-ins back.
+    """
+    slots = {}
+    for path, module in net.named_modules():
+        for name, t in (*module._parameters.items(), *module._buffers.items()):
+            if t is not None:
+                slots[f"{path}.{name}" if path else name] = instead.get(id(t), t)
+    return torch.func.functional_call(net, slots, inputs, tie_weights=False)
 
 
 def _keeps_rows(net: nn.Module) -> bool:
@@ -168,7 +190,7 @@ def take_within(
         x, f2.detach()[:, wanted], bits, soft, tuple(layers), layer_inputs, sensitivity, label,
         flops * (1 + (len(wanted) if sensitivities else 0)),
         tuple(k for k, train in trainable.items() if train and k not in told),
-        () if outputs is None else tuple(wanted), sensitivities, _is_chain(layers, by_weight, bits, soft),
+        () if outputs is None else tuple(wanted), sensitivities, _is_chain(net, x, ids, by_weight, bits, soft),
         tuple(tape.ungated),
     )  # fmt: skip
 
@@ -180,19 +202,48 @@ def _held(tape: Tape, outputs: int) -> int:
 
 
 def _is_chain(
-    layers: list[Layer], by_weight: dict[str, list[Call]], bits: dict[str, Tensor], soft: dict[str, Tensor]
-) -> bool:
+    net: nn.Module, x: Tensor, ids: Tensor | None, by_weight: dict[str, list[Call]], bits: dict[str, Tensor],
+    soft: dict[str, Tensor],
+) -> bool:  # fmt: skip
     """Whether every value layer reads exactly gate × (pre-activation of the layer before it)."""
-    calls = [c for layer, called in zip(layers, by_weight.values()) if layer.part != "gate" for c in called]
+    calls = _value_calls(net, by_weight)
+    if not _joined(calls, bits, soft):
+        return False
+    if all(bool(c.x[:_FEW].any(0).all()) for c in calls):
+        return True
+    # what is zero in these rows may be added anywhere unseen: look again where everything is positive
+    generator = torch.Generator().manual_seed(0)
+    parameters = {k: _positive(p, generator) / max(1, p.shape[1:].numel()) for k, p in net.named_parameters()}
+    if isinstance(net, GatedNetwork):  # it is asked for its gates, too
+        net = copy.deepcopy(net)
+        net.load_state_dict(parameters, strict=False)
+    x, ids = x[:2], None if ids is None else ids[:2]
+    x = _positive(x, generator) if x.is_floating_point() else x
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        _, _, tape = _listen(net, x, ids, parameters)
+        bits, soft, _ = _gates_of(net, x, ids, tape)
+    return _joined(_value_calls(net, _by_weight(tape, len(x))), bits, soft)
+
+
+def _positive(t: Tensor, generator: torch.Generator) -> Tensor:
+    """Random numbers about one, in the shape and of the kind of a tensor."""
+    return (0.5 + torch.rand(t.shape, generator=generator)).to(t)
+
+
+def _value_calls(net: nn.Module, by_weight: dict[str, list[Call]]) -> list[Call]:
+    return [c for weight, calls in by_weight.items() if _part(net, weight) != "gate" for c in calls]
+
+
+def _joined(calls: list[Call], bits: dict[str, Tensor], soft: dict[str, Tensor]) -> bool:
+    """Whether calls and gate sites take turns, as far as the first rows show."""
     if len(calls) != len(bits) + 1 or not calls or any(c.convolution is not None or c.x.ndim != 2 for c in calls):
         return False
     for before, after, (site, bit) in zip(calls, calls[1:], bits.items()):
         if not bit.shape == before.out.shape == after.x.shape:
             return False
-        few = slice(0, 32)  # something added in between shows in any row that is not all zero
-        passed, read = before.out.detach()[few] * soft.get(site, bit)[few], after.x[few]
+        passed, read = before.out.detach()[:_FEW] * soft.get(site, bit)[:_FEW], after.x[:_FEW]
         # the network may have rounded the product differently (leaky units), but not by more than a few ulps
-        rtol = 1e-5 if read.dtype == torch.float32 else 1e-12
+        rtol = 16 * torch.finfo(read.dtype).eps
         if not torch.equal(passed, read) and not torch.allclose(passed, read, rtol=rtol, atol=0.0):
             return False
     return True
