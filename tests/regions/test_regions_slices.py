@@ -181,6 +181,15 @@ def test_counts_of_networks_that_are_no_chain() -> None:
     assert region.area == cells.areas[cells.patterns["relu@0"][:, 36 * channel + 6 * row + column]].sum()
 
 
+def test_layers_that_act_place_by_place_are_no_chain() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 1)).double()
+    cells = slice2d(net, Plane(*torch.randn(3, 3, 2, generator=torch.Generator().manual_seed(0))), 2.0)
+    check(net, cells)
+    first, second = (bits.reshape(len(cells), 3, -1).sum(2) for bits in cells.patterns.values())
+    assert cells.counts == (first * second).sum(1).tolist()  # no path leads from one place to another
+    assert cells.summary().total_paths is None
+
+
 def test_counts_beyond_64_bits() -> None:
     cells = slice2d(pl.models.dln(2, hidden=(100,) * 12))
     assert len(cells) == 1 and cells.counts == [10**24]

@@ -137,7 +137,8 @@ def hard_network(
             "Give the shape of one input, without the batch dimension."
         ) from error
     shapes = {name: tuple(q.shape[1:]) for name, q in scores.items()}
-    return HardNetwork(clone, shape, label, shapes, _is_chain(clone))
+    flat = all(len(units) == 1 for units in shapes.values())  # a layer that acts place by place connects no two of them
+    return HardNetwork(clone, shape, label, shapes, flat and _is_chain(clone))
 
 
 _NO_HALFSPACES = {
@@ -196,7 +197,7 @@ def _input_shape(net: nn.Module, given: Sequence[int] | None, where: str) -> tup
 
 
 def _is_chain(net: GatedNetwork) -> bool:
-    """Whether the values are linear layer, gates, linear layer, gates, …, linear layer on flat units."""
+    """Whether the values are linear layer, gates, linear layer, gates, …, linear layer."""
     graph = net.values.graph
     node = next(n for n in graph.nodes if n.op == "placeholder")
     kinds: list[str] = []
