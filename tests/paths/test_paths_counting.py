@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import pathlens as pl
 from pathlens import paths
 from pathlens.errors import RecordError
+from pathlens.testing.jacobians import count_shared_paths
 
 
 @settings(max_examples=25, deadline=None)
@@ -92,6 +93,43 @@ def test_convolutions_are_counted_position_by_position(name: str, kind: str) -> 
         got = paths.count(net, X, include_inputs=include_inputs)
         assert len(set(got.tolist())) > 1
         assert got.tolist() == [round(v) for v in want.tolist()]
+
+
+class Starts(nn.Module):
+    """Units that read the input in several ways, or through layers without gates."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.a, self.b, self.c = nn.Conv1d(2, 2, 3, padding=1), nn.Conv1d(2, 2, 1), nn.Conv1d(2, 2, 1, padding=1)
+        self.head = nn.Linear(12 if how == "padding" else 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "ungated":
+            h = torch.relu(self.b(self.a(x)))
+        elif self.how == "projection":
+            h = torch.relu(self.a(x)) + self.b(x)
+        elif self.how == "around":
+            h = torch.relu(self.a(x) + x)
+        elif self.how == "later":
+            h = torch.relu(self.b(torch.relu(self.a(x))) + x)
+        elif self.how == "padding":  # its outer units read zeros alone
+            h = torch.relu(self.c(x))
+        else:
+            h = torch.relu(self.a(x)) + x
+        return self.head(torch.flatten(h, 1))
+
+
+@pytest.mark.parametrize("kind", ["dlgn", "relu"])
+@pytest.mark.parametrize("how", ["ungated", "projection", "around", "later", "padding", "last"])
+def test_a_path_starts_once_at_a_gate_that_the_input_reaches(how: str, kind: str) -> None:
+    X = torch.randn(5, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    net = pl.gated_twin(Starts(how).double(), kind, example=X[:2], seed=0)
+    shared = count_shared_paths(net, X)
+    assert int(shared.max()) > 0 and paths.count(net, X).tolist() == shared.diagonal().tolist()
+    assert torch.equal(pl.kernels.overlap(net, X).dense().long(), shared)
+    inputs = pl.kernels.overlap(net, X, include_inputs=True).diagonal().round().long().tolist()
+    assert paths.count(net, X, include_inputs=True).tolist() == inputs
 
 
 def test_templates_with_circular_convolutions_and_padded_shortcuts() -> None:

@@ -108,10 +108,10 @@ class PathRecursion:
 
     def _weight(self, s: Step, terms: list[Term], sums: Sums, mode: str) -> list[Term]:
         # what the input brings starts no path of hidden units before it meets a gate
+        if s.detail is not None and s.detail[0] is not None:
+            terms = [t.mapped(s.detail[0], None) for t in terms]
         inputs = [t for t in terms if mode == "paths" and _is_input(t)]
         rest = [t for t in terms if mode != "paths" or not _is_input(t)]
-        if s.detail is not None and s.detail[0] is not None:
-            rest = [t.mapped(s.detail[0], None) for t in rest]
         positions = math.prod(s.spatial)
         channels = torch.arange(s.channels, device=self.device)
         group = channels * s.groups // s.channels if s.groups > 1 else None
@@ -125,11 +125,13 @@ class PathRecursion:
             return torch.zeros(sums.a, sums.b, *shape, dtype=torch.float64, device=self.device)
 
         found = []
-        if inputs:
-            reached = torch.stack([t.channels >= 0 for t in inputs]).any(0)
-            there = torch.zeros(s.groups, dtype=torch.bool, device=self.device).index_fill_(0, read[reached], True)
-            present = there[channels * s.groups // s.channels]
-            found.append(Term((_INPUT, s.name), torch.where(present, 0, -1), (), _ones))
+        arrived = self._arrived(inputs)
+        for g in range(s.groups if inputs else 0):
+            at = self._windows(s, arrived[read == g].any(0).double()[None, None], sums)[0, 0] > 0
+            present = torch.where(channels * s.groups // s.channels == g, 0, -1)
+            # windows that lie in the padding read nothing
+            where = () if bool(at.all()) else (SpatialMap(at.double().diag()),)
+            found.append(Term((_INPUT, s.name), present, where, _ones))
         if rest and s.name in self.wiring.passing:
             found.append(Term((s.name,), channels, (), make, group))
         elif rest:
@@ -141,19 +143,23 @@ class PathRecursion:
         """Gated fields, where paths of hidden units are counted: one starts at each unit that reads an input, and does
         so once, however many inputs it reads and in however many ways."""
         found = [t.masked(mask) for t in terms if not _is_input(t)]
-        reached = torch.zeros(s.channels, math.prod(s.spatial), dtype=torch.bool, device=self.device)
-        for t in terms:
-            if _is_input(t):
-                at = torch.ones(self._born(t.key), dtype=torch.float64, device=self.device)
-                for stage in t.stages:
-                    assert isinstance(stage, SpatialMap), "no mask comes before the first gate"
-                    at = stage.along_diagonal(at, True)
-                reached |= (t.channels >= 0)[:, None] & (at > 0)
+        reached = self._arrived([t for t in terms if _is_input(t)])
         if bool(reached.any()):
             everywhere = torch.zeros(s.channels, dtype=torch.long, device=self.device)
             start = Mask(mask.left * reached, mask.right)
             found.append(Term((_START, s.name), everywhere, (), _ones).masked(start))
         return found
+
+    def _arrived(self, inputs: list[Term]) -> Tensor:
+        """Channels and positions at which the input arrives, (C, P) bool."""
+        reached = torch.zeros((), dtype=torch.bool, device=self.device)
+        for t in inputs:
+            at = torch.ones(self._born(t.key), dtype=torch.float64, device=self.device)
+            for stage in t.stages:
+                assert isinstance(stage, SpatialMap), "no mask comes before the first gate"
+                at = stage.along_diagonal(at, True)
+            reached = reached | ((t.channels >= 0)[:, None] & (at > 0))
+        return reached
 
     def _born(self, key: tuple[str, ...]) -> int:
         """Positions of a field when its layer made it."""

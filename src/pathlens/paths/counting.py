@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -130,8 +131,8 @@ def _primes(bound: int) -> list[int]:
 class _Counter(fx.Interpreter):
     """Runs the value network with every weight 1, no biases and hard gates, modulo a prime.
 
-    Values are pairs (counts, fresh): fresh says that no hidden unit has been passed, so that the next layer starts
-    paths instead of adding up its inputs.
+    Values are pairs (counts, reached). The second is 1 where the input arrives without having passed a gate, and None
+    where it arrives nowhere: a path of hidden units starts, once, at each gate that it arrives at.
     """
 
     def __init__(self, net: GatedNetwork, bits: dict[str, Tensor], include_inputs: bool, prime: int | None) -> None:
@@ -146,7 +147,7 @@ class _Counter(fx.Interpreter):
             # on the CPU, where convolutions of float64 add products up and nothing else, so that integers stay exact
             gates = [self._bits[site].cpu().double() for site in self._net.site_names]
             ones = torch.ones(self._net.value_reads(x).shape, dtype=torch.float64)
-            counts, _ = self.run((ones, True), *gates)
+            counts, _ = self.run((ones, None) if self._inputs else (torch.zeros_like(ones), ones), *gates)
         flat = counts.flatten(1)
         if not bool((flat == flat[:, :1]).all()):
             raise RecordError(
@@ -158,86 +159,86 @@ class _Counter(fx.Interpreter):
     def _reduced(self, counts: Tensor) -> Tensor:
         return counts if self._prime is None else counts.remainder_(self._prime)
 
-    def _layer(self, made: Tensor, fresh: bool) -> tuple[Tensor, bool]:
-        """What a layer makes of the counts that it added up: it starts paths where none has been started."""
-        return (torch.ones_like(made) if fresh and not self._inputs else self._reduced(made)), False
+    def _sums(self, read: Any, add_up: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None]:
+        """What comes of both under an operation that adds up, or moves about."""
+        counts, reached = read
+        return self._reduced(add_up(counts)), None if reached is None else add_up(reached).clamp(max=1)
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self._module(self.fetch_attr(target), target, args, kwargs)
 
     def _module(self, module: Any, target: Any, args: Any, kwargs: Any) -> Any:
         kind = type(module)
-        (counts, fresh), *others = args
+        read, *others = args
         if others or kwargs:
             raise self._refuse(target, kind.__name__)
         if kind is nn.Linear:
-            made = counts.sum(-1, keepdim=True)
-            return self._layer(made.expand(*made.shape[:-1], module.out_features).clone(), fresh)
+            return self._sums(read, lambda t: t.sum(-1, keepdim=True).repeat_interleave(module.out_features, -1))
         if kind in _CONVOLUTIONS and module.padding_mode == "zeros":
             # weights are 1, so all channels of a group are one sum: of channels first, then over the window
-            groups = module.groups
+            groups, each = module.groups, module.out_channels // module.groups
             weight = torch.ones(groups, 1, *module.kernel_size, dtype=torch.float64)
-            summed = counts.unflatten(1, (groups, -1)).sum(2)
-            made = _CONVOLUTIONS[kind](summed, weight, None, module.stride, module.padding, module.dilation, groups)
-            made, fresh = self._layer(made, fresh)
-            return made.repeat_interleave(module.out_channels // groups, 1), fresh
+            geometry = module.stride, module.padding, module.dilation, groups
+
+            def windows(t: Tensor) -> Tensor:
+                summed = t.unflatten(1, (groups, -1)).sum(2)
+                return _CONVOLUTIONS[kind](summed, weight, None, *geometry).repeat_interleave(each, 1)
+
+            return self._sums(read, windows)
         if kind in _POOLS and not module.ceil_mode:
-            channels, dims = counts.shape[1], counts.ndim - 2
+            channels, dims = read[0].shape[1], read[0].ndim - 2
             window = module.kernel_size if isinstance(module.kernel_size, tuple) else (module.kernel_size,) * dims
-            ones = counts.new_ones(channels, 1, *(window if len(window) == dims else window * dims))
-            return self._reduced(_POOLS[kind](counts, ones, None, module.stride, module.padding, 1, channels)), fresh
+            ones = torch.ones(channels, 1, *(window if len(window) == dims else window * dims), dtype=torch.float64)
+            return self._sums(read, lambda t: _POOLS[kind](t, ones, None, module.stride, module.padding, 1, channels))
         if kind in _GLOBAL_POOLS:
             wanted = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
             if any(size != 1 for size in wanted):
                 raise self._refuse(target, f"{kind.__name__} to more than one position")
-            return self._reduced(counts.sum(dim=tuple(range(2, counts.ndim)), keepdim=True)), fresh
+            return self._sums(read, lambda t: t.sum(dim=tuple(range(2, t.ndim)), keepdim=True))
         if kind is nn.Flatten:
-            return module(counts), fresh
+            return self._sums(read, module)
         if isinstance(module, _PASS):
-            return counts, fresh
+            return read
         raise self._refuse(target, kind.__name__)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(target, "__name__", str(target))
         if target is apply_site:
-            (counts, _), gate = args[0], args[1]
-            return counts * gate, False
+            (counts, reached), gate = args[0], args[1]
+            return (counts if reached is None else counts + reached) * gate, None
         if target in (operator.add, torch.add) and not kwargs and all(isinstance(a, tuple) for a in args):
-            (a, fresh), (b, other) = args
-            if fresh == other:
-                return self._reduced(a + b), fresh
+            (a, here), (b, there) = args
+            reached = here if there is None else there if here is None else (here + there).clamp(max=1)
+            return self._reduced(a + b), reached
         if isinstance(args[0], torch.Size):  # an entry of a shape
             return target(*args, **kwargs)
         if target is getattr and args[1] == "shape":
             return args[0][0].shape
-        if target is torch.squeeze and (kwargs or len(args) > 1):  # without a dimension it may take that of the rows
-            return target(args[0][0], *args[1:], **kwargs), args[0][1]
         if target is F.pad and (args[3] if len(args) > 3 else kwargs.get("value")):  # it would count as paths
             raise self._refuse(name, "with other values than zero")
-        if target in (torch.flatten, F.pad, operator.getitem):  # they move counts about, or add zeros
-            return target(args[0][0], *args[1:], **kwargs), args[0][1]
+        moves = target in (torch.flatten, F.pad, operator.getitem)  # they move counts about, or add zeros
+        # without a dimension it may take that of the rows
+        if moves or (target is torch.squeeze and (kwargs or len(args) > 1)):
+            return self._sums(args[0], lambda t: target(t, *args[1:], **kwargs))
         if target in _POOL_CALLS:
             return self._module(_POOL_CALLS[target](*args[1:], **kwargs), name, args[:1], {})
         if target in (torch.mean, torch.sum):
             return self._over_positions(*args, **kwargs)
         raise self._refuse(name, "function")
 
-    def _over_positions(
-        self, read: tuple[Tensor, bool], dim: Any = None, keepdim: bool = False, **others: Any
-    ) -> tuple[Tensor, bool]:
+    def _over_positions(self, read: Any, dim: Any = None, keepdim: bool = False, **others: Any) -> Any:
         """A mean or sum over positions: every one of them leads on."""
-        counts, fresh = read
         dim = others.pop("axis", dim)
         dims = dim if isinstance(dim, (tuple, list)) else (dim,)
-        if others or any(d is None or d % counts.ndim < 2 for d in dims):
+        if others or any(d is None or d % read[0].ndim < 2 for d in dims):
             raise self._refuse("mean or sum", "over rows or channels")
-        return self._reduced(counts.sum(dim=tuple(dims), keepdim=keepdim)), fresh
+        return self._sums(read, lambda t: t.sum(dim=tuple(dims), keepdim=keepdim))
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target == "size":
             return args[0][0].size(*args[1:], **kwargs)
         if target in ("flatten", "view", "reshape") or (target == "squeeze" and (kwargs or len(args) > 1)):
-            return getattr(args[0][0], target)(*args[1:], **kwargs), args[0][1]
+            return self._sums(args[0], lambda t: getattr(t, target)(*args[1:], **kwargs))
         if target in ("mean", "sum"):
             return self._over_positions(*args, **kwargs)
         raise self._refuse(target, "method")
