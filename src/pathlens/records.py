@@ -212,6 +212,8 @@ class Layer:
         The layer's pre-activation is the network's output, so its sensitivity is the identity and is not stored.
     trainable : bool
         Whether training changes its weight (frozen gates: False).
+    parameters : tuple of str
+        Names of its weight and, where all its calls add one and the same, of that bias.
     """
 
     name: str
@@ -222,6 +224,7 @@ class Layer:
     calls: tuple[Convolution | None, ...]
     identity: bool = False
     trainable: bool = True
+    parameters: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -479,7 +482,8 @@ def _layer_from(d: dict[str, Any]) -> Layer:
                                            tuple(c["dilation"]), c["groups"])
         for c in d["calls"]
     )  # fmt: skip
-    return Layer(d["name"], d["part"], d["bias"], d["inputs"], d["outputs"], calls, d["identity"], d["trainable"])
+    return Layer(d["name"], d["part"], d["bias"], d["inputs"], d["outputs"], calls, d["identity"], d["trainable"],
+                 tuple(d.get("parameters", (f"{d['name']}.weight", f"{d['name']}.bias"))))  # fmt: skip
 
 
 def _positions(t: Tensor, call: Convolution | None) -> int:

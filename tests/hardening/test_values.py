@@ -49,6 +49,32 @@ def test_each_layer_is_fitted_to_its_exact_optimum(name, bias, constant, gate):
     assert loss(net, x, y) == pytest.approx(expected, rel=1e-8)
 
 
+class OwnParameters(nn.Module):
+    """Weights that are no module's, as layers or in products of matrices."""
+
+    def __init__(self, products):
+        super().__init__()
+        self.products = products
+        self.first, self.shift = nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(5))
+        self.last = nn.Parameter(torch.randn(2, 5))
+
+    def forward(self, x):
+        if self.products:
+            return torch.relu(x @ self.first.T + self.shift) @ self.last.T
+        return nn.functional.linear(torch.relu(nn.functional.linear(x, self.first, self.shift)), self.last)
+
+
+@pytest.mark.parametrize("products", [False, True])
+def test_weights_that_are_no_modules_are_fitted_too(products):
+    x, y = rows(n=25)
+    torch.manual_seed(0)
+    net = pl.gated_twin(OwnParameters(products).double(), "dlgn", x[:2], gates_from="dependent")
+    assert can_solve(net, x) is not products
+    hard = net.with_gate("hard")
+    found = pl.harden(net, x, y, "refit", epochs=3, progress=False)
+    assert loss(found.network, x, y) < loss(hard, x, y)
+
+
 def test_a_small_convolution_is_fitted_too():
     x = torch.randn(30, 1, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = x.flatten(1).max(1, keepdim=True).values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from path_tables import KINDS, check_ratios, large_table, network, table
@@ -103,6 +104,30 @@ def test_plain_modules_and_leaky_units() -> None:
     for each in (net, pl.gated_twin(net, "relu", example=X[:2])):
         assert "gates hard, leaky" in repr(paths.top(each, X))
     assert got.listed.tolist() == [4 * 3 + 3 + 1] * 5  # a leaky unit never closes; three biases and one start paths
+
+
+class OwnParameters(nn.Module):
+    """Weights and biases under names of their own; two layers share one bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u, self.v, self.w = (nn.Parameter(torch.randn(*size).double()) for size in ((4, 2), (4, 4), (1, 4)))
+        self.shift = nn.Parameter(torch.randn(4).double())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(F.linear(x, self.u, self.shift))
+        return F.linear(torch.relu(F.linear(h, self.v, bias=self.shift)), self.w)
+
+
+def test_biases_of_any_name_start_paths() -> None:
+    torch.manual_seed(0)
+    net, X = OwnParameters(), torch.randn(6, 2).double()
+    first = torch.relu(F.linear(X, net.u, net.shift))
+    second = (F.linear(first, net.v, net.shift) > 0).double()
+    for parts in (paths.groups(net, X, 0), paths.groups(pl.gated_twin(net, "relu", example=X), X, 0)):
+        assert torch.allclose(parts.contributions, first * ((second * net.w) @ net.v))
+        assert torch.allclose(parts.rest, (second * net.w) @ net.shift)
+    assert paths.count(net, X, include_biases=True).tolist() == (((first > 0).sum(1) + 1) * second.sum(1)).tolist()
 
 
 def test_a_float32_network_is_followed_in_float64() -> None:

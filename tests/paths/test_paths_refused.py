@@ -115,6 +115,8 @@ def test_a_record_of_other_weights_is_noticed() -> None:
     assert torch.equal(paths.top(net, rec, k=3).paths, paths.top(net, X, k=3).paths)
     with pytest.raises(RecordError, match="other weights"):
         paths.top(network("hard", seed=1), rec, k=3)
+    with pytest.raises(RecordError, match=r"a layer 'values\.linear1', which the network lacks"):
+        paths.top(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), rec, k=3)
     part = pl.record(net, X, outputs=[1], sensitivities=False)
     with pytest.raises(RecordError, match="alone"):
         paths.top(net, part, k=3)

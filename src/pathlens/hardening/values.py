@@ -25,7 +25,7 @@ def can_solve(net: GatedNetwork, x: Tensor) -> bool:
     """Whether `least_squares` can fit every value layer: none is too large, and there is no batch-norm among them."""
     probe = record(_exact(net), x[:1].double())
     sizes = [layer.outputs * (layer.inputs + 1) for layer in probe.layers if layer.part == "value"]
-    return max(sizes) <= _LARGEST and not any(name.startswith("values.") for name in probe.untracked)
+    return max(sizes, default=0) <= _LARGEST and not any(name.startswith("values.") for name in probe.untracked)
 
 
 def _exact(net: GatedNetwork) -> GatedNetwork:
@@ -105,8 +105,8 @@ def _solve_layer(net: GatedNetwork, name: str, x: Tensor, y: Tensor, damping: fl
     """Damped least squares over one layer's weights and bias; left as it was where rounding makes it worse."""
     source = record(net, x)
     layer = source.layers[[item.name for item in source.layers].index(name)]
-    weight = net.get_parameter(f"{name}.weight")
-    bias = net.get_parameter(f"{name}.bias") if layer.bias else None
+    weight = net.get_parameter(layer.parameters[0])
+    bias = net.get_parameter(layer.parameters[1]) if layer.bias else None
     size = weight.numel() + (0 if bias is None else bias.numel())
     gram = torch.zeros(size, size, dtype=torch.float64, device=x.device)
     right = torch.zeros(size, dtype=torch.float64, device=x.device)

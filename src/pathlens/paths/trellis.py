@@ -172,9 +172,11 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
     if rec.kept:
         raise RecordError(f"{what}: the record holds outputs {rec.kept} alone. Record all outputs.")
     named = {name: p.detach().double() for name, p in net.named_parameters()}
-    # a record names a layer by its weight, without ".weight" where the weight's name ends so
-    values = [named[name if name in named else layer.name] for layer in layers for name in (f"{layer.name}.weight",)]
-    biases = [named.get(f"{layer.name}.bias") for layer in layers]
+    foreign = next((layer.name for layer in layers if layer.parameters[0] not in named), None)
+    if foreign is not None:
+        raise RecordError(f"{what}: the record has a layer '{foreign}', which the network lacks. Record it again.")
+    values = [named[layer.parameters[0]] for layer in layers]
+    biases = [next((named.get(name) for name in layer.parameters[1:]), None) for layer in layers]
     inputs = rec.layer_inputs[layers[0].name][0].double()
     trellis = _build(rec, values, biases, inputs, include_inputs)
     # rounding is of the size of all terms, those included that cancel within a first unit's U_1 x
@@ -183,7 +185,7 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
     if not float(gap) <= 1e3 * torch.finfo(rec.f.dtype).eps:
         raise RecordError(
             f"{what}: the sum over paths differs from the network's output by {float(gap):.1e} of Σ|v|: something "
-            "between its layers is no path, such as a shared bias, or the record is of other weights. Record it again."
+            "between its layers is no path, or the record is of other weights. Record it again."
         )
     return trellis
 

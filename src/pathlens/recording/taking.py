@@ -178,8 +178,10 @@ def take_within(
         name, shape = weight.removesuffix(".weight"), calls[0].shape
         size = math.prod(shape[1:])
         geometry, part = tuple(c.convolution for c in calls), _part(net, weight)
-        layer = Layer(name, part, weight in biases, size, shape[0], geometry, weight in last, trainable[weight])
-        layers.append(layer)
+        added = {c.bias for c in calls}
+        parameters = (weight, *(b for b in added if b is not None and len(added) == 1))
+        found = weight in biases, size, shape[0], geometry, weight in last, trainable[weight], parameters
+        layers.append(Layer(name, part, *found))
         layer_inputs[name] = [c.x for c in calls]
         flops += sum(2 * c.out[0].numel() * size for c in calls)
         if any(id(c) in grads for c in calls):
