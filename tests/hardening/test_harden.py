@@ -166,6 +166,34 @@ def test_a_batch_norm_adds_constants_too(norm, what):
     assert cell_bound(net, x, x[:, :1]).what == f"best {what} function on each cell"
 
 
+def test_bounds_are_of_networks_in_eval_mode_with_rows_first():
+    x, y = torch.randn(20, 3), torch.randn(20, 1)
+    net = pl.gated_twin(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), "dlgn", x[:2])
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(errors.RecordError, match=r"train mode.*net\.eval"):
+        cell_bound(net, x, y)
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+
+    class PlacesFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(1, 4), nn.Linear(12, 1)
+
+        def forward(self, x):
+            return self.b(torch.relu(self.a(x.permute(1, 0, 2))).permute(1, 0, 2).flatten(1))
+
+    with pytest.raises(errors.ShapeError, match="Rows must stay the first dimension"):
+        cell_bound(pl.gated_twin(PlacesFirst(), "dlgn", x[:2, :, None]), x[..., None], y)
+
+
+def test_open_gates_have_one_cell():
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = x[:, :1].abs()
+    best = x @ torch.linalg.lstsq(x, y).solution
+    bound = cell_bound(pl.models.dln(3, (4, 4), seed=0).double(), x, y)
+    assert bound.cells == 1 and bound.loss == pytest.approx(float((best - y).square().mean()))
+
+
 def test_max_pooled_values_bend_inside_a_cell_and_have_no_bound():
     x = torch.randn(300, 1, 2, generator=torch.Generator().manual_seed(0))
     y = x.amax((1, 2))[:, None]

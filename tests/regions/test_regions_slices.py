@@ -190,6 +190,35 @@ def test_layers_that_act_place_by_place_are_no_chain() -> None:
     assert cells.summary().total_paths is None
 
 
+class PlacesFirst(nn.Module):
+    """Rows come second for a while, as in many sequence models: at the gates, or between them."""
+
+    def __init__(self, places: int, at_gates: bool) -> None:
+        super().__init__()
+        self.at_gates = at_gates
+        self.a, self.b, self.c = nn.Linear(2, 4), nn.Linear(4, 2), nn.Linear(2 * places, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x.permute(1, 0, 2))
+        h = torch.relu(h) if self.at_gates else torch.relu(h.permute(1, 0, 2)).permute(1, 0, 2)
+        return self.c(torch.relu(self.b(h).permute(1, 0, 2)).flatten(1))
+
+
+@pytest.mark.parametrize("at_gates", [True, False])
+@pytest.mark.parametrize("places", [1, 2, 3, 5])  # a slice is followed at three points, a segment at two
+def test_rows_that_are_not_first_are_refused(places: int, at_gates: bool) -> None:
+    x = torch.randn(3, places, 2, generator=torch.Generator().manual_seed(0)).double()
+    for kind in ("relu", "dlgn"):
+        net = pl.gated_twin(PlacesFirst(places, at_gates).double(), kind, x[:2])
+        with pytest.raises((RegionError, ShapeError), match="Rows must stay the first dimension"):
+            slice2d(net, Plane(*x))
+        with pytest.raises((RegionError, ShapeError), match="Rows must stay the first dimension"):
+            segment1d(net, x[0], x[1])
+    if at_gates:
+        with pytest.raises(ShapeError, match="Rows must stay the first dimension"):
+            pl.regions.halfspaces(net, (places, 2))
+
+
 def test_counts_beyond_64_bits() -> None:
     cells = slice2d(pl.models.dln(2, hidden=(100,) * 12))
     assert len(cells) == 1 and cells.counts == [10**24]

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathlens.models import GatedNetwork
+from pathlens.models import GatedNetwork, Open
 from pathlens.models.tracing import max_pools
+from pathlens.recording.taking import check_net
 from pathlens.training.inputs import LOSSES
 
 _AT_ONCE = 1 << 20  # input numbers in one forward pass: some hundred megabytes of activations for images
@@ -169,6 +170,8 @@ def cells_of(net: GatedNetwork, x: Tensor) -> tuple[Tensor, int]:
     Rows share a cell if all their hard gates are equal; patterns are compared by 128-bit digests, since those of a
     convolutional network have 10⁵ bits.
     """
+    if isinstance(net.gate, Open):
+        return torch.zeros(len(x), dtype=torch.long, device=x.device), 1
     numbers: dict[bytes, int] = {}
     found: list[int] = []
     with torch.no_grad():
@@ -209,6 +212,9 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
     >>> cell_bound(net, data.x, data.y)
     CellBound(loss=0.11..., cells=54, what='best constant on each cell')
     """
+    check_net(net)
+    if not net.needs_rows:
+        net.unit_shapes(x)
     cell, count = cells_of(net, x)
     if loss != "cross_entropy":
         y = y.reshape(len(y), -1)

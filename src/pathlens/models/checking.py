@@ -44,7 +44,6 @@ class Checker:
             self.rows = torch.cat([first, *(first + scale * other for other in others)])
             self.far = 100 * scale * torch.randn_like(first)
         self.values: fx.GraphModule  # made once the template has run, since it turns in-place modules functional
-        self.gate_shapes: list[list[int]] = []  # for a batch of one
 
     def refresh(self) -> None:
         """Take over modules that were replaced in the traced template (max-pools that became average-pools)."""
@@ -54,7 +53,6 @@ class Checker:
                 if type(module) is not type(self.copy.get_submodule(str(node.target))):
                     self.copy.set_submodule(str(node.target), copy.deepcopy(module))
         self.values = graph_module(self.copy, value_graph(self.traced), "Values")
-        self._run_relu_twin(training=False)
 
     # --- the template ------------------------------------------------------------------------------------------
 
@@ -121,17 +119,8 @@ class Checker:
             ) from error
 
     def _run_relu_twin(self, training: bool) -> Tensor:
-        shapes: list[list[int]] = []
-
-        def unit(q: Tensor, slope: float) -> Tensor:
-            axis = next((i for i, size in enumerate(q.shape) if size == len(self.rows)), 0)  # mostly the first
-            shapes.append([1 if i == axis else size for i, size in enumerate(q.shape)])
-            return nn.functional.leaky_relu(q, slope)
-
         self.values.train(training)
-        out = self._run(self.values, self.rows.clone(), *(unit,) * len(self.traced.sites))
-        self.gate_shapes = shapes
-        return out
+        return self._run(self.values, self.rows.clone(), *(nn.functional.leaky_relu,) * len(self.traced.sites))
 
     # --- affine ------------------------------------------------------------------------------------------------
 
@@ -139,8 +128,15 @@ class Checker:
         """For fixed gates the value network is affine, and its rows do not depend on one another."""
         claim = "the value path is not affine for fixed gates"
         generator = torch.Generator().manual_seed(2)
+        shapes: list[torch.Size] = []
+
+        def unit(q: Tensor, slope: float) -> Tensor:
+            shapes.append(q.shape)
+            return q
+
+        self._run(self.values.eval(), self.rows[:1].clone(), *(unit,) * len(self.traced.sites))
         # gates of no network, all open: a closed one would hide what follows
-        gates = tuple(0.5 + torch.rand(s, generator=generator, dtype=torch.float64) for s in self.gate_shapes)
+        gates = tuple(0.5 + torch.rand(s, generator=generator, dtype=torch.float64) for s in shapes)
         together = self._check_affine(self.values.eval(), gates, claim, frozenset(self.traced.max_pools))
         others = self._run(self.values, self.rows.clone(), *gates)
         if not torch.allclose(together[0], others[0], rtol=_TOLERANCE, atol=1e-10 * float(1 + others[0].abs().max())):

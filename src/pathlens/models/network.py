@@ -152,6 +152,17 @@ class GatedNetwork(nn.Module):
             scores, _ = self._scores(x, rows)
         return {site.name: q for site, q in zip(self.sites, scores)}
 
+    def unit_shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
+        """Shape of the units of every site, for rows like the first of x; refused where rows do not stay first."""
+        one, two = (self.preactivations(x[:1].expand(n, *x.shape[1:])) for n in (1, 2))
+        for site, q in one.items():
+            if (len(q), len(two[site])) != (1, 2):
+                raise ShapeError(
+                    f"The gates at '{site}' have shape {tuple(two[site].shape)} for two inputs. Rows must stay the "
+                    "first dimension inside the network."
+                )
+        return {site: tuple(q.shape[1:]) for site, q in one.items()}
+
     def gates(self, x: Tensor, rows: Tensor | None = None, hard: bool | None = None) -> dict[str, Tensor]:
         """Gate values by site.
 

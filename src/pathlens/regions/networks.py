@@ -130,13 +130,12 @@ def hard_network(
         clone.gate = Hard()
     try:
         with torch.no_grad():
-            scores = clone.preactivations(torch.zeros(1, *shape, dtype=torch.float64))
+            shapes = clone.unit_shapes(torch.zeros(1, *shape, dtype=torch.float64))
     except RuntimeError as error:
         raise ShapeError(
             f"{where}: the network does not run on an input of shape {shape} ({str(error).splitlines()[0]}). "
             "Give the shape of one input, without the batch dimension."
         ) from error
-    shapes = {name: tuple(q.shape[1:]) for name, q in scores.items()}
     flat = all(len(units) == 1 for units in shapes.values())  # a layer that acts place by place connects no two of them
     return HardNetwork(clone, shape, label, shapes, flat and _is_chain(clone))
 

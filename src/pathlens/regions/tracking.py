@@ -104,8 +104,7 @@ class Tracker:
         nodes: list[fx.Node] = []
         entry: Tensor | None = None
         if isinstance(source, GraphSource):
-            units = (linear_unit,) * source.count if source.linear else tuple(_given(g) for g in gates)
-            out = self._learn(source.network, self.points, units, linear=source.linear)
+            out = self._learn(source.network, self.points, None if source.linear else gates)
             nodes += [n for n in source.network.graph.nodes if n.op != "output"]
             reads = _output_of(source.network)
             self._reads.update(enumerate(reads[: source.count]))
@@ -115,7 +114,7 @@ class Tracker:
         x = self.points
         if net.value_input == "ones":
             x = torch.ones_like(x if entry is None else entry)
-        self._learn(net.values, x, tuple(_given(g) for g in gates), linear=False)
+        self._learn(net.values, x, gates)
         nodes += [n for n in net.values.graph.nodes if n.op != "output"]
         if source is None and not isinstance(net.gate, Open):
             for n in nodes:
@@ -128,10 +127,18 @@ class Tracker:
                 self._program += [n, *(i for i, r in self._reads.items() if r is n)]
         self._result = _output_of(net.values)[0]
 
-    def _learn(self, module: fx.GraphModule, x: Tensor, units: tuple[Any, ...], linear: bool) -> Any:
-        """Run a graph on the points; sort its nodes into constants, sizes, shared values and values of cells."""
-        watch = Watcher(module)
-        out = watch.run(x, *units)
+    def _learn(self, module: fx.GraphModule, x: Tensor, gates: list[Tensor] | None) -> Any:
+        """Run a graph on the points; sort its nodes into constants, sizes, shared values and values of cells.
+
+        Parameters
+        ----------
+        gates : list of Tensor or None
+            At the points; None where the units are linear.
+        """
+        watch, alone = Watcher(module), Watcher(module)  # one point alone tells points from other dimensions
+        for w, n in ((alone, 1), (watch, self.count)):
+            units = [linear_unit] * len(self.net.sites) if gates is None else [_given(g[:n]) for g in gates]
+            out = w.run(x[:n], *units)
         holders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._site_of.update({n: i for i, n in enumerate(holders[1:])})
         moving: set[fx.Node] = set()  # depends on gates
@@ -149,13 +156,14 @@ class Tracker:
             if not tensors:
                 self._shape_nodes.add(n)
                 continue
-            if any(t.ndim == 0 or t.shape[0] != self.count for t in tensors):
+            both = [*((t, self.count) for t in tensors), *((t, 1) for t in _parts(alone.seen[n]))]
+            if any(t.ndim == 0 or t.shape[0] != rows for t, rows in both):
                 raise RegionError(
                     f"{self.where}: {describe(n)}: for {self.count} inputs it has shape {tuple(tensors[0].shape)}. "
                     "Rows must stay the first dimension inside the network."
                 )
             self._data.add(n)
-            if (n.target is apply_site and not linear) or any(i in moving for i in inputs):
+            if (n.target is apply_site and gates is not None) or any(i in moving for i in inputs):
                 moving.add(n)
             else:
                 self._shared[n] = value
