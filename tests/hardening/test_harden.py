@@ -382,3 +382,16 @@ def test_every_phase_has_a_checkpoint_of_its_own(circle, tmp_path):
     plain, saved, again = (pl.harden(net, **rows, **more) for more in ({}, *({"checkpoint": tmp_path},) * 2))
     assert plain.report.hard == saved.report.hard == again.report.hard
     assert {path.name for path in tmp_path.iterdir()} == {"straight-through", "values"}
+
+
+def test_inference_mode_changes_nothing():
+    x, y = (torch.randn(30, k, generator=torch.Generator().manual_seed(k)) for k in (3, 1))
+    net = pl.models.dlgn(3, (6,), bias=True, seed=0)
+    want = pl.harden(net, x, y, epochs=3, progress=False).report
+    with torch.inference_mode():
+        report = pl.harden(net, x, y, epochs=3, progress=False).report
+        t = pl.train(net, (x, y), epochs=2, lr=0.01, progress=False)
+    assert report.hard == want.hard and report.bound == want.bound
+    assert t.history["loss"][-1] < t.history["loss"][0]
+    x.requires_grad_()
+    assert cell_bound(net, x, y) == cell_bound(net, x.detach(), y)

@@ -176,3 +176,14 @@ def test_what_has_no_such_sum_is_refused():
         paths.inputs(net, x[:, None])
     with pytest.raises(ShapeError, match="encoded inputs"):
         paths.inputs(residual.eval(), rows(3, 1, 8, 8))
+
+
+def test_inference_mode_changes_nothing():
+    net, x = pl.models.relu(3, hidden=(4, 4), bias=True, seed=0), rows(5, 3)
+    want, pruned = paths.inputs(net, x), paths.prune(net, x, keep=0.5)
+    with torch.inference_mode():
+        again, cut = paths.inputs(net, x), paths.prune(net, x, keep=0.5)
+        stream = pl.record(net, x, stream=True).rows(1, 4)
+    assert torch.equal(again.contributions, want.contributions) and torch.equal(stream.f, net(x)[1:4])
+    cut.net(x).sum().backward()  # what was made there can be trained on
+    assert torch.equal(cut.net(x), pruned.net(x))

@@ -213,3 +213,20 @@ def test_normals_much_shorter_than_their_offsets() -> None:
     want = layers[0].weight.detach().numpy()
     np.testing.assert_allclose(halfspaces(net).normals(0), want, rtol=1e-12)  # q(e_j) − q(0) would be zero
     np.testing.assert_allclose(halfspaces(net).normals(0, [3]), want[[3]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inference_mode_and_low_precision_change_nothing(dtype: torch.dtype) -> None:
+    net = pl.gated_twin(nn.Sequential(nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 1)), "dlgn",
+                        torch.randn(2, 1, 3), seed=0).to(dtype)  # fmt: skip
+    x = torch.randn(3, 1, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+    def told() -> list[np.ndarray]:
+        spaces = halfspaces(net, (1, 3))
+        cells = pl.regions.slice2d(net, tuple(x))
+        region = pl.regions.path_region(net, [0], (1, 3))
+        return [spaces.normals(0), spaces.normals(0, [1]), cells.maps, np.array(cells.counts), region.normals]
+
+    want = told()
+    with torch.inference_mode():
+        assert all(np.array_equal(a, b) for a, b in zip(want, told()))

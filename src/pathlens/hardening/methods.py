@@ -81,6 +81,7 @@ class Hardened:
         return ax
 
 
+@torch.inference_mode(False)
 def harden(
     net: nn.Module,
     X: Any,

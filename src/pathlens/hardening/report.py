@@ -213,6 +213,7 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
     CellBound(loss=0.11..., cells=54, what='best constant on each cell')
     """
     check_net(net)
+    x, y = x.detach(), y.detach()
     if not net.needs_rows:
         net.unit_shapes(x)
     cell, count = cells_of(net, x)

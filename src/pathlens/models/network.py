@@ -154,7 +154,8 @@ class GatedNetwork(nn.Module):
 
     def unit_shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
         """Shape of the units of every site, for rows like the first of x; refused where rows do not stay first."""
-        one, two = (self.preactivations(x[:1].expand(n, *x.shape[1:])) for n in (1, 2))
+        with torch.no_grad():
+            one, two = (self.preactivations(x[:1].expand(n, *x.shape[1:])) for n in (1, 2))
         for site, q in one.items():
             if (len(q), len(two[site])) != (1, 2):
                 raise ShapeError(

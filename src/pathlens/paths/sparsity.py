@@ -151,6 +151,7 @@ class Pruned(Explanation):
         ]
 
 
+@torch.inference_mode(False)  # the copy is to be trained on
 def prune(net: nn.Module, X: Any, keep: float = 0.25, *, held_out: Any = None) -> Pruned:
     """Cut the value edges through which least goes, and say what it cost.
 

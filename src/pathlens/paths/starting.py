@@ -90,6 +90,7 @@ class Inputs(Explanation):
         return plot_sum(bars, ax, of="f", title=f"f = {float(self.f[row]):.3g}")
 
 
+@torch.inference_mode(False)
 def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
     """Each prediction as a sum over the inputs at which paths start: pixels of an image, columns of a table.
 

@@ -67,6 +67,7 @@ class RecordStream:
         self.gate_label, self.untracked, self.ungated = probe.gate_label, probe.untracked, probe.ungated
         self.has_sensitivities = sensitivities
 
+    @torch.inference_mode(False)
     def rows(self, lo: int, hi: int, output: int | None = None) -> Record:
         """Compute rows lo…hi; `output` keeps the sensitivities of one output only, which costs less."""
         if not 0 <= lo < hi <= self.n:

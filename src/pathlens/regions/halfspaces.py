@@ -191,7 +191,7 @@ class HalfSpaces:
         def chosen(x: Tensor) -> Tensor:
             return self._hard.net.preactivations(x)[site].reshape(len(x), -1)[:, units]
 
-        with torch.no_grad(), Meter("normals", self.dim) as meter:
+        with torch.inference_mode(False), torch.no_grad(), Meter("normals", self.dim) as meter:
             for lo in range(0, self.dim, step):
                 rows = min(step, self.dim - lo)
                 basis = torch.zeros(rows, self.dim, dtype=torch.float64)
@@ -206,7 +206,7 @@ class HalfSpaces:
     def _backward(self, site: str, units: list[int]) -> Floats:
         found = np.empty((len(units), self.dim))
         step = min(self._batch(), 256)
-        with torch.enable_grad(), Meter("normals", len(units)) as meter:
+        with torch.inference_mode(False), torch.enable_grad(), Meter("normals", len(units)) as meter:
             for lo in range(0, len(units), step):
                 some = units[lo : lo + step]
                 # row i of the batch answers for unit i alone, so one backward pass gives a normal per row

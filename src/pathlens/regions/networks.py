@@ -97,6 +97,7 @@ class HardNetwork:
         return flat
 
 
+@torch.inference_mode(False)  # a copy made in inference mode would have no derivatives ever after
 def hard_network(
     net: Any, where: str, input_shape: Sequence[int] | None = None, linear_only: bool = False
 ) -> HardNetwork:

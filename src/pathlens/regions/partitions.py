@@ -27,7 +27,7 @@ from pathlens.regions.summaries import SliceSummary, components, summarise
 def as_point(value: Any, name: str, where: str) -> Floats:
     """An input as a finite float64 array."""
     try:
-        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
+        array = np.asarray(value.detach().cpu().double() if isinstance(value, Tensor) else value, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise RegionError(f"{where}: {name} is no array of numbers ({error}).") from error
     if not np.isfinite(array).all():

@@ -36,6 +36,7 @@ from pathlens.training.teacher import Teacher
 _SETTINGS = ("lr", "beta", "weight_decay", "momentum")  # what may differ between members of a stack
 
 
+@torch.inference_mode(False)
 def train(
     net: nn.Module | Sequence[nn.Module],
     data: Any,
