@@ -98,7 +98,7 @@ def _run(
         return _call(net, own | buffers, (x,)), tape
 
 
-def _call(net: nn.Module, instead: dict[int, Tensor], inputs: tuple[Any, ...]) -> Tensor:
+def _call(net: nn.Module, instead: dict[int, Tensor], inputs: tuple[Any, ...]) -> Any:
     """Call a network with other tensors in place of its own, by their ids; its own are there again afterwards.
 
     Every module is named once: of one that stands under two names torch would swap the tensors twice, and put the
@@ -216,20 +216,31 @@ def _is_chain(
     # what is zero in these rows may be added anywhere unseen: look again where everything is positive
     generator = torch.Generator().manual_seed(0)
     parameters = {k: _positive(p, generator) / max(1, p.shape[1:].numel()) for k, p in net.named_parameters()}
-    if isinstance(net, GatedNetwork):  # it is asked for its gates, too
-        net = copy.deepcopy(net)
-        net.load_state_dict(parameters, strict=False)
     x, ids = x[:2], None if ids is None else ids[:2]
     x = _positive(x, generator) if x.is_floating_point() else x
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         _, _, tape = _listen(net, x, ids, parameters)
-        bits, soft, _ = _gates_of(net, x, ids, tape)
+        scores = None
+        if isinstance(net, GatedNetwork):
+            scores = _call(_Scores(net), {id(p): parameters[k] for k, p in net.named_parameters()}, (x, ids))
+        bits, soft, _ = _gates_of(net, x, ids, tape, scores)
     return _joined(_value_calls(net, _by_weight(tape, len(x))), bits, soft)
 
 
 def _positive(t: Tensor, generator: torch.Generator) -> Tensor:
-    """Random numbers about one, in the shape and of the kind of a tensor."""
-    return (0.5 + torch.rand(t.shape, generator=generator)).to(t)
+    """Random numbers about one half, in the shape and of the kind of a tensor."""
+    return (0.25 + torch.rand(t.shape, generator=generator) / 2).to(t)
+
+
+class _Scores(nn.Module):
+    """Lets `_call` put other weights into a gated network while it is asked what its gates read."""
+
+    def __init__(self, net: GatedNetwork) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, ids: Tensor | None) -> dict[str, Tensor]:
+        return self.net.preactivations(x, ids)
 
 
 def _value_calls(net: nn.Module, by_weight: dict[str, list[Call]]) -> list[Call]:
@@ -337,14 +348,14 @@ def _cat(parts: list[Tensor]) -> Tensor:
 
 
 def _gates_of(
-    net: nn.Module, x: Tensor, ids: Tensor | None, tape: Tape
+    net: nn.Module, x: Tensor, ids: Tensor | None, tape: Tape, scores: dict[str, Tensor] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], str]:
     if not isinstance(net, GatedNetwork):
         bits = {name: b for name, _, b in tape.relus}
         soft = {name: leak(b.to(computes_in(net, x)), slope) for name, slope, b in tape.relus if slope}
         return bits, soft, "hard, leaky" if soft else "hard"
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        scores = net.preactivations(x, ids)
+        scores = net.preactivations(x, ids) if scores is None else scores
         all_open = isinstance(net.gate, Open)
         bits = {k: torch.ones_like(q, dtype=torch.bool) if all_open else q > 0 for k, q in scores.items()}
         soft = {}
