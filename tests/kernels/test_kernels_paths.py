@@ -293,6 +293,32 @@ def test_a_path_starts_once_at_a_unit_that_reads_the_input(how: str) -> None:
     assert_kernel_close(npk(net, X).dense(), phi @ phi.T, (phi @ phi.T).diagonal())
 
 
+class _Joined(nn.Module):
+    """The input beside a part of itself, with a pool between two gates: fields that share no channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.avg_pool1d(F.relu(torch.cat([x.flip(2)[:, :1], x], 1)), 2)
+        return self.output(F.relu(h).mean(2))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        nn.Sequential(nn.AvgPool1d(2), nn.BatchNorm1d(2), nn.Conv1d(2, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 1)),
+        nn.Sequential(nn.Upsample(5), nn.BatchNorm1d(2), nn.Conv1d(2, 1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3, 1)),
+        _Joined(),
+    ],
+    ids=["a smaller input", "a larger input", "joined"],
+)  # fmt: skip
+def test_what_is_made_of_the_input_before_the_first_layer(template: nn.Module) -> None:
+    X = torch.randn(4, 2, 4, generator=torch.Generator().manual_seed(0)).double()
+    check_paths(open_twin(settle(template), "relu", X), X)
+
+
 def test_a_map_that_selects_and_scales() -> None:
     """Averaging one position with two of padding: after flattening only p = q is carried, with squared weights."""
     template = nn.Sequential(

@@ -2,7 +2,7 @@
 
 Every tensor is a sum of fields, one per weight layer, each masked by the gates it has passed since. Here is what masks,
 maps of positions and convolution windows do to the kernel between position p of one example and q of another. How a
-network is wired is `wiring`'s business. Imports torch and the errors only.
+network is wired is `wiring`'s business. Imports torch only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from pathlens.errors import RecordError
 
 _GATHER = 16  # with more entries in a row of a spatial map, a matrix product is faster than gathering
 
@@ -78,6 +76,8 @@ class Term:
         The weight layer that made it and the batch-norm scales passed since; fields of other keys share no path.
     channels : (C,)
         Which channel of that layer stands in each channel now; −1 where the field is absent.
+    positions : int
+        How many there were when the field was made.
     stages : tuple of Mask or SpatialMap
         What happened to it since, first to last.
     kernel : Callable
@@ -90,6 +90,7 @@ class Term:
 
     key: tuple[str, ...]
     channels: Tensor
+    positions: int
     stages: tuple[Mask | SpatialMap, ...]
     kernel: Callable[[int], Tensor | None]
     group: Tensor | None = None
@@ -143,33 +144,32 @@ class Sums:
             return t if right else stage.along_diagonal(t, self.count)
         return stage.along(t, -1 if right else -2)
 
-    def pair(self, first: Term, second: Term, positions: int, among: Tensor | None = None) -> Tensor | None:
+    def pair(self, first: Term, second: Term, among: Tensor | None = None) -> Tensor | None:
         """Σ_c of the kernel of `first` at p and `second` at q: (a, b, P, P), or (a, b, P) on the diagonal.
 
-        `positions` is the number of positions of the field when it was made; `among` are the channels c to sum over,
-        (C,), if not all. None if there the terms share no channel.
+        `among` are the channels c to sum over, (C,), if not all. None if there the terms share no channel.
         """
         match = (first.channels == second.channels) & (first.channels >= 0)
         if among is not None:
             match = match & among
+        if not bool(match.any()):
+            return None
         if first.group is None:
-            if among is not None and not bool(match.any()):
-                return None
-            return self._alike(first, second, first.kernel(0), positions, match)
+            return self._alike(first, second, first.kernel(0), match)
         total: Tensor | None = None
         group = first.group[first.channels.clamp(min=0)]
         for g in group[match].unique().tolist():
-            part = self._alike(first, second, first.kernel(g), positions, match & (group == g))
+            part = self._alike(first, second, first.kernel(g), match & (group == g))
             total = part if total is None else total.add_(part)
             del part  # before the next one is made
         return total
 
-    def _alike(self, first: Term, second: Term, kernel: Tensor | None, positions: int, match: Tensor) -> Tensor:
+    def _alike(self, first: Term, second: Term, kernel: Tensor | None, match: Tensor) -> Tensor:
         """The same over channels that have one kernel before their masks."""
         like = torch.zeros((), dtype=torch.float64, device=match.device)
         sides = _side(first.stages, False), _side(second.stages, True)
         masks = [[i for i, s in enumerate(side) if isinstance(s, Tensor)] for side in sides]
-        total = self._expanded(kernel, positions, like)
+        total = self._expanded(kernel, first.positions, like)
         if max(len(m) for m in masks) > 1:
             return self._by_channel(total, sides, match)
         for right, side in enumerate(sides):
@@ -226,8 +226,7 @@ class Sums:
                         else:
                             t = t * (stage[None, :, c, None, :] if right else stage[:, None, c, :, None])
             total = t if total is None else total + t
-        if total is None:
-            raise RecordError("path kernel: a tensor of the network has no channels.")
+        assert total is not None
         return total
 
 

@@ -85,11 +85,12 @@ class PathRecursion:
 
     def _input(self, s: Step, left: Block, right: Block, count: bool) -> Term:
         channels = torch.zeros(s.channels, dtype=torch.long, device=self.device)  # the input is no random field
+        positions = math.prod(s.spatial)
         if self.wiring.ones or count:
-            return Term((_INPUT,), channels, (), _ones)
-        shape = (s.channels, math.prod(s.spatial))
+            return Term((_INPUT,), channels, positions, (), _ones)
+        shape = (s.channels, positions)
         mask = Mask(left.x.reshape(left.rows, *shape), right.x.reshape(right.rows, *shape))
-        return Term((_INPUT,), channels, (mask,), _ones)
+        return Term((_INPUT,), channels, positions, (mask,), _ones)
 
     def _sum_pairs(self, terms: list[Term], sums: Sums, among: Tensor | None = None) -> Tensor | None:
         """Σ over pairs of terms that share paths; a path that is counted meets itself alone."""
@@ -98,7 +99,7 @@ class PathRecursion:
             for j, second in enumerate(terms):
                 if first.key != second.key or (sums.count and i != j):
                     continue
-                part = sums.pair(first, second, self._born(first.key), among)
+                part = sums.pair(first, second, among)
                 if part is None:
                     continue
                 if not sums.count:
@@ -131,12 +132,12 @@ class PathRecursion:
             present = torch.where(channels * s.groups // s.channels == g, 0, -1)
             # windows that lie in the padding read nothing
             where = () if bool(at.all()) else (SpatialMap(at.double().diag()),)
-            found.append(Term((_INPUT, s.name), present, where, _ones))
+            found.append(Term((_INPUT, s.name), present, positions, where, _ones))
         if rest and s.name in self.wiring.passing:
-            found.append(Term((s.name,), channels, (), make, group))
+            found.append(Term((s.name,), channels, positions, (), make, group))
         elif rest:
             made = [make(g) for g in range(s.groups)]
-            found.append(Term((s.name,), channels, (), lambda g: made[g], group))
+            found.append(Term((s.name,), channels, positions, (), lambda g: made[g], group))
         return found
 
     def _started(self, s: Step, terms: list[Term], mask: Mask) -> list[Term]:
@@ -147,26 +148,19 @@ class PathRecursion:
         if bool(reached.any()):
             everywhere = torch.zeros(s.channels, dtype=torch.long, device=self.device)
             start = Mask(mask.left * reached, mask.right)
-            found.append(Term((_START, s.name), everywhere, (), _ones).masked(start))
+            found.append(Term((_START, s.name), everywhere, math.prod(s.spatial), (), _ones).masked(start))
         return found
 
     def _arrived(self, inputs: list[Term]) -> Tensor:
         """Channels and positions at which the input arrives, (C, P) bool."""
         reached = torch.zeros((), dtype=torch.bool, device=self.device)
         for t in inputs:
-            at = torch.ones(self._born(t.key), dtype=torch.float64, device=self.device)
+            at = torch.ones(t.positions, dtype=torch.float64, device=self.device)
             for stage in t.stages:
                 assert isinstance(stage, SpatialMap), "no mask comes before the first gate"
                 at = stage.along_diagonal(at, True)
             reached = reached | ((t.channels >= 0)[:, None] & (at > 0))
         return reached
-
-    def _born(self, key: tuple[str, ...]) -> int:
-        """Positions of a field when its layer made it."""
-        if key == (_INPUT,):
-            return next(math.prod(s.spatial) for s in self.steps if s.kind == "input")
-        name = key[1] if key[0] in (_INPUT, _START) else key[0]
-        return next(math.prod(s.spatial) for s in self.steps if s.name == name)
 
     def _windows(self, s: Step, total: Tensor, sums: Sums) -> Tensor:
         if s.detail is None:  # dense: over all positions, the same one for both examples
