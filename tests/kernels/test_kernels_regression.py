@@ -199,9 +199,17 @@ def test_a_ridge_is_chosen_for_labels_and_singular_kernels_too() -> None:
     assert found.fit.ridge > 0 and found.train_residual < 0.1
     with pytest.raises(SolverError, match="Pass a larger ridge"):
         leave_one_out(K, labels.double(), 0.0)
-    for ridge in (-1, "best"):
+    for ridge in (-1, "best", float("inf"), float("nan")):
         with pytest.raises(OptionError, match="ridge must be a number"):
             leave_one_out(K, labels.double(), ridge)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_are_not_left_out_where_rounding_alone_makes_the_kernel_definite(seed: int) -> None:
+    X = torch.randn(12, 20, generator=torch.Generator().manual_seed(seed)).double()
+    X[1] = X[0]  # the least eigenvalue is zero, and comes out as 1e-17 of either sign
+    with pytest.raises(SolverError, match="not positive definite to the precision"):
+        leave_one_out(X @ X.T, X[:, 0], 0.0)
 
 
 def test_results_say_what_they_are_and_not_all_their_numbers() -> None:

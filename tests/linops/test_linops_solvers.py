@@ -93,6 +93,26 @@ def test_zero_right_hand_side() -> None:
         assert bool((found.solution == 0).all()) and found.residual == 0.0
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e160, 1e300])
+@pytest.mark.parametrize("method", ["cholesky", "cg"])
+def test_targets_of_any_size_are_solved_alike(method: str, size: float) -> None:
+    """Their squares leave float64: tiny targets were answered by zeros, huge ones never."""
+    K = GramSum.from_factors([[("x", randn(9, 20))]])
+    y = torch.stack([randn(9), size * randn(9, seed=1)], 1)
+    mixed, alone = K.solve(y, ridge=0.1, method=method), K.solve(y[:, 1], ridge=0.1, method=method)
+    want = torch.linalg.solve(K.dense() + 0.1 * torch.eye(9, dtype=torch.float64), y)
+    assert torch.allclose(alone.solution / size, want[:, 1] / size, rtol=1e-8, atol=1e-10)
+    assert torch.allclose(mixed.solution / y.abs().amax(0), want / y.abs().amax(0), rtol=1e-8, atol=1e-10)
+    assert 0 < mixed.residual < 1e-9 and 0 < alone.residual < 1e-9
+
+
+@pytest.mark.parametrize("size", [1e-150, 1e150])
+def test_nystrom_of_tiny_and_huge_numbers(size: float) -> None:
+    x = randn(20, 3)
+    got = nystrom(GramSum.from_factors([[("x", size * x)]]), 3).dense() / size / size
+    assert torch.allclose(got, x @ x.T, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 @pytest.mark.parametrize("method", ["dense", "lanczos"])
 def test_eigsh_matches_dense(method: str, dtype: torch.dtype) -> None:

@@ -150,13 +150,14 @@ def leave_one_out(K_train: Any, y: Any, ridge: float) -> Tensor:
     """
     train = _operator(K_train, "K_train")
     targets = _targets(y, train)
-    if not (isinstance(ridge, Real) and ridge >= 0):
-        raise OptionError(f"leave_one_out: ridge must be a number that is not negative, got {ridge!r}.")
+    if not (isinstance(ridge, Real) and 0 <= ridge < math.inf):
+        raise OptionError(f"leave_one_out: ridge must be a number that is finite and not negative, got {ridge!r}.")
     pairs = train.normalised("n").eigsh(train.shape[0])
-    if not float(pairs.values[-1]) + ridge > 0:
+    largest, smallest = float(pairs.values[0]), float(pairs.values[-1]) + ridge
+    if not smallest > 4 * torch.finfo(train.dtype).eps * largest:  # below, rounding decides
         raise SolverError(
-            f"leave_one_out: K/s + ridge·I with ridge = {ridge:g} is not positive definite (its smallest eigenvalue is "
-            f"{float(pairs.values[-1]) + ridge:.1e}). Pass a larger ridge."
+            f"leave_one_out: K/s + ridge·I with ridge = {ridge:g} is not positive definite to the precision of "
+            f"{train.dtype} (its eigenvalues run from {smallest:.1e} to {largest:.1e}). Pass a larger ridge."
         )
     return targets + _left_out(pairs, targets, float(ridge)).to(targets.dtype)
 

@@ -119,6 +119,10 @@ def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: fl
     if preconditioner is not None and (isinstance(preconditioner, bool) or not 0 <= preconditioner <= n):
         raise OptionError(f"solve: preconditioner must be a rank from 0 to n = {n}, or None, got {preconditioner!r}.")
     rhs = y.detach().reshape(n, -1)
+    # columns of size about 1, whatever the numbers are: squares leave float64 early. Powers of two change no digit
+    most = 120 if evaluator.dtype == torch.float32 else 1000
+    unit = torch.exp2(torch.frexp(rhs.abs().amax(0)).exponent.clamp(-most, most).to(evaluator.dtype))
+    rhs = rhs / unit
     need = n * n * evaluator.dtype.itemsize * 2 + 4 * rhs.numel() * 8
     if method == "cholesky" and need > evaluator.budget:
         raise BudgetError(f"solve: Cholesky needs {human_bytes(need)} for n = {n}, the budget is "
@@ -130,9 +134,9 @@ def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: fl
         better = _Preconditioner.make(evaluator, rank, ridge) if rank else None
         rank = 0 if better is None else better.vectors.shape[1]
         x, iterations = _conjugate_gradients(evaluator, rhs, ridge, tol, max_iter, better)
-    error = matmul(evaluator, x) + ridge * x - rhs
-    size = float(torch.linalg.vector_norm(rhs, dtype=torch.float64))
-    residual = float(torch.linalg.vector_norm(error, dtype=torch.float64)) / size if size else 0.0
+    error, share = matmul(evaluator, x) + ridge * x - rhs, unit.double() / unit.double().max()
+    size = float(torch.linalg.vector_norm(rhs * share))
+    residual = float(torch.linalg.vector_norm(error * share)) / size if size else 0.0
     if way == "cholesky" and residual > _ROUGH:  # conjugate gradients refuse such an answer themselves
         warnings.warn(
             f"solve: the solution by Cholesky has a relative residual of {residual:.1e} (n = {n}, ridge = {ridge:g}): "
@@ -141,7 +145,7 @@ def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: fl
             PrecisionWarning,
             stacklevel=4,
         )
-    return Solution(x.reshape(y.shape), residual, iterations, way, rank)
+    return Solution((x * unit).reshape(y.shape), residual, iterations, way, rank)
 
 
 def _not_definite(n: int, ridge: float, where: str) -> SolverError:
@@ -174,7 +178,8 @@ def sketch(evaluator: Evaluator, rank: int, seed: int) -> tuple[Tensor, Tensor]:
     omega = torch.linalg.qr(draws).Q
     y = matmul(evaluator, omega.to(evaluator.dtype)).double()
     # a shift of the size of rounding keeps the middle matrix definite; it is taken off the eigenvalues again
-    shift = float(torch.linalg.matrix_norm(y)) * torch.finfo(evaluator.dtype).eps
+    top = float(y.abs().max()) or 1.0
+    shift = top * float(torch.linalg.matrix_norm(y / top)) * torch.finfo(evaluator.dtype).eps
     y += shift * omega
     middle = omega.T @ y
     factor = torch.linalg.cholesky(0.5 * (middle + middle.T))
@@ -238,7 +243,7 @@ def _conjugate_gradients(evaluator: Evaluator, rhs: Tensor, ridge: float, tol: f
             gap = float((rr.sqrt() / target.clamp(min=1e-300)).max())
             if gap <= 1.0:
                 return x, done
-            if gap >= 0.5 * best or done >= limit:
+            if not gap < 0.5 * best or done >= limit:  # or not a number
                 raise SolverError(f"solve: conjugate gradients reached a relative residual of {gap * goal:.1e} after "
                                   f"{done} iterations, asked for {goal:.1e} (n = {n}, ridge = {ridge:g}). "
                                   f"Pass a larger ridge or tol, more max_iter, or float64 factors.")
