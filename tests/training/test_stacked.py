@@ -238,7 +238,39 @@ def test_a_list_of_networks_is_trained_in_place():
     assert all(worst(a, b) > 0 for a, b in zip(nets, before))
 
 
+class Scaled(nn.Module):
+    """Multiplies by something that is no parameter: a number, a tensor or a buffer that no state holds."""
+
+    def __init__(self, by, buffer=False):
+        super().__init__()
+        if buffer:
+            self.register_buffer("by", torch.tensor(by), persistent=False)
+        else:
+            self.by = by
+        self.fc = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.fc(x * self.by)
+
+
+class Above(pl.models.Gate):
+    """A gate function of a user's own."""
+
+    hard = True
+
+    def __init__(self, threshold):
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, q):
+        return (q > self.threshold).to(q.dtype)
+
+
 SAME_SHAPES = {
+    "number": lambda: (Scaled(1.0), Scaled(2.0)),
+    "tensor": lambda: (Scaled(torch.ones(2)), Scaled(torch.arange(2.0))),
+    "function": lambda: [pl.models.gdln(2, (2,), gates=lambda x, sign=sign: sign * x) for sign in (1, -1)],
+    "own gate function": lambda: [pl.models.dlgn(2, (4,), gate=Above(t), frozen=True) for t in (0.0, 0.5)],
     "value input": lambda: (pl.models.dlgn(2, (4,)), pl.models.dlgn(2, (4,), piecewise_constant=True)),
     "what is trained": lambda: (pl.models.dlgn(2, (4,)), pl.models.dlgn(2, (4,), frozen=True)),
     "gate function": lambda: (pl.models.relu(2, (4,)), pl.models.dln(2, (4,))),
@@ -264,6 +296,28 @@ def test_networks_of_different_beta_are_trained_together():
     pl.train(nets, regression(), epochs=3, seed=0, progress=False)
     pl.train(alone, regression(), epochs=3, seed=1, progress=False)
     assert worst(nets[1], alone) <= 1e-12
+
+
+def test_buffers_that_no_state_holds_are_each_network_s_own():
+    nets = [Scaled(by, buffer=True).double() for by in (1.0, 3.0)]
+    alone = copy.deepcopy(nets[1])
+    pl.train(nets, regression(), epochs=3, seed=0, progress=False)
+    pl.train(alone, regression(), epochs=3, seed=1, progress=False)
+    assert worst(nets[1], alone) <= 1e-12 and nets[1].by == 3.0
+
+
+def test_what_is_written_alike_is_trained_together():
+    """Copies, and networks whose functions and numbers are the same though they are not the same objects."""
+    for make in (lambda: Scaled(torch.ones(2).double()), lambda: pl.models.gdln(2, (2,), gates=lambda x: x)):
+        assert len(pl.train([make().double(), make().double()], regression(), epochs=1, progress=False)) == 2
+        assert len(pl.train(make().double(), regression(), epochs=1, seeds=[0, 1], progress=False)) == 2
+
+
+def test_dropout_of_everything_leaves_nothing():
+    net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(1.0), nn.Linear(4, 1)).double()
+    before = copy.deepcopy(net)
+    pl.train(net, regression(), epochs=1, progress=False)
+    assert torch.equal(net[0].weight, before[0].weight) and net[2].bias.isfinite().all()
 
 
 def test_beta_schedule_reaches_its_end():

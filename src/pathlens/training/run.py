@@ -543,7 +543,7 @@ class Run:
             for k, v in self.stack.fixed.items():
                 v.copy_(tensors[f"fixed/{k}"])
             for k, v in self.stack.buffers.items():
-                v.copy_(tensors[f"buffer/{k}"])
+                v.copy_(tensors.get(f"buffer/{k}", v))  # earlier versions kept those of the state dict alone
         if self.stopping is not None:
             self.stopping.load(tensors)
         self._restored_optimiser = {k: v for k, v in tensors.items() if k.startswith("optimiser/")}

@@ -11,8 +11,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Number
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
@@ -56,7 +59,7 @@ class _DropoutFromDraws(TorchFunctionMode):
             return x
         draw = self.draws[len(self.shapes)]
         self.shapes.append(shape)
-        return x * (draw >= p).to(x.dtype) / (1 - p)
+        return x * (draw >= p).to(x.dtype) / ((1 - p) or 1.0)  # with p = 1 nothing is left to enlarge
 
 
 def weighted_mean(loss: Loss, output: Tensor, target: Tensor, weights: Tensor) -> Tensor:
@@ -102,7 +105,8 @@ class Stack:
             if _structure(m, trained is None) != common:
                 raise ShapeError(
                     f"train: network {i} does not have the architecture of network 0, or not its gate function or what "
-                    "is trained of it. Only networks that differ in their numbers alone can be trained together."
+                    "is trained of it. Only networks that differ in their parameters and buffers alone can be trained "
+                    "together; train the others one by one."
                 )
         self.pattern = copy.deepcopy(first).to(device)
         names = trained_names(trained, first)
@@ -120,9 +124,9 @@ class Stack:
         ]
         self.flat = torch.stack(rows).to(device)
         states = [m.state_dict() for m in members]
-        buffer_names = [n for n, _ in first.named_buffers()]
+        buffers = [dict(m.named_buffers()) for m in members]  # those too that are in no state
         self.fixed = {n: torch.stack([s[n] for s in states]).to(device) for n in shapes if n not in set(names)}
-        self.buffers = {n: torch.stack([s[n] for s in states]).to(device) for n in buffer_names if n in states[0]}
+        self.buffers = {n: torch.stack([b[n] for b in buffers]).to(device) for n in buffers[0]}
         self.needs_rows = bool(getattr(first, "needs_rows", False))
 
     # --- weights in and out ------------------------------------------------------------------------------------
@@ -135,8 +139,11 @@ class Stack:
 
     def write(self, i: int, net: nn.Module) -> None:
         """Copy member i's weights into a network."""
+        state = {n: t.detach().clone() for n, t in self.state(i).items()}
         # a tied weight is in the state under each of its names, and here under the first alone
-        net.load_state_dict({n: t.detach().clone() for n, t in self.state(i).items()}, strict=False)
+        net.load_state_dict(state, strict=False)
+        for name, buffer in net.named_buffers():  # those too that are in no state
+            buffer.copy_(state[name])
 
     def set_buffer(self, suffix: str, value: float) -> None:
         """Set a scalar buffer (β) of every member; the buffer keeps its place in memory."""
@@ -308,11 +315,31 @@ class Stack:
 def _structure(net: nn.Module, flags: bool) -> list[Any]:
     """What the networks of a stack have in common, since one of them runs for all: everything but numbers (and β)."""
     found: list[Any] = [(n, p.shape, flags and p.requires_grad) for n, p in net.named_parameters()]
+    found += [(n, b.shape) for n, b in net.named_buffers()]
     for name, m in net.named_modules():
         told = m.code if isinstance(m, fx.GraphModule) else "" if isinstance(m, Gate) else m.extra_repr()
-        own = [getattr(m, key, None) for key in ("value_input", "activation_name", "sites", "_scaled")]
-        found.append((name, type(m).__name__, told, own))
+        own: Any = [_plain(getattr(m, key, None)) for key in ("value_input", "activation_name", "_scaled", "function")]
+        if type(m).__module__.partition(".")[0] != "pathlens":  # what a module of others computes with
+            seen = {k: v for k, v in vars(m).items() if not k.startswith("_") or isinstance(v, Tensor)}
+            own = {k: _plain(v) for k, v in seen.items() if k != "training"}
+        found.append((name, type(m).__name__, told, getattr(m, "sites", None), own))
     return found
+
+
+def _plain(value: Any) -> Any:
+    """An attribute of a module as something that is equal for copies, and for no others that compute otherwise."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        array = torch.as_tensor(value).detach().cpu().contiguous()
+        return array.shape, array.dtype, array.reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, FunctionType):
+        inside = [cell.cell_contents for cell in value.__closure__ or ()]
+        known = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *inside]
+        return value.__code__, [type(v) if isinstance(v, FunctionType) else _plain(v) for v in known]
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, (str, bytes, Number, torch.dtype, type(None))):
+        return value
+    return type(value)
 
 
 def gated_parts(net: nn.Module) -> list[tuple[str, GatedNetwork]]:
