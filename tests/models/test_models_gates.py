@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, UnknownNameError
-from pathlens.models import GatedNetwork, Hard, Init, Open, Soft, StraightThrough, dlgn, relu, soft_galu, soft_relu
+from pathlens.models import (
+    GatedNetwork,
+    Hard,
+    Init,
+    Open,
+    Soft,
+    StraightThrough,
+    dlgn,
+    gated_twin,
+    relu,
+    soft_galu,
+    soft_relu,
+)
 from pathlens.models.gates import leak, make_gate
 
 finite = st.floats(-50, 50)
@@ -159,6 +171,21 @@ def test_preserve_counts_the_gates_that_a_layer_reads() -> None:
     state = dlgn(400, (400, 400), init="preserve", beta=4.0, seed=0).state_dict()
     for key, times in [("values.linear1", 1), ("values.linear2", behind), ("source.network.linear2", 1)]:
         assert float(state[f"{key}.weight"].var()) == pytest.approx(times / 400, rel=0.03), key
+
+
+@pytest.mark.parametrize("gate", ["hard", "soft"])
+def test_preserve_counts_what_leaky_units_let_through(gate: str) -> None:
+    layers = [nn.Linear(400, 400), nn.LeakyReLU(0.5), nn.Linear(400, 400), nn.LeakyReLU(0.5), nn.Linear(400, 1)]
+    template, X = nn.Sequential(*layers), torch.randn(500, 400, generator=torch.Generator().manual_seed(0))
+    net = gated_twin(template, "dlgn", X[:2], gate=gate, init="preserve", seed=0)
+    own = gated_twin(template, "relu", X[:2], init="preserve", seed=0)
+    with torch.no_grad():
+        square = float(net.gates(X)["1@0"].square().mean())
+        values, gates, self_gated = (
+            400 * float(part.get_parameter("2.weight").var()) for part in (net.values, net.source.network, own.values)
+        )
+    assert values * square == pytest.approx(1, abs=0.03) and gates == pytest.approx(1, abs=0.03)
+    assert self_gated == pytest.approx(2 / (1 + 0.5**2), abs=0.03)
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,13 @@ class GatedNetwork(nn.Module):
 
     def draw_values(self) -> None:
         """Draw the value network's weights from torch's global generator."""
-        square = mean_square(self.gate, own=self.source is None)
+        square = self._square(self.gate, own=self.source is None)
         self.init.apply(self.values, square, ungated=ungated_layers(self.values))
+
+    def _square(self, gate: Gate, own: bool) -> float:
+        """`mean_square`; the mean over the slopes where units leak differently."""
+        slopes = sorted({site.slope for site in self.sites})
+        return sum(mean_square(gate, own, slope) for slope in slopes) / len(slopes)
 
     def draw_gates(self) -> None:
         """Draw the gate source's weights from torch's global generator, or copy them, as `gates_from` says."""
@@ -213,7 +218,7 @@ class GatedNetwork(nn.Module):
             load_matching(self.source, self.values.state_dict(), "the value network")
         elif isinstance(self.source, GraphSource):
             units = {"linear": Open(), "relu": _HARD, "soft": self.gate}
-            inner = mean_square(units[self.source.activation_name], own=True)
+            inner = self._square(units[self.source.activation_name], own=True)
             self.init.apply(self.source, inner, ungated=ungated_layers(self.source.network, "network."))
         else:
             self.init.apply(self.source)
@@ -267,19 +272,19 @@ class GatedNetwork(nn.Module):
 _HARD = Hard()
 
 
-def mean_square(gate: Gate, own: bool) -> float:
-    """E[G(q)²] for q ~ N(0, 1), or E[q²G(q)²] for a unit that reads its own gate.
+def mean_square(gate: Gate, own: bool, slope: float = 0.0) -> float:
+    """E[g²] of the gate g = α + (1 − α)·G(q) of a unit of slope α for q ~ N(0, 1), or E[q²g²] where it reads its own.
 
     That is what a layer behind the gates sees of a signal of size one, where pre-activations have size one too, as
-    initialisation by "preserve" makes them. By quadrature on |q| ≤ 8; hard gates have 1/2, open ones 1.
+    initialisation by "preserve" makes them. By quadrature on |q| ≤ 8; hard gates have (1 + α²)/2, open ones 1.
     """
     if isinstance(gate, Open):
         return 1.0
     if gate.hard:
-        return 0.5
+        return 0.5 * (1 + slope**2)
     q = torch.linspace(-8, 8, 3201, dtype=torch.float64)
     with torch.no_grad():
-        g = copy.deepcopy(gate).cpu().double()(q)
+        g = leak(copy.deepcopy(gate).cpu().double()(q), slope)
     density = torch.exp(-q.square() / 2)
     return float((density * (q * g if own else g).square()).sum() / density.sum())
 
