@@ -10,7 +10,16 @@ from tiny_networks import ConvNet, settle
 from torch import nn
 
 from pathlens import models
-from pathlens.errors import DTypeError, LabelError, OptionError, PathlensError, RecordError, ShapeError, SolverError
+from pathlens.errors import (
+    DTypeError,
+    LabelError,
+    NotFiniteError,
+    OptionError,
+    PathlensError,
+    RecordError,
+    ShapeError,
+    SolverError,
+)
 from pathlens.kernels import LinearisedModel, ntk
 from pathlens.testing.jacobians import jacobian
 
@@ -130,6 +139,8 @@ def test_bad_input() -> None:
         (RecordError, lambda: LinearisedModel(normed)(X)),
         (OptionError, lambda: model.fit(X, y, method="adam")),
         (OptionError, lambda: model.fit(X, y, ridge=-1.0)),
+        (OptionError, lambda: model.fit(X, y, ridge=float("inf"))),
+        (NotFiniteError, lambda: model.fit(X, y * float("nan"))),
         (OptionError, lambda: model.fit(X, y, step_size=0.1)),
         (ShapeError, lambda: model.fit(X, y[:, :1])),
         (LabelError, lambda: model.fit(X, torch.arange(7))),

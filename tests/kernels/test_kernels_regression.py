@@ -99,6 +99,8 @@ def test_gates_that_know_more_predict_better() -> None:
     good = gates([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     poor = gates([[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0], [-1.0, -1.0]])
     train, test = (X[:160], y[:160]), (X[160:], y[160:])
+    with pytest.raises(LabelError, match="shape"):
+        gate_information(good, train, (X, y[:, None]))
     with pytest.raises(ShapeError, match="train must be a pair"):
         gate_information(good, X, test)  # type: ignore[arg-type]
     for kernel in ("overlap", "npk", "value"):

@@ -7,6 +7,7 @@ regression, for those whose kernel does, is in `regression`. May import recordin
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import OptionError, RecordError, ShapeError, SolverError
+from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError, SolverError
 from pathlens.kernels.parameters import differentiable
 from pathlens.kernels.regression import one_hot
 from pathlens.linops.progress import Meter
@@ -190,8 +191,10 @@ class LinearisedModel:
             raise OptionError(f"LinearisedModel.fit: method must be 'cg' or 'gd', got {method!r}.")
         if step_size is not None and method == "cg":
             raise OptionError(f"LinearisedModel.fit: step_size belongs to gradient descent, got method={method!r}.")
-        if not ridge >= 0 or steps < 1:
-            raise OptionError(f"LinearisedModel.fit: ridge={ridge}, steps={steps}: expected ridge ≥ 0 and steps ≥ 1.")
+        if not 0 <= ridge < math.inf or steps < 1:
+            raise OptionError(
+                f"LinearisedModel.fit: ridge={ridge}, steps={steps}: expected a finite ridge ≥ 0 and steps ≥ 1."
+            )
         x = self._rows(X)
         self.delta = {k: torch.zeros_like(v) for k, v in self._start.items()}
         start, _ = self._push(x, self.delta)
@@ -211,6 +214,8 @@ class LinearisedModel:
                 f"LinearisedModel.fit: y has shape {tuple(y.shape)}, the network's outputs {tuple(f.shape)}. "
                 "Give one column per output, or integer labels."
             )
+        if not bool(torch.isfinite(y).all()):
+            raise NotFiniteError("LinearisedModel.fit: y contains NaN or infinity. Remove or impute such rows.")
         return y
 
     def _gradient(self, x: Tensor, residual: Tensor, ridge: float) -> dict[str, Tensor]:

@@ -334,7 +334,7 @@ def gate_information(
     y, y_test = as_numbers(y).cpu(), as_numbers(y_test).cpu()
     labelled = not y.dtype.is_floating_point
     if labelled and classes is None:
-        classes = int(torch.cat([y, y_test]).max()) + 1
+        classes = int(max(y.max(), y_test.max())) + 1
     targets = one_hot(y, classes, dtype=K.dtype) if labelled else y.to(K.dtype).reshape(len(y), -1)
     wanted = one_hot(y_test, classes, dtype=K.dtype) if labelled else y_test.to(K.dtype).reshape(len(y_test), -1)
     if len(wanted) != K_test.shape[0]:
