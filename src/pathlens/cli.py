@@ -1,4 +1,4 @@
-"""The command line: demo, list, run, results, verify, report, doctor, data.
+"""The command line: demo, table, list, run, results, verify, report, doctor, data.
 
 Each command only parses, calls the package and prints; what it prints comes from artifacts and plain records. Every
 import of the package or of torch happens inside a command, so that ``pathlens --help`` answers at once.
@@ -44,6 +44,14 @@ class Scale(enum.StrEnum):
 
     quick = "quick"
     paper = "paper"
+
+
+class Kind(enum.StrEnum):
+    """What a column is to be predicted as."""
+
+    auto = "auto"
+    classification = "classification"
+    regression = "regression"
 
 
 class _Group(TyperGroup):
@@ -404,6 +412,61 @@ def _need_matplotlib() -> None:
 
     with drawing():
         pass
+
+
+# --- tables ----------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def table(
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A table with a line of column names.")],
+    target: Annotated[str, typer.Option("--target", help="The column to predict.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for index.html, or a file FILE.html.")] = Path("table"),
+    kind: Annotated[Kind, typer.Option("--kind", help="Classes, or numbers.")] = Kind.auto,
+    drop: Annotated[list[str] | None, typer.Option("--drop", help="A column to leave out, say an identifier.")] = None,
+    held_out: Annotated[float, typer.Option("--held-out", help="Share of the rows to judge it by.")] = 0.25,
+    rows: Annotated[int, typer.Option("--rows", min=8, help="Use at most so many rows, at random.")] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the split and of the fit.")] = 0,
+) -> None:
+    """Fit a DLGN to a column of a table and write a page that takes it apart (half a minute)."""
+    import time
+
+    from pathlens.errors import FileFormatError, need_extra, unknown_name
+
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise need_extra("table", "pandas", "Reading tables") from error
+    from pathlens.estimators.tables import fit_table
+
+    console = _console()
+    try:
+        frame = pd.read_csv(file, sep=None, engine="python")
+    except (OSError, ValueError, pd.errors.ParserError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise FileFormatError(f"{file} cannot be read as a table: {reason}. Give a CSV file with column names.") \
+            from error
+    for name in drop or ():
+        if name not in frame.columns:
+            raise unknown_name("column to drop", name, list(map(str, frame.columns)))
+    frame = frame.drop(columns=list(drop or ()))
+    note = "held out"
+    if len(frame) > rows:
+        note = f"held out, of {rows:,} of {len(frame):,} rows"
+        frame = frame.sample(rows, random_state=seed)
+    start = time.perf_counter()
+    fitted = fit_table(frame, target, kind.value, held_out, random_state=seed, verbose=True)
+    model, seconds = fitted.model, time.perf_counter() - start
+    for line in fitted.notes:
+        console.print(f"{line}.", style="bright_black", soft_wrap=True, highlight=False, markup=False)
+    page = model.report(fitted.test, fitted.truth, out, within=fitted.train, others=fitted.others, note=note,
+                        title=f"{target}, from {file.name}")
+    measure = "accuracy" if hasattr(model, "classes_") else "R²"
+    scores = [(type(model).__name__, model.score(fitted.test, fitted.truth)),
+              *((one["what"], one["score"]) for one in fitted.others)]
+    console.print(f"{len(fitted.train):,} rows fitted in {seconds:.0f} s; {measure} on {len(fitted.test):,} held out: "
+                  + ", ".join(f"{what} {score:.3f}" for what, score in scores), soft_wrap=True, highlight=False)
+    console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
 
 
 # --- listing ---------------------------------------------------------------------------------------------------

@@ -308,3 +308,19 @@ def test_missing_data_in_an_experiment_is_one_paragraph() -> None:
 def test_the_package_is_the_command_line_too() -> None:
     done = subprocess.run([sys.executable, "-m", "pathlens", "--help"], check=True, capture_output=True, text=True)
     assert "pathlens" in done.stdout and "run" in done.stdout
+
+
+def test_table(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(80, 2))
+    lines = [f"{a};{b};{'yes' if a > b else 'no'};{i}" for i, (a, b) in enumerate(x)]
+    Path("t.csv").write_text("\n".join(["a;b;kind;id", *lines]) + "\n", encoding="utf-8")
+    text = invoke("table", "t.csv", "--target", "kind", "--drop", "id", "--rows", "60", "--out", "page.html")
+    assert "45 rows fitted" in text and "accuracy on 15 held out" in text and "gradient boosting" in text
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "kind, from t.csv" in page and "of 60 of 80 rows" in page and "What would have to be different" in page
+    assert "Did you mean 'kind'" in invoke("table", "t.csv", "--target", "kin", code=1)
+    assert "column to drop 'c'" in invoke("table", "t.csv", "--target", "kind", "--drop", "c", code=1)
+    assert "no numbers" in invoke("table", "t.csv", "--target", "kind", "--kind", "regression", code=1)
+    for name in ("none.csv", "empty.csv"):
+        Path("empty.csv").write_text("")
+        assert "cannot be read as a table" in invoke("table", name, "--target", "kind", code=1)

@@ -86,7 +86,7 @@ class Table:
         try:
             import pandas as pd
         except ImportError as error:
-            raise need_extra("dev", "pandas", "Table.frame") from error
+            raise need_extra("table", "pandas", "Table.frame") from error
         return pd.DataFrame(dict(self.columns))
 
     def __repr__(self) -> str:

@@ -23,11 +23,13 @@ from pathlens.estimators.explanations import Explanation, Rules, explanation_of,
 from pathlens.estimators.files import load_estimator, save_estimator
 from pathlens.estimators.fitting import fit, parted
 from pathlens.estimators.halfspaces import HalfSpaceModel
+from pathlens.estimators.portrait import portrait
 from pathlens.estimators.recipes import resolve
 from pathlens.estimators.tables import checked
 from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.linops.indexing import as_number
 from pathlens.models import GatedNetwork
+from pathlens.report import write_model
 
 
 def _one_row(x: Any) -> Any:
@@ -232,6 +234,32 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         point, *told = counterfactual(self.model_, row[0], goal, what, rows, fixed, integers, float(seconds))
         before, after = (self._told(self.model_.outputs(r[None]))[0] for r in (row[0], point))
         return Counterfactual(row[0], point, before, after, *told, tuple(names), self.model_.spread)
+
+    def report(
+        self, X: Any, y: Any, out: str | Path, *, within: Any = None, top: int = 12, seconds: float = 5.0, **page: Any
+    ) -> Path:
+        """Write a page about the model, judged and explained on rows that it has not seen; returns its path.
+
+        It has the score beside that of the simplest guess, what the model looks at, its most important half-spaces, and
+        a few telling rows taken apart, with the smallest change that would have given another answer.
+
+        Parameters
+        ----------
+        X : (n, d), y : (n,)
+            Rows that were held out, and what is true of them.
+        out : path
+            A file that ends in ``.html``, or a folder, which gets ``index.html``.
+        within : (n, d), optional
+            Training rows: counterfactuals stay within what occurs there, as in `counterfactual`.
+        top : int
+            Features and half-spaces shown.
+        seconds : float
+            For each of up to four counterfactuals.
+        title, note : str
+            What stands above the page, and behind the number of rows.
+        """
+        document = portrait(self, X, y, within, top, seconds)
+        return write_model(document | {"others": page.pop("others", ())}, out, **page)
 
     def export(self) -> dict[str, Any]:
         """The model as a plain dict of numpy arrays, from which `predict_from_export` predicts with numpy alone."""

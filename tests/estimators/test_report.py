@@ -1,0 +1,176 @@
+"""Pages about fitted models, and fits of tables as they come."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_diabetes, load_iris
+
+from pathlens import DLGNClassifier, DLGNRegressor
+from pathlens.errors import ArtifactError, DTypeError, EmptyDataError, OptionError, PathlensError, ShapeError
+from pathlens.estimators.portrait import portrait
+from pathlens.estimators.tables import fit_table
+from pathlens.report import write_model
+
+EMPTY = {"meta", "br", "hr", "img", "link"}
+
+
+class Balanced(HTMLParser):
+    """Fails on a tag that is closed twice, or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def words(page: Path) -> str:
+    text = page.read_text(encoding="utf-8")
+    parser = Balanced()
+    parser.feed(text)
+    assert parser.open == []
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text.partition("</style>")[2]))
+
+
+@pytest.fixture(scope="module")
+def flowers() -> tuple[DLGNClassifier, pd.DataFrame, pd.Series]:
+    data = load_iris(as_frame=True)
+    names = data.target.map(dict(enumerate(data.target_names)))
+    X = data.data.rename(columns={"petal width (cm)": "petal <width>"})
+    return DLGNClassifier(hidden=(8,), epochs=100, random_state=0).fit(X[::2], names[::2]), X[1::2], names[1::2]
+
+
+def test_a_classifier_is_taken_apart_exactly(flowers: Any, tmp_path: Path) -> None:
+    model, X, y = flowers
+    told = portrait(model, X, y, X, 3, 1.0)
+    assert told["score"] == model.score(X, y)
+    assert np.array(told["confusion"]).sum() == len(X)
+    assert np.trace(told["confusion"]) == round(told["score"] * len(X))
+    by_feature = model.explain(X, layer=0)
+    size = np.abs(by_feature.contributions[np.arange(len(X)), by_feature.chosen]).mean(0)
+    assert told["influence"][0]["mean"] == pytest.approx(size.max()) and len(told["influence"]) == 3
+    assert [rule["text"] for rule in told["rules"]] == [rule.text for rule in model.rules(top=3, terms=4)]
+    for one in told["examples"]:
+        total = one["base"] + one["rest"] + sum(term["contribution"] for term in one["terms"])
+        assert total == pytest.approx(one["value"], rel=1e-9)
+        assert one["predicted"] == model.predict(X.iloc[[one["row"]]])[0]
+        other = one["other"]
+        if "none" not in other:
+            changed = X.iloc[[one["row"]]].copy()
+            for change in other["changes"]:
+                assert changed[change["feature"]].item() == change["from"]
+                changed[change["feature"]] = change["to"]
+            assert model.predict(changed)[0] == other["after"] != other["before"]
+    text = words(model.report(X, y, tmp_path, within=X, seconds=1.0, title="Flowers & more", note="held out"))
+    assert "Flowers &amp; more" in text and "petal &lt;width&gt;" in text and f"{len(X)} rows, held out" in text
+
+
+def test_a_mistake_is_shown(flowers: Any, tmp_path: Path) -> None:
+    model, X, y = flowers
+    wrong = y.copy()
+    wrong.iloc[0] = "virginica" if y.iloc[0] == "setosa" else "setosa"
+    rows = {title: row for one in portrait(model, X, wrong, X, 3, 0.5)["examples"]
+            for title, row in [(one["title"], one["row"])]}  # fmt: skip
+    assert any("surest mistake" in title for title in rows)
+
+
+def test_a_regressor(tmp_path: Path) -> None:
+    X, y = load_diabetes(return_X_y=True)
+    model = DLGNRegressor(hidden=(8,), epochs=50, random_state=0).fit(X[:300], y[:300])
+    told = portrait(model, X[300:], y[300:], X[:300], 4, 1.0)
+    assert told["score"] == pytest.approx(model.score(X[300:], y[300:]))
+    middle = np.median(model.predict(X[300:]))
+    for one in told["examples"]:
+        after, before = one["other"]["after"], one["other"]["before"]
+        assert (after <= middle + 1e-9) == (before > middle)
+    text = words(model.report(X[300:], y[300:], tmp_path / "page.html", within=X[:300], seconds=1.0))
+    assert "The highest prediction" in text and "R² on 142 rows" in text and "x8" in text
+
+
+def test_what_does_not_fit_is_refused(flowers: Any, tmp_path: Path) -> None:
+    model, X, y = flowers
+    with pytest.raises(ShapeError, match="one value for each row"):
+        model.report(X, y[:-1], tmp_path)
+    with pytest.raises(ArtifactError, match="lacks estimator"):
+        write_model({"format": "pathlens-model"}, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match="cannot be written"):
+        model.report(X, y, tmp_path / "file" / "page.html", seconds=0.5)
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+
+def mixed(n: int = 200) -> pd.DataFrame:
+    """Numbers with gaps, words with gaps, truth values, a constant, dates, names."""
+    random = np.random.default_rng(0)
+    size, colour = random.normal(size=n), random.choice(["red", "green", "blue"], n)
+    frame = pd.DataFrame({
+        "size": np.where(np.arange(n) % 10 == 0, np.nan, size), "colour": colour, "large": random.random(n) > 0.5,
+        "always": 1.0, "when": pd.date_range("2020-01-01", periods=n), "name": [f"row {i}" for i in range(n)],
+        "kind": np.where((size > 0) ^ (colour == "red"), "yes", "no"),
+    })  # fmt: skip
+    frame.loc[::7, "colour"] = None
+    return frame
+
+
+def test_a_table_as_it_comes() -> None:
+    frame = mixed()
+    frame.loc[3, "kind"] = None
+    found = fit_table(frame, "kind", hidden=(8,), epochs=30, random_state=0)
+    assert isinstance(found.model, DLGNClassifier) and len(found.train) + len(found.test) == 199
+    assert {"size", "colour=red", "colour=missing", "large"} <= set(found.train.columns)
+    assert not {"always", "when", "name"} & set(found.train.columns)
+    assert not found.train.isna().any().any() and not found.test.isna().any().any()
+    told = "; ".join(found.notes)
+    assert "1 rows without kind" in told and "always, when, name" in told and "median: size" in told
+    assert [one["what"] for one in found.others] == ["gradient boosting", "linear"]
+    assert all(0 <= one["score"] <= 1 for one in found.others)
+
+
+def test_rows_held_out_are_not_looked_at() -> None:
+    """What fills gaps is the median of the rows that are fitted."""
+    frame = mixed()
+    found = fit_table(frame, "kind", hidden=(4,), epochs=2, random_state=0)
+    own = frame.loc[found.train.index, "size"]
+    filled = found.test.loc[frame.loc[found.test.index, "size"].isna(), "size"]
+    assert len(filled) and (filled == own.median()).all() and own.median() != frame["size"].median()
+
+
+@pytest.mark.parametrize(("values", "classes"), [
+    (["a", "b"] * 20, True), ([True, False] * 20, True), ([0, 1, 2, 3] * 10, True), ([0.5, 1.5] * 20, False),
+    (list(range(40)), False),
+])  # fmt: skip
+def test_classes_or_numbers(values: list[Any], classes: bool) -> None:
+    frame = pd.DataFrame({"x": np.arange(40.0), "y": values})
+    found = fit_table(frame, "y", hidden=(4,), epochs=2, random_state=0)
+    assert isinstance(found.model, DLGNClassifier) == classes
+
+
+@pytest.mark.parametrize(("frame", "options", "error", "message"), [
+    (mixed(), {"target": "kinds"}, PathlensError, "Did you mean 'kind'"),
+    (mixed(), {"target": "kind", "kind": "regression"}, DTypeError, "no numbers"),
+    (mixed(), {"target": "kind", "held_out": 1.5}, OptionError, "between 0 and 1"),
+    (mixed(), {"target": "kind", "held_out": 0.999}, EmptyDataError, "cannot be split"),
+    (mixed(6), {"target": "kind"}, EmptyDataError, "too few"),
+    (mixed()[["always", "when", "name", "kind"]], {"target": "kind"}, DTypeError, "No column"),
+    (mixed().assign(kind="no"), {"target": "kind"}, EmptyDataError, "1 values"),
+])  # fmt: skip
+def test_tables_that_cannot_be_fitted(frame: Any, options: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        fit_table(frame, random_state=0, **options)
