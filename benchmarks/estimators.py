@@ -41,7 +41,7 @@ RESULT = HERE / "results" / "estimators.json"
 PAGE = HERE.parent / "docs" / "comparison.md"
 TUNED_ON = (
     "digits", "german_credit", "churn", "magic", "concrete_strength", "abalone", "airfoil", "diabetes", "heart_statlog",
-    "diabetes_pima",
+    "diabetes_pima", "adult", "bank_marketing", "telco_churn", "spambase", "california_housing", "wine_quality",
 )  # fmt: skip
 BUNDLED = ("breast_cancer", "digits", "wine", "iris", "diabetes")
 QUICK = ("breast_cancer", "wine", "diabetes")

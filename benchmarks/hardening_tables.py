@@ -25,7 +25,7 @@ from sklearn.model_selection import train_test_split
 
 import pathlens as pl
 from pathlens.artifacts import environment
-from pathlens.estimators.recipes import resolve
+from pathlens.estimators.recipes import Recipe, resolve
 from pathlens.training import train
 
 RESULT = Path(__file__).parent / "results" / "hardening-tables.json"
@@ -42,7 +42,7 @@ def measure(name: str, split: int, rows: int, seeds: int) -> dict[str, Any]:
     pre = prepared("passthrough").fit(X.iloc[a])
     A, B = pre.transform(X.iloc[a]), pre.transform(X.iloc[b])
     kind = pl.DLGNClassifier if labels else pl.DLGNRegressor
-    fitted = [kind(random_state=s).fit(A, y[a]) for s in range(seeds)]
+    fitted = [kind(weight_decay=_recipe(len(A)).weight_decay, random_state=s).fit(A, y[a]) for s in range(seeds)]
     spent = fitted[0].n_iter_
     out: dict[str, Any] = {
         "set": name, "task": task, "split": split, "rows": len(y), "chosen": [m.hardening_ for m in fitted],
@@ -55,6 +55,13 @@ def measure(name: str, split: int, rows: int, seeds: int) -> dict[str, Any]:
     return out
 
 
+def _recipe(n: int) -> Recipe:
+    """The default fit of n rows, without a choice of the weight decay."""
+    own = pl.DLGNRegressor().get_params()
+    del own["random_state"], own["validation_fraction"]
+    return resolve("tables", n, n, None, 0, **own)
+
+
 def _soft(rows: Any, test: Any, labels: bool, epochs: int | None, seeds: int) -> tuple[list[float], list[float]]:
     """Scores on the test and the training rows of networks like the estimator's whose gates stay soft."""
     (A, y), (B, z) = rows, test
@@ -64,9 +71,7 @@ def _soft(rows: Any, test: Any, labels: bool, epochs: int | None, seeds: int) ->
     def targets(t: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.searchsorted(names, t) if labels else ((t - centre) / spread)[:, None])
 
-    own = pl.DLGNClassifier().get_params()
-    del own["random_state"], own["validation_fraction"]
-    recipe = resolve("soft", len(A), len(A), 0, **own)
+    recipe = _recipe(len(A))
     outputs = len(names) if names is not None else 1
     net = pl.models.dlgn(A.shape[1], recipe.hidden, outputs, beta=recipe.beta[0], bias=True, seed=0).double()
     runs = train(net, (torch.from_numpy(A), targets(y)), epochs=epochs or recipe.epochs, progress=False,
@@ -107,8 +112,8 @@ def table(found: dict[str, Any]) -> list[str]:
         f"rates and rows (at most {found['row limit']}); medians over {found['seeds']} seeds, their means over random "
         "splits, and mean and median over splits of the difference in points. *Soft* has the epochs of the estimator's "
         "first phase, *all epochs* those of all "
-        'its phases; *hard* is the default, which chooses between `hardening="anneal"` and `"follow"`. Made by '
-        "`python -m benchmarks.hardening_tables`.",
+        'its phases; *hard* is the default with the same weight decay, which chooses between `hardening="anneal"` and '
+        '`"follow"`. Made by `python -m benchmarks.hardening_tables`.',
         "", "| set | splits | soft | soft, all epochs | hard | follows | hard − soft | median of splits |",
         "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip

@@ -66,8 +66,9 @@ def measure(name: str, split: int, factor: float | str | None, rows: int) -> dic
         peer = models(task, split)[factor]().fit(A, y[a])
         return {**told, "used": None, "seconds": time.process_time() - start, "score": float(peer.score(B, y[b]))}
     kind = pl.DLGNClassifier if labels else pl.DLGNRegressor
-    own = {k: v for k, v in kind().get_params().items() if k not in ("random_state", "validation_fraction")}
-    decays = resolve(kind.__name__, len(A), len(A), 0, **own).decays
+    spent = ("class_weight", "random_state", "validation_fraction")
+    own = {k: v for k, v in kind().get_params().items() if k not in spent}
+    decays = resolve(kind.__name__, len(A), len(A), 2 if labels else None, 0, **own).decays
     decay = "auto" if factor is None else decays[SHARES.index(factor)]
     model = kind(weight_decay=decay, random_state=split).fit(A, y[a])
     seconds = time.process_time() - start

@@ -429,6 +429,7 @@ def table(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the split and of the fit.")] = 0,
 ) -> None:
     """Fit a DLGN to a column of a table and write a page that takes it apart (half a minute)."""
+    import csv
     import time
 
     from pathlens.errors import FileFormatError, need_extra, unknown_name
@@ -442,7 +443,7 @@ def table(
     console = _console()
     try:
         frame = pd.read_csv(file, sep=None, engine="python")
-    except (OSError, ValueError, pd.errors.ParserError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, csv.Error) as error:  # pandas' own are ValueErrors
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise FileFormatError(f"{file} cannot be read as a table: {reason}. Give a CSV file with column names.") \
             from error

@@ -1,4 +1,4 @@
-"""weight_decay="auto" on larger tables: chosen on training rows that are held out, and on nothing else."""
+"""weight_decay="auto": chosen on training rows that are held out, and on nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from pathlens import DLGNClassifier, DLGNRegressor
 from pathlens.estimators.fitting import fit
-from pathlens.estimators.recipes import ENOUGH, SHARES, resolve
+from pathlens.estimators.recipes import ENOUGH, FEW, SHARES, SMALL, resolve
 
 QUICK = {"hidden": (16, 16), "epochs": 10, "batch_size": 500, "learning_rate": 0.03, "random_state": 0}
 RULE = 1.5 * 16 / 64
@@ -48,11 +48,20 @@ def test_the_fit_is_that_of_the_chosen_value_on_all_rows(chosen, kind):
         np.testing.assert_array_equal(again.predict_proba(X), chosen[kind].predict_proba(X))
 
 
-def test_fewer_rows_have_the_rule():
-    X = rows(ENOUGH - 1)
-    auto, fixed = (DLGNClassifier(**QUICK, weight_decay=w).fit(X, stripes(X)) for w in ("auto", RULE))
-    assert auto.weight_decay_ == fixed.weight_decay_ == RULE
-    np.testing.assert_array_equal(auto.predict_proba(X), fixed.predict_proba(X))
+@pytest.mark.parametrize(("kind", "n"), [(DLGNClassifier, FEW - 1), (DLGNRegressor, ENOUGH - 1)])
+def test_fewer_rows_have_the_rule(kind, n):
+    X, rule = rows(n), max(1.5, min(2500 / n, 10)) * 16 / 64
+    auto, fixed = (kind(**QUICK, weight_decay=w).fit(X, stripes(X)) for w in ("auto", rule))
+    assert auto.weight_decay_ == fixed.weight_decay_ == rule
+    np.testing.assert_array_equal(auto.predict(X), fixed.predict(X))
+
+
+def test_noise_in_few_rows_gets_more():
+    X, rule = rows(600), 2500 / 600 * 16 / 64
+    found = {f.__name__: DLGNClassifier(**QUICK | {"epochs": 30}).fit(X, f(X)) for f in (noisy, stripes)}
+    assert [found[kind].weight_decay_ for kind in ("noisy", "stripes")] == [rule * SMALL[1], rule]
+    again = DLGNClassifier(**QUICK | {"epochs": 30}, weight_decay=rule * SMALL[1]).fit(X, noisy(X))
+    np.testing.assert_array_equal(again.predict_proba(X), found["noisy"].predict_proba(X))
 
 
 def test_rows_of_early_stopping_have_no_say():
@@ -60,7 +69,7 @@ def test_rows_of_early_stopping_have_no_say():
     Y = stripes(X).astype(int)
     own = {k: v for k, v in DLGNClassifier(**QUICK, early_stopping=True).get_params().items()
            if k not in ("class_weight", "random_state", "validation_fraction")}  # fmt: skip
-    recipe = resolve("test", ENOUGH, ENOUGH, 0, **own)
+    recipe = resolve("test", ENOUGH, ENOUGH, 2, 0, **own)
     train, seen = (X[:ENOUGH], Y[:ENOUGH], np.ones(ENOUGH)), (X[ENOUGH:], Y[ENOUGH:], np.ones(500))
     turned = (seen[0], 1 - seen[1], seen[2])
     first, second = (fit(*train, 2, recipe, validation) for validation in (seen, turned))

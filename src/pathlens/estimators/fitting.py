@@ -122,12 +122,14 @@ def fit(
         kind, phases = recipe.hardening, list[Runs]()
         if len(recipe.decays) > 1:  # compared after a whole first phase: what is best half-way is not in the end
             sharp = kind == "anneal" or (kind == "auto" and classes is None)  # as the first phase is
-            kept, held = parted(Y, classes, round(len(Y) * _HELD_OUT), recipe.seed)
-            tried = phase(net, recipe.epochs, data[1], kept, lr=recipe.learning_rate, seeds=seeds[:1],
-                          settings=[{"weight_decay": decay} for decay in recipe.decays], label="weight decays",
-                          beta=sharpen if sharp else None)  # fmt: skip
-            unseen = (data[0][held], data[1][held])
-            missed = [_weighted_loss(n, unseen, weights[held] / weights[held].sum(), loss) for n in tried.networks]
+            missed = np.zeros(len(recipe.decays))
+            for split in range(recipe.splits):
+                kept, held = parted(Y, classes, round(len(Y) * _HELD_OUT), recipe.seed + split)
+                tried = phase(net, recipe.epochs, data[1], kept, lr=recipe.learning_rate, seeds=seeds[:1],
+                              settings=[{"weight_decay": decay} for decay in recipe.decays], label="weight decays",
+                              beta=sharpen if sharp else None)  # fmt: skip
+                unseen, of_held = (data[0][held], data[1][held]), weights[held] / weights[held].sum()
+                missed += [_weighted_loss(n, unseen, of_held, loss) for n in tried.networks]
             options["weight_decay"] = recipe.decays[int(np.argmin(np.nan_to_num(missed, nan=np.inf)))]
 
         start: dict[str, Any] = {"lr": recipe.learning_rate, "seeds": seeds, **watch}

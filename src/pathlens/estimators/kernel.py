@@ -69,7 +69,7 @@ class _BasePathKernel(BaseEstimator):
         if self._own is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             recipe = resolve(
-                type(self).__name__, len(X), weights.sum(), seed, hidden=self.hidden, epochs=self.epochs,
+                type(self).__name__, len(X), weights.sum(), classes, seed, hidden=self.hidden, epochs=self.epochs,
                 learning_rate=self.learning_rate, weight_decay=self.weight_decay, verbose=self.verbose,
             )  # fmt: skip
             self.model_ = fit(self._x, Y, weights, classes, recipe).model

@@ -14,8 +14,9 @@ _EPOCHS = (20, 60)  # epochs="auto": at least 20 epochs, else as many as make 60
 _STEPS = (300, 1200)
 _DECAY = (1.5, 2500.0, 10.0)  # weight_decay="auto": 2500 / n between 1.5 and 10, for layers of 64 units;
 _WIDTH = 64  # AdamW lets weights grow to 1/decay, so that narrow layers, which add up fewer of them, need less
-ENOUGH = 2500  # rows from which on weight_decay="auto" tries so many times that value on held-out rows
-SHARES = (1.0, 1 / 3, 1 / 10, 1 / 30)  # 3 often has a lower held-out loss, yet lost on test rows
+FEW, ENOUGH = 200, 2500  # rows from which on weight_decay="auto" tries multiples of that value on held-out rows:
+SMALL, SPLITS = (1.0, 3.0), 3  # for classes, on those of three splits; regression lost more than it gained by 3
+SHARES = (1.0, 1 / 3, 1 / 10, 1 / 30)  # for many rows, on those of one; 3 has a lower loss there, yet lost on test rows
 _HARDENING = ("auto", "follow", "anneal")
 
 
@@ -30,6 +31,7 @@ class Recipe:
     learning_rate: float
     weight_decay: float
     decays: tuple[float, ...]  # to choose from on held-out rows, `weight_decay` first; or that one alone
+    splits: int  # how often rows are held out to choose
     beta: tuple[float, float]
     hardening: str
     restarts: int
@@ -42,6 +44,7 @@ def resolve(
     who: str,
     n: int,
     total: float,
+    classes: int | None,
     seed: int,
     *,
     hidden: Any,
@@ -57,12 +60,12 @@ def resolve(
     early_stopping: Any = False,
     patience: Any = 1,
 ) -> Recipe:
-    """The recipe for n rows whose weights add up to `total`, or an error that names the parameter.
+    """The recipe for n rows whose weights add up to `total`, of classes or numbers; or an error that names a parameter.
 
     Examples
     --------
     >>> choices = {"hidden": (8,), "epochs": "auto", "learning_rate": 0.01, "weight_decay": "auto", "verbose": False}
-    >>> recipe = resolve("me", 640, 640.0, 0, **choices)
+    >>> recipe = resolve("me", 640, 640.0, None, 0, **choices)
     >>> recipe.epochs, recipe.weight_decay
     (60, 0.48828125)
     """
@@ -93,15 +96,17 @@ def resolve(
     if epochs == "auto":
         wanted = min(max(_STEPS[0], _EPOCHS[1] * steps), _STEPS[1])
         epochs = max(_EPOCHS[0], -(-wanted // steps))
-    shares = SHARES if weight_decay == "auto" and n >= ENOUGH else (1.0,)
+    shares: tuple[float, ...] = (1.0,)
+    if weight_decay == "auto" and n >= (ENOUGH if classes is None else FEW):
+        shares = SHARES if n >= ENOUGH else SMALL
     if weight_decay == "auto":  # a function of the total weight, so that weights are repetitions
         weight_decay = min(max(_DECAY[0], _DECAY[1] / total), _DECAY[2]) * max(hidden) / _WIDTH
     return Recipe(
         hidden=tuple(int(w) for w in hidden), piecewise_constant=bool(piecewise_constant), batch_size=batch,
         epochs=int(epochs), learning_rate=float(learning_rate), weight_decay=float(weight_decay),
-        decays=tuple(float(weight_decay) * share for share in shares), beta=(float(beta[0]), float(beta[1])),
-        hardening=hardening, restarts=int(n_restarts), patience=int(patience) if early_stopping else None,
-        seed=seed, verbose=bool(verbose),
+        decays=tuple(float(weight_decay) * share for share in shares), splits=1 if n >= ENOUGH else SPLITS,
+        beta=(float(beta[0]), float(beta[1])), hardening=hardening, restarts=int(n_restarts),
+        patience=int(patience) if early_stopping else None, seed=seed, verbose=bool(verbose),
     )  # fmt: skip
 
 
