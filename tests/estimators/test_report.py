@@ -102,8 +102,17 @@ def test_a_regressor(tmp_path: Path) -> None:
     assert "The highest prediction" in text and "R² on 142 rows" in text and "x8" in text
 
 
+def test_a_model_that_is_constant_on_cells(flowers: Any, tmp_path: Path) -> None:
+    _, X, y = flowers
+    model = DLGNClassifier(hidden=(8,), epochs=50, piecewise_constant=True, random_state=0).fit(X, y)
+    assert "constant on each cell" in words(model.report(X, y, tmp_path, within=X, seconds=0.5))
+
+
 def test_what_does_not_fit_is_refused(flowers: Any, tmp_path: Path) -> None:
     model, X, y = flowers
+    for wrong, message in (({"seconds": 0}, "seconds"), ({"top": 0}, "top")):
+        with pytest.raises(OptionError, match=message):
+            model.report(X, y, tmp_path, **wrong)
     with pytest.raises(ShapeError, match="one value for each row"):
         model.report(X, y[:-1], tmp_path)
     with pytest.raises(ArtifactError, match="lacks estimator"):

@@ -6,7 +6,7 @@ What is predicted is what is explained: after fitting only the hard half-spaces 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -237,8 +237,9 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         return Counterfactual(row[0], point, before, after, *told, tuple(names), self.model_.spread)
 
     def report(
-        self, X: Any, y: Any, out: str | Path, *, within: Any = None, top: int = 12, seconds: float = 5.0, **page: Any
-    ) -> Path:
+        self, X: Any, y: Any, out: str | Path, *, within: Any = None, top: int = 12, seconds: float = 5.0,
+        title: str = "", note: str = "", others: Sequence[Mapping[str, Any]] = (),
+    ) -> Path:  # fmt: skip
         """Write a page about the model, judged and explained on rows that it has not seen; returns its path.
 
         It has the score beside that of the simplest guess, what the model looks at, its most important half-spaces, and
@@ -258,9 +259,11 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
             For each of up to four counterfactuals.
         title, note : str
             What stands above the page, and behind the number of rows.
+        others : sequence of mappings
+            Other models to stand beside this one: ``{"what": "a tree", "score": tree.score(X, y)}``.
         """
-        document = portrait(self, X, y, within, top, seconds)
-        return write_model(document | {"others": page.pop("others", ())}, out, **page)
+        document = portrait(self, X, y, within, top, seconds) | {"others": list(others)}
+        return write_model(document, out, title=title, note=note)
 
     def export(self) -> dict[str, Any]:
         """The model as a plain dict of numpy arrays, from which `predict_from_export` predicts with numpy alone."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.errors import EmptyDataError, PathlensError, ShapeError
+from pathlens.errors import EmptyDataError, RegionError, ShapeError
 from pathlens.linops.progress import Meter
 from pathlens.report import MODEL_FORMAT
 
@@ -24,7 +24,7 @@ def portrait(model: Any, X: Any, y: Any, within: Any, top: int, seconds: float) 
         raise ShapeError(f"report: y has shape {truth.shape}, expected ({len(rows)},): one value for each row of X.")
     if not len(rows):
         raise EmptyDataError("report: X holds no rows to judge the model by.")
-    classes = getattr(model, "classes_", None)
+    classes, rules = getattr(model, "classes_", None), model.rules(top=top, terms=4)
     predicted, told = model.predict(X), model.explain(X, layer=0)
     at = np.arange(len(rows))
     by_feature = told.contributions[at, told.chosen]  # (n, d)
@@ -45,10 +45,9 @@ def portrait(model: Any, X: Any, y: Any, within: Any, top: int, seconds: float) 
     order = [int(j) for j in np.argsort(-influence, kind="stable")[:top] if influence[j] > 0]
     names = model._names()
     document["influence"] = [{"feature": names[j], "mean": float(influence[j])} for j in order]
-    found = model.rules(top=top, terms=4)
     document["rules"] = [
-        {"text": rule.text, "share": rule.importance / found.total, "open": rule.open_share,
-         "gate": f"{rule.layer}.{rule.unit}"} for rule in found
+        {"text": rule.text, "share": rule.importance / rules.total, "open": rule.open_share,
+         "gate": f"{rule.layer}.{rule.unit}"} for rule in rules
     ]  # fmt: skip
     document["examples"] = []
     with Meter("counterfactuals", len(chosen)) as meter:
@@ -152,7 +151,7 @@ def _other(model: Any, x: Any, predicted: np.ndarray, row: int, within: Any, sec
         options["at_most" if predicted[row] > middle else "at_least"] = middle
     try:
         other = model.counterfactual(x, **options)
-    except PathlensError as error:
+    except RegionError as error:  # there is none in reach
         return {"none": str(error)}
     return {"before": _plain(other.before), "after": _plain(other.after), "distance": other.distance,
             "at_least": other.at_least, "nearest": bool(other.nearest),

@@ -143,7 +143,10 @@ def _confusion(document: Mapping[str, Any]) -> str:
 
 def _looks_at(document: Mapping[str, Any]) -> str:
     entries = document["influence"]
-    largest = max((one["mean"] for one in entries), default=1.0) or 1.0
+    if not entries:
+        alone = "The model is constant on each cell of its half-spaces: it looks at nothing but on which side rows lie."
+        return _section("What it looks at", f'<p class="remark">{alone}</p>')
+    largest = max(one["mean"] for one in entries)
     lead = (f"Mean size of what each feature contributes to the {document['output']}: its difference from the mean of "
             "the training rows times the slope where the row lies.")  # fmt: skip
     lines = [_bar(escape(one["feature"]), 0, one["mean"] / largest, _number(one["mean"])) for one in entries]
