@@ -1,7 +1,7 @@
 """The estimators on larger tables: what choosing the weight decay on held-out training rows gains, and other models.
 
 ``python -m benchmarks.weight_decay --jobs N`` fits the estimators to the tables of at least 4,000 rows: with the rule
-that smaller tables have ("before"), with the default, which from `recipes.ENOUGH` rows on tries multiples of that value
+("before"), with the default, which from `recipes.ENOUGH` rows on tries multiples of that value
 on training rows that it holds out, and on one split with each of them; and `PEERS` to the same rows. It writes
 ``benchmarks/results/weight-decay.json`` after every fit; a run that was cut off goes on
 from there. ``docs/comparison.md`` is made from that file, too (``python -m benchmarks.estimators --page``).
@@ -80,8 +80,8 @@ def table(found: dict[str, Any]) -> list[str]:
     """The part of docs/comparison.md on weight decay, as lines of Markdown."""
     lines = [
         "## Larger tables", "",
-        f'From {ENOUGH:,} rows on, `weight_decay="auto"` tries {", ".join(map(_share, SHARES))} times the value that '
-        "smaller tables get, compares them on a fifth of the training rows, and fits all of these with the best. "
+        f'From {ENOUGH:,} rows on, `weight_decay="auto"` tries {", ".join(map(_share, SHARES))} times the value of '
+        "the rule, compares them on a fifth of the training rows, and fits all of these with the best. "
         f"Accuracy in percent, or R² × 100, on test rows; at most {found['row limit']:,} training rows; means over "
         "random splits. *Before* is once that value. The best factor is the one with the highest score on the test "
         "rows of the first split, which nobody can choose. Processor seconds of a fit, one thread. Sets with * served "
