@@ -218,9 +218,9 @@ def page(found: dict[str, Any]) -> str:
             lines.append(f"| {label} | {means[0]} | {np.median(gaps):+.2f} | {' | '.join(means[1:])} | "
                          f"{sum(g >= 0 for g in gaps)} of {len(gaps)} | "
                          f"{sum(g >= -1.5 for g in gaps)} of {len(gaps)} |")  # fmt: skip
-    lines += ["", "## Time and size", "", "Medians over sets of processor seconds, one thread; of models that the last calls left out, those of earlier ones, "
-              "perhaps on another machine.",
-              "", "| model | fit, seconds | predict, seconds | half-spaces in use |", "|---|---|---|---|"]  # fmt: skip
+    lines += ["", "## Time and size", "", "Medians over sets of processor seconds, one thread; of models that the last "
+              "calls left out, those of earlier ones, perhaps on another machine.", "",
+              "| model | fit, seconds | predict, seconds | half-spaces in use |", "|---|---|---|---|"]  # fmt: skip
     for label in names:
         of = [s["models"][label] for s in found["sets"] if label in s["models"]]
         used = [m["half-spaces"] for m in of if m["half-spaces"] is not None]
