@@ -90,7 +90,7 @@ def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Ten
             f"Resuming under {environment()} a run that was saved under {meta['environment']}: the result may "
             "differ in the last bits.",
             ResumeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return tensors, meta
 

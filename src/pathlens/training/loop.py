@@ -36,7 +36,7 @@ from pathlens.training.teacher import Teacher
 _SETTINGS = ("lr", "beta", "weight_decay", "momentum")  # what may differ between members of a stack
 
 
-@torch.inference_mode(False)
+@torch.inference_mode(False)  # one more frame between what warns and who called
 def train(
     net: nn.Module | Sequence[nn.Module],
     data: Any,

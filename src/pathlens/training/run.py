@@ -331,7 +331,7 @@ class Run:
         if not torch.isfinite(losses).all():
             bad = [s["seed"] for s, v in zip(self.settings, losses) if not math.isfinite(float(v))]
             warnings.warn(
-                f"train: {len(bad)} of {self.stack.k} networks diverged (seeds {bad}).", PathlensWarning, stacklevel=3
+                f"train: {len(bad)} of {self.stack.k} networks diverged (seeds {bad}).", PathlensWarning, stacklevel=4
             )
 
     def _last_losses(self) -> Tensor:
@@ -390,7 +390,7 @@ class Run:
                 f"train: the network's outputs vary by {varies:.0e} over the data at initialisation. Each soft gate "
                 "halves the signal; initialise with init='preserve', or use batch-norm.",
                 SignalWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _check_gates(self) -> None:
@@ -406,7 +406,7 @@ class Run:
                     "they stay as they are. Use net.with_gate('soft') or net.with_gate('straight_through'), or "
                     "trained='values' to freeze the gates.",
                     SignalWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
                 return
 
@@ -579,7 +579,7 @@ class Run:
                 f"train: {folder}: {which} other weights than the training that goes on here began with; they are "
                 "replaced by its. Give every initialisation a folder of its own, or resume=False to start over.",
                 ResumeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _load_optimiser(self, tensors: dict[str, Tensor]) -> None:
