@@ -128,7 +128,8 @@ def _example(
     values = by_feature.contributions[0, out]
     order = [int(j) for j in np.argsort(-np.abs(values), kind="stable")[:8] if values[j] != 0]
     found: dict[str, Any] = {
-        "title": title, "row": row, "truth": _plain(truth[row]), "predicted": _plain(predicted[row]),
+        "title": title, "row": row, "name": str(X.index[row] if hasattr(X, "iloc") else row),
+        "truth": _plain(truth[row]), "predicted": _plain(predicted[row]),
         "output": by_feature.labels[out], "value": float(by_feature.outputs[0, out]),
         "terms": [{"feature": names[j], "at": float(at[j]), "mean": float(model.model_.centre[j]),
                    "contribution": float(values[j])} for j in order],

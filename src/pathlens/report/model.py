@@ -184,7 +184,8 @@ def _example(one: Mapping[str, Any]) -> str:
         return escape(_number(value) if isinstance(value, float) else str(value))
 
     sure = f", probability {100 * one['probability']:.1f} %" if "probability" in one else ""
-    facts = f"Row {one['row']}: predicted <b>{word(one['predicted'])}</b>{sure}; in truth <b>{word(one['truth'])}</b>."
+    said, true = word(one["predicted"]), word(one["truth"])
+    facts = f"Row {escape(one['name'])}: predicted <b>{said}</b>{sure}; in truth <b>{true}</b>."
     terms = [(f"{escape(t['feature'])} <small>{_number(t['at'])}, mean {_number(t['mean'])}</small>", t["contribution"])
              for t in one["terms"]]  # fmt: skip
     parts = [("features at their means", one["base"]), *terms]
