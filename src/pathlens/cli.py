@@ -438,7 +438,7 @@ def table(
         import pandas as pd
     except ImportError as error:
         raise need_extra("table", "pandas", "Reading tables") from error
-    from pathlens.estimators.tables import fit_table
+    from pathlens.estimators.frames import fit_table
 
     console = _console()
     try:

@@ -14,8 +14,8 @@ from sklearn.datasets import load_diabetes, load_iris
 
 from pathlens import DLGNClassifier, DLGNRegressor
 from pathlens.errors import ArtifactError, DTypeError, EmptyDataError, OptionError, PathlensError, ShapeError
+from pathlens.estimators.frames import fit_table
 from pathlens.estimators.portrait import portrait
-from pathlens.estimators.tables import fit_table
 from pathlens.report import write_model
 
 EMPTY = {"meta", "br", "hr", "img", "link"}
@@ -174,6 +174,7 @@ def test_classes_or_numbers(values: list[Any], classes: bool) -> None:
 @pytest.mark.parametrize(("frame", "options", "error", "message"), [
     (mixed(), {"target": "kinds"}, PathlensError, "Did you mean 'kind'"),
     (mixed(), {"target": "kind", "kind": "regression"}, DTypeError, "no numbers"),
+    (mixed(), {"target": "kind", "kind": "classes"}, PathlensError, "Unknown kind 'classes'"),
     (mixed(), {"target": "kind", "held_out": 1.5}, OptionError, "between 0 and 1"),
     (mixed(), {"target": "kind", "held_out": 0.999}, EmptyDataError, "cannot be split"),
     (mixed(6), {"target": "kind"}, EmptyDataError, "too few"),

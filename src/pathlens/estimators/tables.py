@@ -1,17 +1,14 @@
-"""Tables as users have them: scikit-learn's checks, columns that hold other things than numbers by name, and a fit of
-one column of a table by all others.
-"""
+"""Tables as users have them: scikit-learn's checks, and columns that hold other things than numbers by name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.sparse import issparse
 from sklearn.utils.validation import validate_data
 
-from pathlens.errors import DTypeError, EmptyDataError, OptionError, unknown_name
+from pathlens.errors import DTypeError
 
 
 def checked(estimator: Any, X: Any, *y: Any, **how: Any) -> Any:
@@ -25,7 +22,7 @@ def checked(estimator: Any, X: Any, *y: Any, **how: Any) -> Any:
                              "OneHotEncoder(sparse_output=False) or make_column_transformer(…, sparse_threshold=0)."
                              ) from error  # fmt: skip
         table = hasattr(X, "iloc") and hasattr(X, "columns")
-        names = [repr(name) for name, column in X.items() if not _numbers(column)] if table else []
+        names = [repr(name) for name, column in X.items() if not numbers(column)] if table else []
         if not names:
             raise
         others = f" and {len(names) - 5} more" if len(names) > 5 else ""
@@ -34,7 +31,8 @@ def checked(estimator: Any, X: Any, *y: Any, **how: Any) -> Any:
                          "make_column_transformer, or leave them out.") from error  # fmt: skip
 
 
-def _numbers(column: Any) -> bool:
+def numbers(column: Any) -> bool:
+    """Whether a column of a table can be read as numbers."""
     if column.dtype.kind in "mM":  # dates would be counted in nanoseconds
         return False
     try:
@@ -42,151 +40,3 @@ def _numbers(column: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-# --- a table as it comes -----------------------------------------------------------------------------------------
-
-_CATEGORIES = 50  # a column of words with more is taken for names, dates or free text
-_FEW = 10  # whole numbers of so many values or fewer are classes
-
-
-@dataclass(frozen=True)
-class FittedTable:
-    """A model of one column of a table by the others, and the rows that it is to be judged by.
-
-    Attributes
-    ----------
-    model : DLGNClassifier or DLGNRegressor
-    train, test : DataFrame
-        Encoded columns of the rows that were fitted and of those held out.
-    truth : Series
-        The target of the latter.
-    others : list of dict
-        Peers with their defaults on the same rows: ``what`` and ``score``.
-    notes : list of str
-        What was left out or filled in.
-    """
-
-    model: Any
-    train: Any
-    test: Any
-    truth: Any
-    others: list[dict[str, Any]]
-    notes: list[str]
-
-
-def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.25, **options: Any) -> FittedTable:
-    """Fit a DLGN to a column of a pandas table, as it comes: words, missing cells and all.
-
-    Parameters
-    ----------
-    frame : DataFrame
-    target : str
-        The column to predict; rows without it are left out.
-    kind : {"auto", "classification", "regression"}
-        "auto" takes words, truth values and whole numbers of at most ten values for classes.
-    held_out : float
-        Share of the rows that the model does not see.
-    **options
-        Of the estimator.
-
-    Notes
-    -----
-    Numbers that are missing become the median of the rows that are fitted, words become one-hot columns, and
-    columns of dates, of one value, or of words with more than 50 values are left out.
-    """
-    from sklearn.model_selection import train_test_split
-
-    from pathlens.estimators.dlgn import DLGNClassifier, DLGNRegressor
-
-    if target not in frame.columns:
-        raise unknown_name("column", target, list(map(str, frame.columns)))
-    if not 0 < held_out < 1:
-        raise OptionError(f"held_out is a share of the rows between 0 and 1, got {held_out!r}.")
-    notes: list[str] = []
-    there = frame[target].notna()
-    if not there.all():
-        notes.append(f"{int((~there).sum()):,} rows without {target} left out")
-        frame = frame[there]
-    classes = _classes(frame[target]) if kind == "auto" else kind == "classification"
-    if classes:
-        counts = frame[target].value_counts()
-        if len(rare := counts[counts < 2]):
-            notes.append(f"classes with one row left out: {', '.join(map(str, rare.index[:5]))}")
-            frame = frame[~frame[target].isin(rare.index)]
-    elif not _numbers(frame[target]):
-        raise DTypeError(f"The column {target!r} holds values that are no numbers. Use kind='classification'.")
-    X, y = frame.drop(columns=target), frame[target]
-    seed = options.get("random_state", 0)
-    if len(frame) < 8 or (classes and y.nunique() < 2):
-        raise EmptyDataError(f"{len(frame)} rows with {y.nunique()} values of {target!r} are too few to fit and to "
-                             "judge a model by. Give at least 8 rows, and two classes.")  # fmt: skip
-    size = max(round(held_out * len(y)), y.nunique() if classes else 1)
-    if size > len(y) - (y.nunique() if classes else 1):
-        raise EmptyDataError(f"{len(y)} rows cannot be split: a share of {held_out:g} is held out, and both parts need "
-                             "rows of every class. Give more rows, or another share.")  # fmt: skip
-    shares = y if classes else None
-    train, test, y_train, y_test = train_test_split(X, y, test_size=size, random_state=seed, stratify=shares)
-    encode, told = _encoder(train)
-    train, test = encode.fit_transform(train), encode.transform(test)
-    model = (DLGNClassifier if classes else DLGNRegressor)(**options).fit(train, y_train)
-    others = [{"what": what, "score": float(peer.fit(train, y_train).score(test, y_test))}
-              for what, peer in _peers(classes, seed)]  # fmt: skip
-    return FittedTable(model, train, test, y_test, others, notes + told)
-
-
-def _classes(y: Any) -> bool:
-    """Whether a column is one of classes, as far as can be told."""
-    if not _numbers(y) or y.dtype.kind == "b":
-        return True
-    values = np.unique(np.asarray(y, dtype=float))
-    return len(values) <= _FEW and bool((values == np.floor(values)).all())
-
-
-def _encoder(frame: Any) -> tuple[Any, list[str]]:
-    """A transformer that makes numbers of the columns of a table, and what it leaves out or fills in."""
-    from sklearn.compose import make_column_transformer
-    from sklearn.impute import SimpleImputer
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import OneHotEncoder
-
-    numbers, words, left_out = [], [], []
-    for name, column in frame.items():
-        values = column.nunique()
-        if values < 2 or column.dtype.kind in "mM":
-            left_out.append(str(name))
-        elif _numbers(column):
-            numbers.append(name)
-        elif values <= _CATEGORIES:
-            words.append(name)
-        else:
-            left_out.append(str(name))
-    if not numbers and not words:
-        raise DTypeError(f"No column of the table can be read: {', '.join(left_out[:5])} hold one value, dates, or "
-                         f"words with more than {_CATEGORIES} values.")  # fmt: skip
-    notes = []
-    if left_out:
-        notes.append(f"columns of one value, dates, or words with more than {_CATEGORIES} values left out: "
-                     f"{', '.join(left_out)}")  # fmt: skip
-    missing = [str(name) for name in numbers if frame[name].isna().any()]
-    if missing:
-        notes.append(f"missing numbers are the median: {', '.join(missing)}")
-    one_hot = OneHotEncoder(sparse_output=False, handle_unknown="ignore", dtype=np.float64,
-                            feature_name_combiner=lambda name, value: f"{name}={value}")  # fmt: skip
-    encode = make_column_transformer(
-        (SimpleImputer(strategy="median"), numbers),
-        (make_pipeline(SimpleImputer(strategy="constant", fill_value="missing"), one_hot), words),
-        verbose_feature_names_out=False,
-    )
-    return encode.set_output(transform="pandas"), notes
-
-
-def _peers(classes: bool, seed: int) -> list[tuple[str, Any]]:
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-    from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    linear = LogisticRegression(max_iter=1000) if classes else Ridge()
-    boosted = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
-    return [("gradient boosting", boosted(random_state=seed)), ("linear", make_pipeline(StandardScaler(), linear))]
