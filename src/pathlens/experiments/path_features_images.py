@@ -72,7 +72,7 @@ SETTINGS = Deviation(
     authors_code="Adam 3e-4 (MNIST 1e-4); SGD 0.01 (GCONV 0.1); 80 to 300 epochs; gate (1 + 0.1)·σ(4q)",
     ours="as the code, but SGD 0.01 for GCONV too; on a GPU the forward pass in bfloat16",
     why="the table comes from the code; with 0.1 the loss of GCONV's DNPFL is infinite within the first epoch, in each "
-    "of five seeds (in float32 as well), and of the paper's rates 0.01 is the next",
+    "of five seeds (one was tried in float32, too), and of the paper's rates 0.01 is the next",
 )  # fmt: skip
 QUICK = Deviation(
     paper="all of MNIST and CIFAR-10", authors_code="the same",
