@@ -152,6 +152,19 @@ def test_a_table_as_it_comes() -> None:
     assert all(0 <= one["score"] <= 1 for one in found.others)
 
 
+@pytest.mark.parametrize("values", [
+    [True, None, False], pd.array([1, None, 3], dtype="Int64"), pd.array([True, None, False], dtype="boolean"),
+    pd.array(["u", None, "v"], dtype="string"), pd.Categorical(["u", None, "v"]), ["u", np.nan, "v"],
+])  # fmt: skip
+def test_gaps_of_every_kind(values: Any) -> None:
+    column = pd.Series(values).repeat(40).reset_index(drop=True)
+    frame = pd.DataFrame({"x": np.arange(120.0), "gaps": column, "y": ["a", "b"] * 60})
+    found = fit_table(frame, "y", hidden=(4,), epochs=2, random_state=0)
+    there = [name for name in found.train if name.startswith("gaps")]
+    assert there == ["gaps"] or there == ["gaps=missing", "gaps=u", "gaps=v"]
+    assert not found.train.isna().any().any() and found.train.dtypes.eq(np.float64).all()
+
+
 def test_rows_held_out_are_not_looked_at() -> None:
     """What fills gaps is the median of the rows that are fitted."""
     frame = mixed()

@@ -90,7 +90,7 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
             frame = frame[~frame[target].isin(rare.index)]
     elif not numbers(frame[target]):
         raise DTypeError(f"The column {target!r} holds values that are no numbers. Use kind='classification'.")
-    X, y = frame.drop(columns=target), frame[target]
+    X, y = frame.drop(columns=target).apply(_plain), frame[target]
     seed = options.get("random_state", 0)
     if len(frame) < 8 or (classes and y.nunique() < 2):
         raise EmptyDataError(f"{len(frame)} rows with {y.nunique()} values of {target!r} are too few to fit and to "
@@ -115,6 +115,13 @@ def _classes(y: Any) -> bool:
         return True
     values = np.unique(np.asarray(y, dtype=float))
     return len(values) <= _FEW and bool((values == np.floor(values)).all())
+
+
+def _plain(column: Any) -> Any:
+    """Numbers as float64, and words as plain objects, the missing ones by that name; dates stay what they are."""
+    if numbers(column):
+        return column.astype(np.float64)
+    return column if column.dtype.kind in "mM" else column.astype(object).where(column.notna(), "missing")
 
 
 def _encoder(frame: Any) -> tuple[Any, list[str]]:
@@ -144,7 +151,7 @@ def _encoder(frame: Any) -> tuple[Any, list[str]]:
                             feature_name_combiner=lambda name, value: f"{name}={value}")  # fmt: skip
     encode = make_column_transformer(
         (SimpleImputer(strategy="median"), numeric),
-        (make_pipeline(SimpleImputer(strategy="constant", fill_value="missing"), one_hot), words),
+        (one_hot, words),
         verbose_feature_names_out=False,
     )
     return encode.set_output(transform="pandas"), notes
