@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO_DIR ?= demo
+SEED ?= 0
+N ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench docs picture evidence clean
+.PHONY: help demo test test-slow fuzz-networks lint bench docs picture evidence clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +40,9 @@ test: $(VENV)/.dev  ## lint, type-check and run the tests
 
 test-slow: $(VENV)/.dev  ## the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow
+
+fuzz-networks: $(VENV)/.dev  ## every function on N random networks from SEED, against brute force
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz_networks.py --seed $(SEED) --n $(N)
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	@echo "• ruff"
