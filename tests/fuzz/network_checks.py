@@ -385,12 +385,26 @@ def _differentiable(s: Subject, x: Tensor, part: str) -> Tensor:
 # --- paths ---------------------------------------------------------------------------------------------------------
 
 
-class _Biases(Calls):
-    """Dense layers in order: the bias of layer `start` alone; with start > 0 nothing else enters there."""
+class _Layers(Calls):
+    """Adds a mark to what every dense layer makes."""
 
-    def __init__(self, unit: Any, start: int) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: list[Tensor] = []
+
+    def other(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        if name != "linear":
+            return func(*args, **kwargs)
+        self.marks.append(torch.zeros((), dtype=torch.float64, requires_grad=True))
+        return func(*args, **kwargs) + self.marks[-1]
+
+
+class _Biases(Calls):
+    """Of the biases of dense layers, by call, that of `start` alone; without `enters` nothing else enters there."""
+
+    def __init__(self, unit: Any, start: int, enters: bool) -> None:
         super().__init__(unit)
-        self.start, self.layer = start, 0
+        self.start, self.enters, self.layer = start, enters, 0
 
     def other(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         if name != "linear":
@@ -398,18 +412,25 @@ class _Biases(Calls):
         given = dict(zip(("input", "weight", "bias"), args)) | kwargs
         number, self.layer = self.layer, self.layer + 1
         h, bias = given["input"], given.get("bias")
-        if number == self.start and self.start > 0:
+        if number == self.start and not self.enters:
             h = torch.zeros_like(h)
         return func(h, given["weight"], bias if number == self.start else None)
 
 
-def contributions(s: Subject, output: int) -> dict[tuple[int, ...], Tensor]:
-    """What each path of a chain of dense layers adds to an output, (n,), by units; −1 before a bias."""
+def contributions(s: Subject, output: int, inputs: bool) -> dict[tuple[int, ...], Tensor]:
+    """What each path of a chain of dense layers adds to an output, (n,), by units; −1 before a bias.
+
+    With `inputs`, paths begin with the input that they start at; constants that come before the first layer belong to
+    its bias.
+    """
     heard, slopes = s.ref.scores(s.x)
     used = s.ref.used(s.x)
     gates = [s.ref.gate(q, slope) for q, slope in zip(heard, slopes)]
     widths = [heard[i].shape[1] for i in used]
     found: dict[tuple[int, ...], Tensor] = {}
+    layers = _Layers()
+    marked = torch.autograd.grad(run(s.ref.values, s.x, layers).sum(), layers.marks, allow_unused=True)
+    calls = [i for i, g in enumerate(marked) if g is not None]  # those that the output depends on
     for start in range(len(used) + 1):
         for path in itertools.product(*(range(w) for w in widths[start:])):
             units = (-1,) * start + path
@@ -419,9 +440,19 @@ def contributions(s: Subject, output: int) -> dict[tuple[int, ...], Tensor]:
                 mask = torch.ones(q.shape[1]) if at < 0 else torch.eye(q.shape[1])[at]
                 return q * gates[i] * mask
 
-            with torch.no_grad():
-                f = run(s.ref.values, s.ref.read(s.x), _Biases(unit, start))
-            found[units] = f[:, output]
+            def value(x: Tensor, unit: Any = unit, start: int = start) -> Tensor:
+                with torch.no_grad():
+                    return run(s.ref.values, x, _Biases(unit, calls[start], start == 0))[:, output]
+
+            x = s.ref.read(s.x)
+            if not inputs:
+                found[units] = value(x)
+                continue
+            found[(-1, *units)] = bias = value(torch.zeros_like(x))
+            for j in range(x[0].numel() if start == 0 else 0):
+                alone = torch.zeros_like(x)
+                alone.flatten(1)[:, j] = x.flatten(1)[:, j]
+                found[(j, *units)] = value(alone) - bias
     return found
 
 
@@ -431,13 +462,13 @@ def check_top(case: Case, rng: random.Random) -> None:
 
 def compare_top(s: Subject, rng: random.Random) -> None:
     steady(s)
-    output, k = rng.randrange(s.y.shape[1]), rng.choice([3, 300])
+    output, k, inputs = rng.randrange(s.y.shape[1]), rng.choice([3, 300]), rng.random() < 0.4
     with unchanged(s.net, s.x):
-        got = pl.paths.top(s.net, s.x, k=k, output=output)
+        got = pl.paths.top(s.net, s.x, k=k, output=output, include_inputs=inputs)
     f = s.ref.output(s.x)[:, output]
     close(got.f, f, f"{s.label}: f of paths.top")
     close(got.contributions.sum(1) + got.remainder, f, f"{s.label}: sum of paths.top")
-    every = contributions(s, output)
+    every = contributions(s, output, inputs)
     table = torch.stack(list(every.values()), 1)
     largest = table.abs().sort(1, descending=True).values[:, :k]
     shown = got.contributions.abs()
@@ -447,7 +478,7 @@ def compare_top(s: Subject, rng: random.Random) -> None:
         for i in range(listed):
             path = tuple(got.paths[row, i].tolist())
             close(got.contributions[row, i], every[path][row], f"{s.label}: contribution of {path}")
-    close(pl.paths.cancellation(s.net, s.x, output=output).size, table.abs().sum(1), f"{s.label}: Σ|v|")
+    close(pl.paths.cancellation(s.net, s.x, output=output, include_inputs=inputs).size, table.abs().sum(1), f"{s.label}: Σ|v|")
 
 
 def check_inputs(case: Case, rng: random.Random) -> None:

@@ -32,6 +32,10 @@ class Data(Tensor):
     """A tensor that depends on the input: everything computed from one is one."""
 
 
+class Moved(Data):
+    """One that has passed a gate or a weight, or was computed from such a one."""
+
+
 class Calls(TorchFunctionMode):
     """Hands every ReLU call to `unit(number of the call, q, slope)`; with `average`, max-pools are average-pools."""
 
@@ -51,6 +55,8 @@ class Calls(TorchFunctionMode):
             in_place = name.endswith("_") or bool(kwargs.get("inplace", rest[0] if rest else False))
             number, self.calls = self.calls, self.calls + 1
             made = self.unit(number, q.clone() if in_place else q, slope)
+            if in_place and isinstance(made, Data):
+                q.__class__ = type(made)
             return q.copy_(made) if in_place else made
         if self.average and "max_pool" in name:
             return self._average(name, args, kwargs)
@@ -289,7 +295,8 @@ class _Fields(Calls):
     """Tensors as sums Σ_b φ(b)·w_b over products of weights, known by the inner products of their φ.
 
     Rows are (feature, example). A layer makes features that no other tensor has: of each, the square root of its
-    Gram matrix. A first pass with `sizes` empty finds how many there are.
+    Gram matrix. A first pass with `features` None finds how many there are. The input is feature 0, and so is what
+    fixed operations make of it, constants included; behind a weight or a gate, constants are biases and start no path.
     """
 
     def __init__(self, unit: Unit, average: bool, n: int, features: int | None) -> None:
@@ -316,6 +323,11 @@ class _Fields(Calls):
         t = read.unflatten(0, (-1, self.n)).permute(0, 2, 1, 3).flatten(2).flatten(0, 1)  # (F·k, n·P)
         return t.T @ t
 
+    def _fixed(self, made: Tensor) -> Tensor:
+        """A constant belongs to feature 0 alone."""
+        made[self.n :] = 0
+        return made
+
     def _use(self, weight: Tensor) -> None:
         if weight.data_ptr() in self.weights:
             raise Undefined("a weight that is used twice")
@@ -325,12 +337,22 @@ class _Fields(Calls):
         base, in_place = _plain(name)
         if "max_pool" in base:
             raise Undefined("max-pooling")
-        if not any(isinstance(t, Data) for t in _flat((args, kwargs))):
+        given = [t for t in _flat((args, kwargs)) if isinstance(t, Tensor)]
+        if not any(isinstance(t, Data) for t in given):
             return func(*args, **kwargs)
         data = [a for a in args if isinstance(a, Data)]
+        learned = any(isinstance(t, (Moved, nn.Parameter)) for t in given)
+        if in_place and learned:
+            args[0].__class__ = Moved
         if base in _SUMS and len(data) == 1:
+            if not learned:
+                return self._fixed(func(*args, **kwargs))
             sign = -1.0 if base == "rsub" else 1.0
-            return data[0].mul_(sign) if in_place else data[0] * sign
+            return data[0].mul_(sign) if in_place else (data[0] * sign).as_subclass(Moved)
+        if base == "pad" and kwargs.get("value"):
+            if not learned:
+                return self._fixed(func(*args, **kwargs))
+            kwargs["value"] = 0.0
         if base in _SCALES:
             if len(data) > 1 or any(isinstance(a, nn.Parameter) for a in args):
                 raise Unknown("a product with something that is not fixed")
@@ -343,7 +365,7 @@ class _Fields(Calls):
             h = args[0].as_subclass(Tensor)
             flat = h.flatten(2) if h.ndim > 2 else h[:, :, None]
             return self._block(h, lambda: torch.stack([self._gram(flat[:, c : c + 1]) for c in range(h.shape[1])])
-                               ).as_subclass(Data)  # fmt: skip
+                               ).as_subclass(Moved)  # fmt: skip
         if base == "linear":
             given = dict(zip(("input", "weight", "bias"), args)) | kwargs
             h, weight = given["input"].as_subclass(Tensor), given["weight"]
@@ -352,7 +374,7 @@ class _Fields(Calls):
                 raise Unknown("a dense layer place by place")
             made = h.new_zeros(len(h), len(weight))
             gram = self._gram(h[:, :, None]).expand(len(weight), -1, -1)
-            return self._block(made, lambda: gram).as_subclass(Data)
+            return self._block(made, lambda: gram).as_subclass(Moved)
         if base.startswith("conv"):
             names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
             given = dict(zip(names, args)) | kwargs
@@ -371,9 +393,7 @@ class _Fields(Calls):
                 found = torch.stack([self._gram(parts[:, g]) for g in range(groups)])
                 return found.repeat_interleave(out // groups, 0)
 
-            return self._block(made, grams).as_subclass(Data)
-        if base == "pad" and kwargs.get("value"):
-            kwargs["value"] = 0.0
+            return self._block(made, grams).as_subclass(Moved)
         if base not in _LINEAR and base not in _SUMS:
             raise Unknown(f"the function {base}")
         return func(*args, **kwargs)
@@ -396,7 +416,11 @@ def path_kernel(ref: Reference, x: Tensor) -> Tensor:
         rows = torch.zeros(count, *x.shape, dtype=x.dtype)
         rows[0] = ref.read(x)
         wide = [g.repeat(count, *[1] * (g.ndim - 1)) for g in gates]
-        mode = _Fields(lambda i, q, slope: q * wide[i], ref.average, n, features)
+
+        def unit(i: int, q: Tensor, slope: float) -> Tensor:
+            return (q * wide[i]).as_subclass(Moved)
+
+        mode = _Fields(unit, ref.average, n, features)
         with torch.no_grad():
             f = run(ref.values, rows.flatten(0, 1).as_subclass(Data), mode)  # type: ignore[arg-type]
         return f.as_subclass(Tensor).reshape(count, n, -1), mode.next

@@ -148,7 +148,7 @@ class _Counter(fx.Interpreter):
             gates = [self._bits[site].cpu().double() for site in self._net.site_names]
             ones = torch.ones(self._net.value_reads(x).shape, dtype=torch.float64)
             counts, _ = self.run((ones, None) if self._inputs else (torch.zeros_like(ones), ones), *gates)
-        flat = counts.flatten(1)
+        flat = counts.reshape(len(counts), -1)  # of one output for each row, (n,)
         if not bool((flat == flat[:, :1]).all()):
             raise RecordError(
                 "paths.count: outputs are reached by different paths (the last layer is a convolution, or in groups), "
