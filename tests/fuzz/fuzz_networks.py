@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from network_checks import CHECKS, Outcome, describe, try_network  # noqa: E402
+from network_checks import CHECKS, Outcome, describe, try_network
 
 
 def _one(seed: int, only: str | None) -> tuple[list[Outcome], list[str], float]:
@@ -44,23 +44,22 @@ def main() -> int:
     first = args.seed if args.n == 1 else args.seed * 1_000_000
     counts: Counter[tuple[str, str]] = Counter()
     refusals: Counter[str] = Counter()
-    failures: list[str] = []
-    seconds = 0.0
+    failures, seconds = 0, 0.0
     with multiprocessing.get_context("fork").Pool(args.processes if args.n > 1 else 1) as pool:
         for done, (outcomes, wrong, took) in enumerate(
             pool.imap_unordered(partial(_one, only=args.only), range(first, first + args.n), chunksize=4), start=1
         ):
             seconds += took
-            failures += wrong
+            failures += len(wrong)
+            if failures <= args.show:
+                print("\n".join(wrong), end="", flush=True)
             for o in outcomes:
                 counts[o.check, o.kind] += 1
                 if o.kind == "refused":
                     refusals[f"{o.check}: {_shape_of(o.message)}"] += 1
             if sys.stderr.isatty() or done % 250 == 0:
                 end = "\r" if sys.stderr.isatty() else "\n"
-                print(f"{done} of {args.n} networks, {len(failures)} wrong", end=end, file=sys.stderr, flush=True)
-    for text in failures[: args.show]:
-        print(text)
+                print(f"{done} of {args.n} networks, {failures} wrong", end=end, file=sys.stderr, flush=True)
     print("\nrefusals")
     for message, count in refusals.most_common(60):
         print(f"{count:6d}  {message}")
@@ -68,7 +67,7 @@ def main() -> int:
     print(f"\n{'':26}" + "".join(f"{kind:>9}" for kind in kinds))
     for check in CHECKS:
         print(f"{check:26}" + "".join(f"{counts[check, kind]:9d}" for kind in kinds))
-    print(f"\n{args.n} networks, {1000 * seconds / args.n:.0f} ms each, {len(failures)} wrong")
+    print(f"\n{args.n} networks, {1000 * seconds / args.n:.0f} ms each, {failures} wrong")
     return 1 if failures else 0
 
 

@@ -13,7 +13,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,9 @@ class Case:
         if hard and kind in _SOFT:
             options["gate"] = "hard"
         # parameters outside layers cannot be drawn anew
-        if _SOURCE[kind] in ("linear", "relu") and rng.random() < (0.8 if "nn.Parameter" in d.text else 0.2):
-            if kind != "flnpf" and not (kind == "dlgn_pwc" and "BatchNorm" in d.text):
-                options["gates_from"] = "dependent"
+        own = _SOURCE[kind] in ("linear", "relu") and kind != "flnpf"
+        if own and rng.random() < (0.8 if "nn.Parameter" in d.text else 0.2):
+            options["gates_from"] = "dependent"
         with unchanged(d.net, d.x), torch.random.fork_rng(devices=[]):
             torch.manual_seed(d.seed)
             net = pl.gated_twin(d.net, kind, example=d.x[:2], **options)
@@ -224,14 +224,16 @@ def named_parameters(s: Subject) -> dict[str, Tensor]:
 
 
 def check_record(case: Case, rng: random.Random) -> None:
-    s = case.any(rng)
+    compare_record(case.any(rng), rng)
+
+
+def compare_record(s: Subject, rng: random.Random) -> None:
     steady(s)
     with unchanged(s.net, s.x):
-        rec = pl.record(s.net, s.x)
-    _compare_record(s, rec)
-
-
-def _compare_record(s: Subject, rec: Any) -> None:
+        if rng.random() < 0.2:
+            rec = pl.record(s.net, s.x, stream=True).rows(0, len(s.x))
+        else:
+            rec = pl.record(s.net, s.x)
     f = s.ref.output(s.x)
     close(rec.f, f, f"{s.label}: outputs")
     close(rec.x, s.x, f"{s.label}: inputs")
@@ -278,6 +280,11 @@ def check_files(case: Case, rng: random.Random) -> None:
 # --- kernels -------------------------------------------------------------------------------------------------------
 
 
+def _source(s: Subject, rng: random.Random) -> tuple[Any, Any]:
+    """A network and its inputs, or, seldom, their record."""
+    return (pl.record(s.net, s.x), None) if rng.random() < 0.15 else (s.net, s.x)
+
+
 def check_overlap(case: Case, rng: random.Random) -> None:
     compare_overlap(case.wired(rng), rng)
 
@@ -290,7 +297,8 @@ def compare_overlap(s: Subject, rng: random.Random) -> None:
         steady(s, columns)
     want = wanted(lambda: shared_paths(s.ref, s.x, s.x if columns is None else columns, inputs))
     with unchanged(s.net, s.x):
-        got = pl.kernels.overlap(s.net, s.x, include_inputs=inputs, columns=columns).dense()
+        source = (s.net, s.x) if columns is not None else _source(s, rng)
+        got = pl.kernels.overlap(*source, include_inputs=inputs, columns=columns).dense()
     refusal_expected(want)
     close(got, want, f"{s.label}: overlap, include_inputs={inputs}", 1e-12)
 
@@ -303,7 +311,7 @@ def compare_npk(s: Subject, rng: random.Random) -> None:
     steady(s)
     want = wanted(lambda: path_kernel(s.ref, s.x))
     with unchanged(s.net, s.x):
-        K = pl.kernels.npk(s.net, s.x)
+        K = pl.kernels.npk(*_source(s, rng))
         got, diagonal = K.dense(), K.diagonal()
     refusal_expected(want)
     close(got, want, f"{s.label}: npk", 1e-8)
@@ -339,10 +347,9 @@ def compare_ntk(s: Subject, rng: random.Random) -> None:
     modules = [n for n, m in s.net.named_modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d))]
     if modules and part == "all" and rng.random() < 0.15:
         options["layer"] = rng.choice(modules)
-    if options["layer"] is not None and not any(
-        bool(g.any()) for k, g in jacobian(s.ref.output(s.x), named_parameters(s)).items() if k.startswith(options["layer"])
-    ):
-        options["layer"] = None  # one that is not called
+        found = jacobian(s.ref.output(s.x), named_parameters(s))
+        if not any(bool(g.any()) for k, g in found.items() if k.startswith(options["layer"])):
+            options["layer"] = None  # one that is not called
 
     def features(x: Tensor) -> Tensor:
         f = _differentiable(s, x, part)
@@ -478,7 +485,20 @@ def compare_top(s: Subject, rng: random.Random) -> None:
         for i in range(listed):
             path = tuple(got.paths[row, i].tolist())
             close(got.contributions[row, i], every[path][row], f"{s.label}: contribution of {path}")
-    close(pl.paths.cancellation(s.net, s.x, output=output, include_inputs=inputs).size, table.abs().sum(1), f"{s.label}: Σ|v|")
+    some = rng.sample(list(every), min(5, len(every)))
+    told = pl.paths.values(s.net, s.x, torch.tensor(some), output=output)
+    close(told, torch.stack([every[path] for path in some], 1), f"{s.label}: values of {some}")
+    if not inputs:
+        layer = rng.randrange(len(some[0]))
+        groups = pl.paths.groups(s.net, s.x, by=layer, output=output)
+        through = torch.zeros_like(groups.contributions)
+        for path, value in every.items():
+            if path[layer] >= 0:
+                through[:, path[layer]] += value
+        close(groups.contributions, through, f"{s.label}: groups of layer {layer}")
+        close(groups.rest, f - through.sum(1), f"{s.label}: rest of the groups of layer {layer}")
+    size = pl.paths.cancellation(s.net, s.x, output=output, include_inputs=inputs).size
+    close(size, table.abs().sum(1), f"{s.label}: Σ|v|")
 
 
 def check_inputs(case: Case, rng: random.Random) -> None:
@@ -602,38 +622,41 @@ def _compare_cells(s: Subject, cells: Any, coordinates: Any, x: Tensor) -> None:
 
 
 def check_train(case: Case, rng: random.Random) -> None:
+    """A few steps on the full batch, alone or in a stack of two, against a plain loop."""
     s = case.any(rng)
     if case.drawn.has_dropout:
         raise Unknown("dropout")
-    optimizer = rng.choice(["sgd", "adam"])
-    lr = 0.01
-    net = copy.deepcopy(s.net)
-    plain = copy.deepcopy(s.net)
-    x, y = s.x.clone(), s.y.clone()
-    trajectory = pl.train(
-        net, (x, y), epochs=3, batch_size=None, optimizer=optimizer, lr=lr, compile=rng.random() < 0.1, progress=False
-    )
+    optimizer, lr, stacked = rng.choice(["sgd", "adam"]), 0.01, rng.random() < 0.25
+    nets = [copy.deepcopy(s.net) for _ in range(2 if stacked else 1)]
+    with torch.no_grad():
+        for p in nets[-1].parameters() if stacked else ():
+            p.mul_(1.1)
+    plain = [copy.deepcopy(net) for net in nets]
+    x, y = s.x.detach().clone(), s.y.clone()
+    options = {"compile": rng.random() < 0.1, "progress": False}
+    made = pl.train(nets if stacked else nets[0], (x, y), epochs=3, batch_size=None, optimizer=optimizer, lr=lr,
+                    **options)  # fmt: skip
     assert torch.equal(x, s.x) and torch.equal(y, s.y), "the data were changed"
-    trained = [p for p in plain.parameters() if p.requires_grad]
-    step = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](trained, lr=lr)
+    for net, want, trajectory in zip(nets, plain, made if stacked else [made]):
+        trained = [p for p in want.parameters() if p.requires_grad]
+        step = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](trained, lr=lr)
+        history = [_loss(s, want)]
+        for _ in range(3):
+            want.train()
+            step.zero_grad()
+            (rows_of(want(s.x.detach().clone())) - s.y).square().mean().backward()
+            step.step()
+            history.append(_loss(s, want))
+        close(torch.tensor(trajectory.history["loss"]), torch.tensor(history), f"{s.label}: losses", 1e-6)
+        got = dict(net.named_parameters()) | dict(net.named_buffers())
+        for name, t in (*want.named_parameters(), *want.named_buffers()):
+            if t.is_floating_point():
+                close(got[name], t, f"{s.label}: {name} after training", 1e-7)
 
-    def loss(module: nn.Module) -> Tensor:
-        return (rows_of(module(s.x.clone())) - s.y).square().mean()
 
-    modes = {m: m.training for m in plain.modules()}
-    history = [float(loss(plain.eval()).detach())]
-    for _ in range(3):
-        plain.train()
-        step.zero_grad()
-        loss(plain).backward()
-        step.step()
-        history.append(float(loss(plain.eval()).detach()))
-    del modes
-    close(torch.tensor(trajectory.history["loss"]), torch.tensor(history), f"{s.label}: losses", 1e-6)
-    got = dict(net.named_parameters()) | dict(net.named_buffers())
-    for name, t in (*plain.named_parameters(), *plain.named_buffers()):
-        if t.is_floating_point():
-            close(got[name], t, f"{s.label}: {name} after training", 1e-7)
+def _loss(s: Subject, net: nn.Module) -> float:
+    with torch.no_grad():
+        return float((rows_of(net.eval()(s.x.detach().clone())) - s.y).square().mean())
 
 
 def check_harden(case: Case, rng: random.Random) -> None:
@@ -680,10 +703,11 @@ def check_constructor(case: Case, rng: random.Random) -> None:
     close(net(x), ref.output(x), s.label)
     back = pl.rebuild(pl.snapshot(net))
     assert torch.equal(back(x), net(x)), f"{s.label}: rebuilt"
-    compare = rng.choice([compare_overlap, compare_npk, compare_count, compare_ntk, compare_top, compare_inputs,
-                          compare_segment, compare_slice, lambda s, _: _compare_record(s, pl.record(s.net, s.x))])  # fmt: skip
-    compare(s, rng)
+    rng.choice(_COMPARISONS)(s, rng)
 
+
+_COMPARISONS = (compare_record, compare_overlap, compare_npk, compare_count, compare_ntk, compare_top, compare_inputs,
+                compare_segment, compare_slice)  # fmt: skip
 
 CHECKS: dict[str, Callable[[Case, random.Random], None]] = {
     "gated_twin": check_twin, "site names": check_site_names, "record": check_record, "files": check_files,

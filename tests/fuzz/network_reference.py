@@ -42,6 +42,12 @@ class Calls(TorchFunctionMode):
     def __init__(self, unit: Unit | None = None, average: bool = False) -> None:
         super().__init__()
         self.unit, self.average, self.calls = unit, average, 0
+        self.why: Exception | None = None  # the first reason why some tensor has no answer
+
+    def without(self, why: Exception, made: Tensor) -> Tensor:
+        """NaN in place of a tensor that has no answer; it matters only where the output depends on it."""
+        self.why = self.why or why
+        return made * torch.nan
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -79,7 +85,10 @@ def rows_of(f: Tensor) -> Tensor:
 def run(net: nn.Module, x: Tensor, mode: Calls) -> Tensor:
     """The network on a copy of x."""
     with mode:
-        return rows_of(net(x.clone()))
+        f = rows_of(net(x.clone()))
+    if mode.why is not None and bool(f.isnan().any()):
+        raise mode.why
+    return f
 
 
 def leaky(q: Tensor, slope: float) -> Tensor:
@@ -213,7 +222,7 @@ class Counting(Calls):
         base, in_place = _plain(name)
         data = [a for a in args if isinstance(a, Data)]
         if "max_pool" in base:
-            raise Undefined("max-pooling")
+            return self.without(Undefined("max-pooling"), func(*args, **kwargs))
         if not any(isinstance(t, Data) for t in _flat((args, kwargs))):
             return func(*args, **kwargs)
         if base in _SUMS:
@@ -222,7 +231,7 @@ class Counting(Calls):
             return args[0].add_(args[1]) if in_place else args[0] + args[1]
         if base in _SCALES:
             if len(data) > 1:
-                raise Undefined("a product of two tensors that depend on the input")
+                return self.without(Undefined("a product of two tensors that depend on the input"), data[0])
             return data[0] if in_place else data[0].clone()
         if base == "batch_norm":
             return args[0].clone()
@@ -303,14 +312,19 @@ class _Fields(Calls):
         super().__init__(unit, average)
         self.n, self.features, self.next, self.weights = n, features, 1, set()
 
-    def _block(self, made: Tensor, gram: Callable[[], Tensor]) -> Tensor:
+    def _block(self, weight: Tensor, made: Tensor, gram: Callable[[], Tensor]) -> Tensor:
         """New features for each channel: `gram()` is (channels, n·positions, n·positions)."""
+        if self._used(weight):
+            return self.without(Undefined("a weight that is used twice"), made)
         channels, positions = made.shape[1], math.prod(made.shape[2:])
         size = channels * self.n * positions
         at, self.next = self.next, self.next + size
         if self.features is None:
             return torch.zeros_like(made)
-        values, vectors = torch.linalg.eigh(gram())
+        product = gram()
+        if bool(product.isnan().any()):
+            return made * torch.nan
+        values, vectors = torch.linalg.eigh(product)
         roots = vectors * values.clamp(min=0).sqrt()[:, None, :]  # (C, n·P, rank)
         out = torch.zeros(self.features, self.n, channels, positions, dtype=made.dtype)
         for c in range(channels):
@@ -328,15 +342,16 @@ class _Fields(Calls):
         made[self.n :] = 0
         return made
 
-    def _use(self, weight: Tensor) -> None:
-        if weight.data_ptr() in self.weights:
-            raise Undefined("a weight that is used twice")
+    def _used(self, weight: Tensor) -> bool:
+        """Whether a weight was used before."""
+        used = weight.data_ptr() in self.weights
         self.weights.add(weight.data_ptr())
+        return used
 
     def other(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         base, in_place = _plain(name)
         if "max_pool" in base:
-            raise Undefined("max-pooling")
+            return self.without(Undefined("max-pooling"), func(*args, **kwargs))
         given = [t for t in _flat((args, kwargs)) if isinstance(t, Tensor)]
         if not any(isinstance(t, Data) for t in given):
             return func(*args, **kwargs)
@@ -355,34 +370,33 @@ class _Fields(Calls):
             kwargs["value"] = 0.0
         if base in _SCALES:
             if len(data) > 1 or any(isinstance(a, nn.Parameter) for a in args):
-                raise Unknown("a product with something that is not fixed")
+                return self.without(Unknown("a product with something that is not fixed"), data[0])
             return func(*args, **kwargs)
         if base in ("matmul", "einsum"):  # x @ Wᵀ, or the same as einsum("ni,oi->no", x, W)
             weight = args[-1] if base == "einsum" else args[-1].T
             return self.other("linear", F.linear, (data[0], weight), {})
         if base == "batch_norm":
-            self._use(kwargs.get("weight") if kwargs.get("weight") is not None else args[1])
+            weight = kwargs.get("weight") if kwargs.get("weight") is not None else args[1]
             h = args[0].as_subclass(Tensor)
             flat = h.flatten(2) if h.ndim > 2 else h[:, :, None]
-            return self._block(h, lambda: torch.stack([self._gram(flat[:, c : c + 1]) for c in range(h.shape[1])])
-                               ).as_subclass(Moved)  # fmt: skip
+            grams = lambda: torch.stack([self._gram(flat[:, c : c + 1]) for c in range(h.shape[1])])  # noqa: E731
+            return self._block(weight, h, grams).as_subclass(Moved)
         if base == "linear":
             given = dict(zip(("input", "weight", "bias"), args)) | kwargs
             h, weight = given["input"].as_subclass(Tensor), given["weight"]
-            self._use(weight)
             if h.ndim != 2:
-                raise Unknown("a dense layer place by place")
+                return self.without(Unknown("a dense layer place by place"), func(h, weight)).as_subclass(Moved)
             made = h.new_zeros(len(h), len(weight))
             gram = self._gram(h[:, :, None]).expand(len(weight), -1, -1)
-            return self._block(made, lambda: gram).as_subclass(Moved)
+            return self._block(weight, made, lambda: gram).as_subclass(Moved)
         if base.startswith("conv"):
             names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
             given = dict(zip(names, args)) | kwargs
             h, weight, groups = given["input"].as_subclass(Tensor), given["weight"], given.get("groups", 1)
-            self._use(weight)
             out, (each, *kernel) = weight.shape[0], weight.shape[1:]
             size = each * math.prod(kernel)
-            unit = torch.eye(size, dtype=h.dtype).reshape(size, each, *kernel).repeat(groups, *[1] * len(weight.shape[1:]))
+            unit = torch.eye(size, dtype=h.dtype).reshape(size, each, *kernel)
+            unit = unit.repeat(groups, *[1] * (unit.ndim - 1))
             options = {k: given[k] for k in names[3:] if k in given}
             patches = func(h, unit, None, **options)  # (rows, groups·size, …)
             positions = patches.shape[2:]
@@ -393,7 +407,7 @@ class _Fields(Calls):
                 found = torch.stack([self._gram(parts[:, g]) for g in range(groups)])
                 return found.repeat_interleave(out // groups, 0)
 
-            return self._block(made, grams).as_subclass(Moved)
+            return self._block(weight, made, grams).as_subclass(Moved)
         if base not in _LINEAR and base not in _SUMS:
             raise Unknown(f"the function {base}")
         return func(*args, **kwargs)

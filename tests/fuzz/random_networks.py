@@ -60,8 +60,7 @@ class Draft:
         """The name that a result gets: often that of what it was made of."""
         if self.rng.random() < 0.6:
             return source
-        letter = next((c for c in "abcdefghuvw" if c not in self.live), "z")
-        return letter
+        return next((c for c in "abcdefghuvw" if c not in self.live), "z")
 
     def add(self, line: str, *inits: str, makes: tuple[str, ...] = ()) -> bool:
         """Run the lines and keep them; False, and nothing kept, where they do not run or make too much."""
@@ -106,7 +105,7 @@ class Draft:
 
     def text(self, returned: str) -> str:
         inits = ["super().__init__()", *self.inits]
-        body = [*self.lines, f"return {returned}"]
+        body = [*(line for line in self.lines if line != "pass"), f"return {returned}"]
         head = [f"class {self.name}(nn.Module):", "    def __init__(self):"]
         return "\n".join(
             [*head, *(" " * 8 + line for line in inits), "    def forward(self, x):", *(" " * 8 + b for b in body)]
@@ -511,6 +510,8 @@ def draw(seed: int) -> Drawn:
                     relu(d)
             outputs = rng.randint(1, 3)
             returned = _ending(d, outputs)
+            if d.layers and rng.random() < 0.15:
+                d.add("pass", f"self.{rng.choice(d.layers)}.weight.requires_grad_(False)")
             text = "\n\n".join([*blocks, d.text(returned)]) + "\n"
         if d.relus == 0 or d.relus > 6:
             continue
@@ -524,5 +525,7 @@ def draw(seed: int) -> Drawn:
             continue
         f = net(x.clone()).detach()
         y = torch.randn(len(x), f.shape[1] if f.ndim == 2 else 1, generator=generator, dtype=torch.float64)
-        return Drawn(seed, text, net, x, y)
+        if "BatchNorm" not in text and "dropout" not in text.lower() and rng.random() < 0.3:
+            net.train()  # as a user leaves it where it makes no difference
+        return Drawn(seed, text, net, x.requires_grad_(rng.random() < 0.1), y)
     raise AssertionError(f"seed {seed}: no network in 1000 drafts")

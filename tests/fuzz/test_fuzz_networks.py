@@ -1,4 +1,7 @@
-"""A hundred random networks, each under some of the public functions, against brute force. More: `make fuzz-networks`."""
+"""A hundred random networks, each under some of the public functions, against brute force.
+
+`make fuzz-networks` tries more of them.
+"""
 
 from __future__ import annotations
 
