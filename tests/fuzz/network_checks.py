@@ -361,7 +361,7 @@ def compare_ntk(s: Subject, rng: random.Random) -> None:
             trained = {k for k in trained if k.startswith("values." if part == "value" else "source.")}
         elif part == "feature" and s.ref.soft is None:
             trained = set()
-        chosen = [whole[k].flatten(2) for k in whole if k in trained]
+        chosen = [whole[k].reshape(*f.shape, -1) for k in whole if k in trained]
         return torch.cat(chosen, 2) if chosen else torch.zeros(*f.shape, 1, dtype=f.dtype)
 
     left = features(s.x)

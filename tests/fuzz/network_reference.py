@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -300,6 +301,37 @@ def shared_paths(ref: Reference, left: Tensor, right: Tensor, include_inputs: bo
 # --- the neural path kernel ------------------------------------------------------------------------------------------
 
 
+def _inner(x: Tensor, weight: Tensor) -> Tensor:
+    """A product that is part of a call that was counted."""
+    return F.linear(x, weight)
+
+
+def _weighs(name: str) -> bool:
+    return name in ("linear", "batch_norm", "matmul", "einsum") or bool(re.fullmatch(r"conv\dd", name))
+
+
+class _Weights(Calls):
+    """Adds a mark to what every layer with weights makes."""
+
+    def __init__(self, average: bool) -> None:
+        super().__init__(lambda i, q, slope: q, average)
+        self.marks: list[Tensor] = []
+
+    def other(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        if not _weighs(_plain(name)[0]):
+            return func(*args, **kwargs)
+        self.marks.append(torch.zeros((), dtype=torch.float64, requires_grad=True))
+        return func(*args, **kwargs) + self.marks[-1]
+
+
+def _weight_calls(ref: Reference, x: Tensor) -> set[int]:
+    """Layer calls that the output depends on, by their number."""
+    mode = _Weights(ref.average)
+    f = run(ref.values, x[:1], mode)
+    found = torch.autograd.grad(f.sum(), mode.marks, allow_unused=True) if mode.marks and f.requires_grad else ()
+    return {i for i, g in enumerate(found) if g is not None}
+
+
 class _Fields(Calls):
     """Tensors as sums Σ_b φ(b)·w_b over products of weights, known by the inner products of their φ.
 
@@ -308,9 +340,10 @@ class _Fields(Calls):
     fixed operations make of it, constants included; behind a weight or a gate, constants are biases and start no path.
     """
 
-    def __init__(self, unit: Unit, average: bool, n: int, features: int | None) -> None:
+    def __init__(self, unit: Unit, average: bool, n: int, features: int | None, layers: set[int]) -> None:
         super().__init__(unit, average)
-        self.n, self.features, self.next, self.weights = n, features, 1, set()
+        self.n, self.features, self.next = n, features, 1
+        self.layers, self.layer, self.weights = layers, -1, set()
 
     def _block(self, weight: Tensor, made: Tensor, gram: Callable[[], Tensor]) -> Tensor:
         """New features for each channel: `gram()` is (channels, n·positions, n·positions)."""
@@ -343,7 +376,9 @@ class _Fields(Calls):
         return made
 
     def _used(self, weight: Tensor) -> bool:
-        """Whether a weight was used before."""
+        """Whether a weight was used before, by calls that matter."""
+        if self.layer not in self.layers:
+            return False
         used = weight.data_ptr() in self.weights
         self.weights.add(weight.data_ptr())
         return used
@@ -355,6 +390,7 @@ class _Fields(Calls):
         given = [t for t in _flat((args, kwargs)) if isinstance(t, Tensor)]
         if not any(isinstance(t, Data) for t in given):
             return func(*args, **kwargs)
+        self.layer += _weighs(base) and func is not _inner
         data = [a for a in args if isinstance(a, Data)]
         learned = any(isinstance(t, (Moved, nn.Parameter)) for t in given)
         if in_place and learned:
@@ -374,7 +410,7 @@ class _Fields(Calls):
             return func(*args, **kwargs)
         if base in ("matmul", "einsum"):  # x @ Wᵀ, or the same as einsum("ni,oi->no", x, W)
             weight = args[-1] if base == "einsum" else args[-1].T
-            return self.other("linear", F.linear, (data[0], weight), {})
+            return self.other("linear", _inner, (data[0], weight), {})
         if base == "batch_norm":
             weight = kwargs.get("weight") if kwargs.get("weight") is not None else args[1]
             h = args[0].as_subclass(Tensor)
@@ -424,6 +460,7 @@ def path_kernel(ref: Reference, x: Tensor) -> Tensor:
     """H(s, t) = Σ_b φ_s(b)·φ_t(b), the mean over outputs: (n, n)."""
     n = len(x)
     gates = [b.double() for b in ref.bits(x)]
+    layers = _weight_calls(ref, x)
 
     def one(features: int | None) -> tuple[Tensor, int]:
         count = features or 1
@@ -434,7 +471,7 @@ def path_kernel(ref: Reference, x: Tensor) -> Tensor:
         def unit(i: int, q: Tensor, slope: float) -> Tensor:
             return (q * wide[i]).as_subclass(Moved)
 
-        mode = _Fields(unit, ref.average, n, features)
+        mode = _Fields(unit, ref.average, n, features, layers)
         with torch.no_grad():
             f = run(ref.values, rows.flatten(0, 1).as_subclass(Data), mode)  # type: ignore[arg-type]
         return f.as_subclass(Tensor).reshape(count, n, -1), mode.next
