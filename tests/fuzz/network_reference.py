@@ -72,7 +72,7 @@ class Calls(TorchFunctionMode):
     def _average(self, name: str, args: Any, kwargs: Any) -> Any:
         pool = getattr(F, name.replace("max", "avg"))
         kept = ("kernel_size", "stride", "padding", "ceil_mode", "output_size")
-        return pool(*args, **{k: v for k, v in kwargs.items() if k in kept})
+        return self.other(pool.__name__, pool, args, {k: v for k, v in kwargs.items() if k in kept})
 
     def other(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)

@@ -158,6 +158,11 @@ def weight(d: Draft) -> bool:
         "padding_mode": rng.choice(["'zeros'"] * 4 + ["'circular'", "'reflect'", "'replicate'"]),
     }  # fmt: skip
     kernel = rng.choice([1, 2, 3, 3])
+    if rng.random() < 0.06:
+        dims = len(shape) - 1
+        sizes = ", ".join(map(str, (made, shape[0] // groups, *(kernel,) * dims)))
+        call = f"F.conv{dims}d({v}, self.{name}, padding={options['padding']}, groups={groups})"
+        return d.add(f"{out} = {call}", f"self.{name} = nn.Parameter(torch.randn({sizes}))", makes=(out,))
     if len(shape) == 3 and rng.random() < 0.15:
         kernel = f"({kernel}, {rng.choice([1, 2])})"
     told = ", ".join(f"{k}={o}" for k, o in options.items() if o not in (1, 0, "'zeros'") or k == "bias")
@@ -360,6 +365,14 @@ def block(d: Draft) -> bool:
         done = d.add(f"{out} = self.{name}({v})", f"self.{name} = {kind}", makes=(out,))
         d.relus += done
         return done
+    if len(shape) > 1 and rng.random() < 0.3:
+        dims, w = len(shape) - 1, rng.randint(2, 4)
+        act = rng.choice(["nn.ReLU()", "nn.ReLU(inplace=True)"])
+        conv = f"nn.Conv{dims}d({shape[0]}, {w}, 3, padding=1, bias=False)"
+        kind = f"nn.Sequential({conv}, nn.BatchNorm{dims}d({w}), {act})"
+        done = d.add(f"{out} = self.{name}({v})", f"self.{name} = {kind}", makes=(out,))
+        d.relus += done
+        return done
     if d.name != "Net":
         return False
     inner = Draft(rng, d.env[v], f"Block{d.count}", d.blocks)
@@ -499,6 +512,12 @@ def draw(seed: int) -> Drawn:
                 _chain(d)
             else:
                 wanted = rng.randint(3, 8)
+                if rng.random() < 0.2:  # a normalisation of the input
+                    if rng.random() < 0.5:
+                        d.add(rng.choice(["x /= 2", "x -= 0.5", "x.sub_(0.5).div_(2)"]), makes=("x",))
+                    else:
+                        shift(d)
+                        scale(d)
                 if rng.random() < 0.7:
                     weight(d)
                 for _ in range(40):
