@@ -185,6 +185,14 @@ def test_a_mean_over_channels_is_refused() -> None:
             paths.count(net, X)
 
 
+def test_outputs_without_a_dimension_of_their_own_are_counted() -> None:
+    """A convolutional network that returns (n,) has one output."""
+    template = nn.Sequential(nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 1), nn.Flatten(0))
+    x = torch.randn(3, 1, 4)
+    flat, deep = (pl.gated_twin(net, "relu", example=x) for net in (template, template[:-1]))
+    assert paths.count(flat, x).tolist() == paths.count(deep, x).tolist()
+
+
 def test_convolutional_counts_do_not_round() -> None:
     template = nn.Sequential(*[m for i in range(9) for m in (nn.Conv1d(33 if i else 1, 33, 3, padding=1), nn.ReLU())],
                              nn.Flatten(), nn.Linear(33 * 5, 1))  # fmt: skip
@@ -260,11 +268,3 @@ def test_outputs_that_are_reached_by_different_paths_are_refused() -> None:
     net = pl.gated_twin(nn.Sequential(*image, pooled, nn.Conv2d(2, 2, 1), nn.Flatten()), "dlgn", example=X[:2], seed=0)
     on = net.gates(X, hard=True)["1@0"].flatten(1).sum(1)
     assert paths.count(net, X).tolist() == on.long().tolist()
-
-
-def test_outputs_without_a_dimension_of_their_own_are_counted() -> None:
-    """A convolutional network that returns (n,) has one output."""
-    template = nn.Sequential(nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 1), nn.Flatten(0))
-    x = torch.randn(3, 1, 4)
-    flat, deep = (pl.gated_twin(net, "relu", example=x) for net in (template, template[:-1]))
-    assert paths.count(flat, x).tolist() == paths.count(deep, x).tolist()
