@@ -314,7 +314,7 @@ class _Weights(Calls):
     """Adds a mark to what every layer with weights makes."""
 
     def __init__(self, average: bool) -> None:
-        super().__init__(lambda i, q, slope: q, average)
+        super().__init__(lambda i, q, slope: q.clone(), average)
         self.marks: list[Tensor] = []
 
     def other(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:

@@ -546,5 +546,7 @@ def draw(seed: int) -> Drawn:
         y = torch.randn(len(x), f.shape[1] if f.ndim == 2 else 1, generator=generator, dtype=torch.float64)
         if "BatchNorm" not in text and "dropout" not in text.lower() and rng.random() < 0.3:
             net.train()  # as a user leaves it where it makes no difference
-        return Drawn(seed, text, net, x.requires_grad_(rng.random() < 0.1), y)
+        if rng.random() < 0.1 and _usable(net, x.clone().requires_grad_()):
+            x.requires_grad_()
+        return Drawn(seed, text, net, x, y)
     raise AssertionError(f"seed {seed}: no network in 1000 drafts")
