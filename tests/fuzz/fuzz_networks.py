@@ -24,8 +24,9 @@ from network_checks import CHECKS, Outcome, describe, try_network
 def _one(seed: int, only: str | None) -> tuple[list[Outcome], list[str], float]:
     torch.set_num_threads(1)
     start = time.perf_counter()
-    drawn, outcomes = try_network(seed, only=only)
-    return outcomes, [describe(drawn, o) for o in outcomes if o.kind == "wrong"], time.perf_counter() - start
+    found = try_network(seed, only=only)
+    wrong = [describe(drawn, o) for drawn, o in found if o.kind == "wrong"]
+    return [o for _, o in found], wrong, time.perf_counter() - start
 
 
 def _shape_of(message: str) -> str:

@@ -494,21 +494,25 @@ def _usable(net: nn.Module, x: Tensor) -> bool:
     return bool((f.detach() != f.detach()[:1]).any())
 
 
-def draw(seed: int) -> Drawn:
-    """The network of a seed; drafts that do not run, do not train or have no ReLU are drawn again."""
+def draw(seed: int, form: str | None = None) -> Drawn:
+    """The network of a seed; drafts that do not run, do not train or have no ReLU are drawn again.
+
+    `form` is "chain" (dense layers and ReLUs in turn), or "flat", "sequence" or "image" for inputs of that kind.
+    """
     rng = random.Random(seed)
     for attempt in range(1000):
-        form = rng.choices(["chain", "flat", "sequence", "image"], [2, 3, 2, 3])[0]
+        drawn_form = rng.choices(["chain", "flat", "sequence", "image"], [2, 3, 2, 3])[0]
+        kind = form or drawn_form
         shape: tuple[int, ...] = (rng.randint(2, 4),)
-        if form == "sequence":
+        if kind == "sequence":
             shape = (rng.randint(1, 3), rng.randint(4, 6))
-        elif form == "image":
+        elif kind == "image":
             shape = (rng.randint(1, 3), rng.randint(3, 5), rng.randint(3, 5))
         blocks: list[str] = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             d = Draft(rng, torch.randn(2, *shape), "Net", blocks)
-            if form == "chain":
+            if kind == "chain":
                 _chain(d)
             else:
                 wanted = rng.randint(3, 8)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from network_checks import CHECKS, Case, describe, try_check, try_network
+from network_checks import CHECKS, case_of, describe, try_check, try_network
 from random_networks import draw
 
 _CHUNKS, _EACH = 10, 10
@@ -16,8 +16,7 @@ _CHUNKS, _EACH = 10, 10
 def test_no_function_is_wrong_on_a_random_network(chunk):
     failures = []
     for seed in range(chunk * _EACH, (chunk + 1) * _EACH):
-        drawn, outcomes = try_network(seed, checks=4)
-        failures += [describe(drawn, o) for o in outcomes if o.kind == "wrong"]
+        failures += [describe(drawn, o) for drawn, o in try_network(seed, checks=4) if o.kind == "wrong"]
     assert not failures, "\n".join(failures)
 
 
@@ -31,6 +30,6 @@ def test_a_seed_gives_one_network():
 def test_every_check_gets_an_answer_from_some_network(name):
     """A check that is always refused compares nothing."""
     for seed in range(100):
-        if try_check(Case(draw(seed)), name).kind == "right":
+        if try_check(case_of(seed, name), name).kind == "right":
             return
     pytest.fail(f"{name}: no network of a hundred gave an answer")
