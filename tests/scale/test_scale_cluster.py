@@ -227,12 +227,12 @@ def test_a_lost_connection_is_taken_up_again_or_told(
         wait_for(lambda: set(found.futures) != before)
         (tmp_path / "go on").touch()
 
-    with start(n_workers=1, processes=False, protocol="tcp://") as scheduler:
-        with distributed.Client(scheduler.scheduler_address, set_as_default=False, timeout=1) as found:
-            team = dask.DaskCrew(found, "the cluster", timeout=30)
-            threading.Thread(target=cut, daemon=True).start()
-            if comes_back:
-                assert list(team.map(slow, tmp_path, [(1,)])) == [((1,), 1)]
-            else:
-                with pytest.raises(ClusterError, match=r"connection to the scheduler is lost.*client='local'"):
-                    list(team.map(slow, tmp_path, [(1,)]))
+    scheduler = start(n_workers=1, processes=False, protocol="tcp://")
+    with scheduler, distributed.Client(scheduler.scheduler_address, set_as_default=False, timeout=1) as found:
+        team = dask.DaskCrew(found, "the cluster", timeout=30)
+        threading.Thread(target=cut, daemon=True).start()
+        if comes_back:
+            assert list(team.map(slow, tmp_path, [(1,)])) == [((1,), 1)]
+        else:
+            with pytest.raises(ClusterError, match=r"connection to the scheduler is lost.*client='local'"):
+                list(team.map(slow, tmp_path, [(1,)]))

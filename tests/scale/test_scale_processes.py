@@ -183,15 +183,12 @@ def test_a_process_without_a_sign_of_life_is_given_up(monkeypatch: pytest.Monkey
             next(results)
 
 
-class Difficult(Exception):
-    """Cannot be rebuilt from what `Exception` keeps."""
-
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(f"{first} and {second}")
-
-
 def test_what_cannot_come_back_is_told() -> None:
     """What a worker makes of an item, and what is read from that here, without a process in between."""
+
+    class Difficult(Exception):  # cannot be rebuilt from what `Exception` keeps
+        def __init__(self, first: int, second: int) -> None:
+            super().__init__(f"{first} and {second}")
 
     def piece(shared: Any, k: int) -> Any:
         if k == 1:

@@ -449,11 +449,14 @@ def test_missing_extras_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.delattr(parent, name, raising=False)
     monkeypatch.setitem(sys.modules, "distributed", None)
-    monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(MissingExtraError, match=r"dask\.distributed.*pathlens\[scale\]"):
         kernel().to_zarr(tmp_path / "k", block=10, client="tcp://127.0.0.1:1")
     assert write(kernel(), tmp_path / "k").computed == 10  # nothing was lost, and this process needs no dask
     assert kernel().to_zarr(tmp_path / "local", block=20, workers=1).computed == 3  # nor do processes of this machine
+    monkeypatch.delitem(sys.modules, "pathlens.linops.processes")
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(MissingExtraError, match=r"cloudpickle.*pathlens\[scale\]"):
+        kernel().to_zarr(tmp_path / "other", block=20)
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(MissingExtraError, match=r"zarr.*pathlens\[scale\]"):
         write(kernel(), tmp_path / "z")

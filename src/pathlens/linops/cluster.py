@@ -116,8 +116,10 @@ def crew(client: Client = "local", workers: int | None = None, timeout: float = 
         raise OptionError(f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or "
                           f"False for this process; got {client!r}.")
     if isinstance(client, str) and client == "local":
-        from pathlens.linops.processes import processes
-
+        try:
+            from pathlens.linops.processes import processes
+        except ImportError as error:
+            raise need_extra("scale", "cloudpickle", "work in other processes (client=False needs none)") from error
         with processes(workers or default_workers(), timeout) as local:
             yield local
         return

@@ -21,15 +21,11 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
+from cloudpickle import dumps  # functions of the user's script are sent by value
 
 from pathlens.errors import ClusterError
 from pathlens.linops import worker
 from pathlens.linops.cluster import Crew, cannot_be_sent, default_workers, keeps_dying
-
-try:
-    from cloudpickle import dumps  # functions of the user's script travel by value
-except ImportError:
-    from joblib.externals.cloudpickle import dumps  # scikit-learn needs joblib, which has a copy
 
 RETRIES = 3  # times that a piece is given to another worker because its own has died
 _LOOK = 0.5  # seconds between looks at who is silent

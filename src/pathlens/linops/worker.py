@@ -13,19 +13,19 @@ import signal
 import sys
 import threading
 import time
-from typing import BinaryIO
+from typing import IO
 
 BEAT_SECONDS = 0.5  # between signs of life
 
 
-def send(stream: BinaryIO, data: bytes) -> None:
+def send(stream: IO[bytes], data: bytes) -> None:
     """Write one message: its length in eight bytes, and the bytes."""
     stream.write(len(data).to_bytes(8, "little"))
     stream.write(data)
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> bytes:
+def receive(stream: IO[bytes]) -> bytes:
     """Read one message; EOFError where the other side has ended."""
     size = stream.read(8)
     data = stream.read(int.from_bytes(size, "little"))

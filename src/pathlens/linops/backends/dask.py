@@ -142,6 +142,7 @@ class DaskCrew(Crew):
                         raise distributed.CancelledError
                 except TimeoutError:  # its worker has died with the result, which Dask computes again
                     running[future] = item
+                    break
                 except distributed.CancelledError:
                     lost[item] = lost.get(item, 0) + 1
                     if lost[item] > _LOST:
