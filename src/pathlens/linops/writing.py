@@ -348,6 +348,6 @@ def _compute(layout: Layout, results: Iterator[Any], missing: list[tuple[int, in
         except PathlensError as error:
             total = len(list(layout.description.pairs()))
             have = len(layout.finished)
-            error.args = (f"{error} {have} of {total} blocks are finished and stay; call again to go on.",)
+            error.args = (f"{error} {have} of {total} blocks are finished and stay.",)
             raise
 

@@ -179,13 +179,16 @@ class DaskCrew(Crew):
         if time.monotonic() - seen < _LOOK:
             return seen
         self._check_connection()
-        with contextlib.suppress(TimeoutError, OSError):
+        what = "no worker has been seen"
+        try:
             if _within(min(self._timeout, CONNECT_SECONDS), self._client.nthreads):
                 return time.monotonic()
+        except OSError:  # a TimeoutError is one, too
+            what = "the scheduler has not answered"
         if time.monotonic() - seen > self._timeout:
-            raise ClusterError(f"{self.place}: no worker has been seen for {self._timeout:g} s. Start some with `dask "
-                               f"worker {_address(self._client)}`, or use client='local', and call again to resume: "
-                               f"finished pieces are kept.")
+            raise ClusterError(f"{self.place}: {what} for {self._timeout:g} s. Check the scheduler at "
+                               f"{_address(self._client)} and its workers, or use client='local', and call again to "
+                               f"resume: finished pieces are kept.")
         return seen
 
 
@@ -212,4 +215,5 @@ def _connect(address: Any) -> Iterator[distributed.Client]:
     try:
         yield client
     finally:
-        client.close()
+        with contextlib.suppress(TimeoutError):  # a scheduler that does not answer must not hide what was raised
+            client.close()
