@@ -76,8 +76,8 @@ def write_model(document: Mapping[str, Any], out: str | os.PathLike[str], *, tit
             "predicts with is what is shown here, not an approximation of it.")  # fmt: skip
     sections = [_quality(document, note), _looks_at(document), _half_spaces(document), _examples(document)]
     footer = (f"<footer><p>Sums of contributions equal the outputs to a relative {document['error']:.0e}. "
-              f"{document['estimator']}, {document['half_spaces']} half-spaces, of which {document['in_use']} cut the "
-              "training rows in two and matter.</p></footer>")  # fmt: skip
+              f"{escape(str(document['estimator']))}, {escape(str(document['half_spaces']))} half-spaces, of which "
+              f"{escape(str(document['in_use']))} cut the training rows in two and matter.</p></footer>")  # fmt: skip
     return save_page(full_page(heading, lead, "", sections, footer, _STYLE), out)
 
 
