@@ -15,7 +15,7 @@ import os
 import secrets
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -155,8 +155,8 @@ def read_npy(stream: BinaryIO, size: int) -> np.ndarray:
         raise ValueError(f"not an NPY file ({type(error).__name__}: {error})") from error
 
 
-def read_npz(data: bytes, most: int) -> dict[str, np.ndarray]:
-    """The arrays of an NPZ file by name, at most ``most`` bytes in all.
+def read_npz(data: bytes, most: int, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an NPZ file by name, all or those of ``names``, at most ``most`` bytes together.
 
     >>> buffer = io.BytesIO()
     >>> np.savez_compressed(buffer, a=np.arange(3))
@@ -171,6 +171,9 @@ def read_npz(data: bytes, most: int) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for entry in archive.infolist():
+                name = entry.filename.removesuffix(".npy")
+                if names is not None and name not in names:
+                    continue
                 left -= entry.file_size
                 if left < 0:
                     raise ValueError(f"it unpacks to more than {most} bytes")
@@ -179,7 +182,7 @@ def read_npz(data: bytes, most: int) -> dict[str, np.ndarray]:
                     raise ValueError(f"{entry.filename!r} is packed in a way that NPZ files are not")
                 with archive.open(entry) as stream:
                     content = stream.read(entry.file_size)
-                arrays[entry.filename.removesuffix(".npy")] = read_npy(io.BytesIO(content), len(content))
+                arrays[name] = read_npy(io.BytesIO(content), len(content))
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, KeyError, zlib.error) as error:
         raise ValueError(f"not an NPZ file ({error})") from error
     return arrays
