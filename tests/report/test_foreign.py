@@ -90,15 +90,15 @@ def test_the_panels_of_artifacts(tmp_path: Path, payload: str) -> None:
     words = {"x_label": payload, "y_label": payload, "note": payload}
     two, marks = [Series("a", payload), Series("b", payload + "2")], [(0.5, payload)]
     panels = [Panel("lines", payload, two, marks=marks, **words), Panel("strips", payload, two, marks=marks, **words),
-              Panel("points", payload, [Series("a", payload, x="b")], **words), Panel("matrices", payload, two, **words),
-              Panel("fields", payload, two[:1], **words)]  # fmt: skip
+              Panel("points", payload, [Series("a", payload, x="b")], **words),
+              Panel("matrices", payload, two, **words), Panel("fields", payload, two[:1], **words)]  # fmt: skip
     arrays = {name: np.random.default_rng(0).random((2, 3)) for name in "ab"}
     made = Artifact("hs.a", payload, payload, "paper", arrays=arrays, figures=panels)
     assert_harmless(write_page([made], tmp_path / "index.html"), payload)
 
 
-CHECK = {"name": "n", "paper": "p", "where": "w", "claim": "c", "error": 1e-16, "tolerance": 1e-12, "printed_error": 0.5,
-         "verdict": "holds", "erratum": "e", "detail": "d"}
+CHECK = {"name": "n", "paper": "p", "where": "w", "claim": "c", "error": 1e-16, "tolerance": 1e-12,
+         "printed_error": 0.5, "verdict": "holds", "erratum": "e", "detail": "d"}
 VERIFICATION = {"format": "pathlens-verification", "checks": [CHECK, {**CHECK, "paper": "p2"}], "seconds": 3.0,
                 "environment": {"python": "3"}}
 

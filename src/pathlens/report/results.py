@@ -197,8 +197,8 @@ def _claim(artifact: Artifact, claim: Claim) -> list[str]:
     if artifact.verdict_of(claim) != claim.verdict:
         told = " (met, but REDUCED)"
     return [
-        text + unit, _Markdown(_verdict(artifact.verdict_of(claim)) + told), mean_sd(there), read_spread(there) + missing,
-        f"{SIGNS[claim.comparison]} {number(claim.threshold)}",
+        text + unit, _Markdown(_verdict(artifact.verdict_of(claim)) + told), mean_sd(there),
+        read_spread(there) + missing, f"{SIGNS[claim.comparison]} {number(claim.threshold)}",
         number(claim.null) + (f" ({claim.null_text})" if claim.null_text else ""), claim.paper or "–",
     ]  # fmt: skip
 
