@@ -193,8 +193,8 @@ def run_checkpoint():
     return load_checkpoint(root / "c", {})
 
 RECIPE = {"kind": "dlgn", "sizes": {"inputs": 2, "hidden": [4], "outputs": 1, "bias": False},
-          "source": {"name": "shallow"}, "gate": "hard", "piecewise_constant": False, "trained": "both", "gates_from": "x",
-          "init": ["default", 1.0], "frozen": []}
+          "source": {"name": "shallow"}, "gate": "hard", "piecewise_constant": False, "trained": "both",
+          "gates_from": "x", "init": ["default", 1.0], "frozen": []}
 for name, changes in {"width": {"sizes": {**RECIPE["sizes"], "hidden": [10**6, 10**6]}},
                       "inputs": {"sizes": {**RECIPE["sizes"], "inputs": 10**12}},
                       "rank": {"source": {"name": "quadratic", "rank": 10**9}},
