@@ -71,7 +71,7 @@ def write_verification(document: Mapping[str, Any] | str | os.PathLike[str], out
     for check in checks:
         papers.setdefault(check["paper"], []).append(check)
     sections = [
-        f'<section id="{_anchor(paper)}"><h2>{escape(paper)}</h2><ul class="claims">{"".join(map(_line, own))}</ul>'
+        f'<section id="{_anchor(paper.lower())}"><h2>{escape(paper)}</h2><ul class="claims">{"".join(map(_line, own))}</ul>'
         "</section>"
         for paper, own in papers.items()
     ]
@@ -129,7 +129,7 @@ def _malformed(check: Mapping[str, Any]) -> list[str]:
 
 def _anchor(name: str) -> str:
     """A name as an address within the page: letters, digits, dots and hyphens only, which need no escaping."""
-    return re.sub(r"[^\w.-]+", "-", name.lower())
+    return re.sub(r"[^\w.-]+", "-", name)
 
 
 def _chip(verdict: str) -> str:
@@ -144,7 +144,7 @@ def _tally(checks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _contents(papers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    lines = (f'<a href="#{_anchor(paper)}"><span class="title">{escape(paper)}</span>'
+    lines = (f'<a href="#{_anchor(paper.lower())}"><span class="title">{escape(paper)}</span>'
              f'<span class="chip">{_tally(own)}</span></a>' for paper, own in papers.items())  # fmt: skip
     return f'<nav aria-label="Contents">{"".join(lines)}</nav>'
 
