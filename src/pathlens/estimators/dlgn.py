@@ -180,15 +180,18 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         """Each prediction as an exact sum of contributions of last-layer half-spaces, and a bias.
 
         Half-spaces that hold the same training rows are one term. Memory n·c·w numbers. The repr prints how exact the
-        sum is and how much of it cancels.
+        sum is and how much of it cancels. Splitting by features takes O(c·w²) for each gate that switches on the way to
+        a row, the others O(c·w²) for each row.
 
         Parameters
         ----------
         X : (n, d)
         layer : int, optional
-            Split by the half-spaces of this layer instead, counted from 1 as in `rules`; 0 splits by features: what
-            each contributes is its difference from its mean in training times the slope of f in the cell that the row
-            lies in. What starts at biases after that layer, or at the means, is a term of its own.
+            Split by the half-spaces of this layer instead, counted from 1 as in `rules`; what starts at biases after
+            that layer is a term of its own. 0 splits by features: what each adds on the straight way from the means r
+            of training to the row x, with f(r) as the first term. Inside a cell of the half-spaces feature j adds
+            ∂f/∂x_j times its change; where a gate with normal n switches, f jumps, and the jump is shared out in
+            proportion to n_j (x_j − r_j).
         of : optional
             The class that all rows are explained by, or the number of the target; by default the predicted class (of
             two classes the second), or the first target.
