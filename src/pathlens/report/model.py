@@ -218,10 +218,13 @@ def _other(other: Mapping[str, Any]) -> str:
     if "none" in other:
         return f'{title}<p class="note">{escape(other["none"])}</p>'
     after = _number(other["after"]) if isinstance(other["after"], float) else str(other["after"])
-    proved = ("no smaller change does it: that is proved" if other["nearest"]
+    added = other["distance"] - other["unrounded"]
+    rounding = f", of which {added:.1g} by rounding" if added > 1e-6 else ""
+    proved = (f"no smaller change does it{' but for rounding' if rounding else ''}: that is proved" if other["nearest"]
               else f"no change below {other['at_least']:.3g} does it, as far as was proved")  # fmt: skip
-    rows = "".join(f"<tr><td>{escape(c['feature'])}</td><td>{_number(c['from'])}</td><td>{_number(c['to'])}</td></tr>"
+    rows = "".join("".join(f"<td>{escape(cell)}</td>" for cell in (c["feature"], *c["text"])).join(("<tr>", "</tr>"))
                    for c in other["changes"])  # fmt: skip
-    note = f"For {escape(after)}, changes of {other['distance']:.3g} standard deviations in all; {proved}."
+    note = (f"For {escape(after)}, changes of {other['distance']:.3g} standard deviations in all{rounding}; {proved}. "
+            "Typed in as they are printed, the new values give that prediction.")  # fmt: skip
     head = "<thead><tr><th>feature</th><th>from</th><th>to</th></tr></thead>"
     return f'{title}<p class="note">{note}</p><div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'
