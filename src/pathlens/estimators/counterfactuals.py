@@ -376,14 +376,34 @@ class Search:
             else:
                 return
 
-    # --- values that can be typed in -----------------------------------------------------------------------------
+    def starts(self, rows: np.ndarray | None, until: float) -> list[np.ndarray]:
+        """The nearest of some points that work: on the way to rows that do, and with one feature changed alone."""
+        way = np.linspace(0, 1, _STEPS + 1)[1:]
+        ends = np.zeros((0, len(self.moves)))
+        if rows is not None and len(rows):
+            ends = self.snapped(np.clip((rows[:, self.moves] - self.row[self.moves]) / self.scale, self.down, self.up))
+            ends = ends[self.works(ends)]
+            ends = ends[np.argsort(np.abs(ends).sum(1), kind="stable")[:_STARTS]]
+        alone = np.concatenate([np.diag(np.clip(sign * 5.0, self.down, self.up)) for sign in (-1, 1)])
+        margin = self.goal.margin(self.model.outputs(self.point(alone)))
+        found: list[np.ndarray] = []
+        for end in np.concatenate([ends, alone[np.argsort(-margin, kind="stable")]]):  # what promises most comes first
+            if time.monotonic() > until and (found or not len(ends)):
+                break  # a row that works is one start, at least
+            points = self.snapped(way[:, None] * end)
+            good = np.flatnonzero(self.works(points))
+            if len(good):
+                found.append(points[good[0]])
+        found.sort(key=lambda change: float(np.abs(change).sum()))
+        return found[:_IMPROVED]
+
+    # --- values that can be typed in ---------------------------------------------------------------------------
 
     def rounded(self, until: float) -> tuple[np.ndarray, float]:
-        """The point found with values of few decimals, and its distance: in the same cell, and as near but for a share.
+        """The point found with values of few decimals, and its distance: in the same cell, a share farther at most.
 
-        Values are rounded away from the row. Where that leaves the cell, because some of its walls are crossed by
-        changing two features more, a point deeper inside is rounded. Where no decimals will do, values stay as they
-        are: they were found to work as well.
+        Values are rounded away from the row. Where that leaves the cell, since larger changes may cross its walls, a
+        point deeper inside it is rounded. Where no decimals will do, values stay as they are, which is known to work.
         """
         assert self.found is not None
         exact = self.point(self.found)
@@ -393,7 +413,8 @@ class Search:
         steps = 10.0 ** np.floor(np.log10(self.scale[some])) / self.scale[some]  # of one decimal, at most 1
         for decimals in range(1, _DECIMALS + 1):
             room = _INSIDE[0] + float(steps.sum()) * 10.0**-decimals
-            for change in (self.found, self._deeper(some, left, right + room, until)):
+            for deeper in (False, True):
+                change = self._deeper(some, left, right + room, until) if deeper else self.found
                 if change is None:
                     continue
                 point = self._outward(some, change, decimals)
@@ -433,27 +454,6 @@ class Search:
             return None
         fixed[some] = sign * solved.x
         return fixed
-
-    def starts(self, rows: np.ndarray | None, until: float) -> list[np.ndarray]:
-        """The nearest of some points that work: on the way to rows that do, and with one feature changed alone."""
-        way = np.linspace(0, 1, _STEPS + 1)[1:]
-        ends = np.zeros((0, len(self.moves)))
-        if rows is not None and len(rows):
-            ends = self.snapped(np.clip((rows[:, self.moves] - self.row[self.moves]) / self.scale, self.down, self.up))
-            ends = ends[self.works(ends)]
-            ends = ends[np.argsort(np.abs(ends).sum(1), kind="stable")[:_STARTS]]
-        alone = np.concatenate([np.diag(np.clip(sign * 5.0, self.down, self.up)) for sign in (-1, 1)])
-        margin = self.goal.margin(self.model.outputs(self.point(alone)))
-        found: list[np.ndarray] = []
-        for end in np.concatenate([ends, alone[np.argsort(-margin, kind="stable")]]):  # what promises most comes first
-            if time.monotonic() > until and (found or not len(ends)):
-                break  # a row that works is one start, at least
-            points = self.snapped(way[:, None] * end)
-            good = np.flatnonzero(self.works(points))
-            if len(good):
-                found.append(points[good[0]])
-        found.sort(key=lambda change: float(np.abs(change).sum()))
-        return found[:_IMPROVED]
 
     # --- all cells ---------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ def _one_row(x: Any) -> Any:
 
 
 def _margin(margin: Any) -> float:
-    if not (isinstance(margin, Real) and 0 <= margin < np.inf):
+    if not (isinstance(margin, Real) and 0 <= float(margin) < np.inf):
         raise OptionError(f"counterfactual: margin must be a finite number of at least 0, got {margin!r}.")
     return float(margin)
 
