@@ -141,8 +141,8 @@ MODEL = {
         "name": "7", "title": "t", "predicted": "a", "truth": "b", "probability": 0.7, "output": "o", "value": 1.0,
         "base": 0.1, "rest": 0.2, "terms": [{"feature": "f", "at": 1.0, "mean": 0.5, "contribution": 0.7}],
         "half_spaces": [{"contribution": 0.4, "text": "x > 0"}],
-        "other": {"after": "b", "nearest": False, "at_least": 0.1, "distance": 0.3,
-                  "changes": [{"feature": "f", "from": 1.0, "to": 0.2}]},
+        "other": {"after": "b", "nearest": False, "at_least": 0.1, "distance": 0.3, "unrounded": 0.2,
+                  "changes": [{"feature": "f", "text": ["1", "0.2"]}]},
     }, {
         "name": "8", "title": "t", "predicted": "a", "truth": "b", "output": "o", "value": 1.0, "base": 0.1, "rest": 0,
         "terms": [], "half_spaces": [], "other": {"none": "because"},

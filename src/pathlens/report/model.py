@@ -223,7 +223,7 @@ def _other(other: Mapping[str, Any]) -> str:
     proved = (f"no smaller change does it{' but for rounding' if rounding else ''}: that is proved" if other["nearest"]
               else f"no change below {other['at_least']:.3g} does it, as far as was proved")  # fmt: skip
     cells = ([c["feature"], *c["text"]] for c in other["changes"])  # texts that can be copied
-    rows = "".join(f"<tr><td>{escape(name)}</td><td>{old}</td><td>{new}</td></tr>" for name, old, new in cells)
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in cells)
     note = (f"For {escape(after)}, changes of {other['distance']:.3g} standard deviations in all{rounding}; {proved}. "
             "Typed in as they are printed, the new values give that prediction.")  # fmt: skip
     head = "<thead><tr><th>feature</th><th>from</th><th>to</th></tr></thead>"

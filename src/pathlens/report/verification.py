@@ -71,8 +71,8 @@ def write_verification(document: Mapping[str, Any] | str | os.PathLike[str], out
     for check in checks:
         papers.setdefault(check["paper"], []).append(check)
     sections = [
-        f'<section id="{_anchor(paper.lower())}"><h2>{escape(paper)}</h2><ul class="claims">{"".join(map(_line, own))}</ul>'
-        "</section>"
+        f'<section id="{_anchor(paper.lower())}"><h2>{escape(paper)}</h2>'
+        f'<ul class="claims">{"".join(map(_line, own))}</ul></section>'
         for paper, own in papers.items()
     ]
     return save_page(
