@@ -78,7 +78,7 @@ def overlap(
     """
     sides = resolve("overlap", source, X, columns, sensitivities=False, max_bytes=max_bytes)
     wiring = _wiring(sides)
-    if wiring is not None and not wiring.chain:
+    if wiring is not None and not (wiring.chain and (wiring.reads_input or not include_inputs)):
         return path_kernel(wiring, sides, "walks" if include_inputs else "paths", soft, "overlap", max_bytes)
     made = _factors("overlap", sides, soft, False, wiring is not None)
     terms = [[Factor(site, left, right) for site, left, right in made]]
