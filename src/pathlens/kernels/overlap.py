@@ -83,7 +83,7 @@ def overlap(
     made = _factors("overlap", sides, soft, False, wiring is not None)
     terms = [[Factor(site, left, right) for site, left, right in made]]
     K = GramSum.from_factors(terms, dtype=_dtype(sides, made), name="overlap", max_bytes=max_bytes)
-    return K * float(_first_layer(probe(sides.rows)).inputs) if include_inputs else K
+    return K * float(_number_of_inputs(sides)) if include_inputs else K
 
 
 def npk(
@@ -158,6 +158,21 @@ def _first_layer(rec: Record) -> Layer:
     return _value_layers(rec)[0]
 
 
+def _number_of_inputs(sides: Sides) -> int:
+    """Of a network whose first layer reads all inputs and nothing else."""
+    rec = sides.rows if isinstance(sides.rows, Record) else probe(sides.rows)
+    layer = _first_layer(rec)
+    read, x = rec.layer_inputs[layer.name][0], rec.x.flatten(1)
+    # a piecewise constant network reads ones
+    if read.shape != x.shape or not (torch.equal(read, x) or bool((read == 1).all())):
+        raise RecordError(
+            f"overlap: layer '{layer.name}' reads something that is made of the input, and a record does not tell how "
+            'many inputs that are. Call overlap(net, X, include_inputs=True) on a gated network; of a plain module, take '
+            'gated_twin(net, "relu", example=X[:2]).'
+        )
+    return layer.inputs
+
+
 def check_chain(what: str, rec: Record, wired: bool = False) -> None:
     """Refuse a record that cannot be of dense layers and gates in turn.
 
@@ -213,6 +228,12 @@ def _matrices(what: str, rec: Record, soft: bool, inputs: bool, wired: bool) -> 
     check_chain(what, rec, wired)
     found: dict[str, Tensor] = {}
     if inputs:
+        if rec.learned_entry and not wired:
+            raise RecordError(
+                f"{what}: parameters or batch-norm act on the input before the first layer, and paths start before them; "
+                f"a record does not tell where. Call {what}(net, X) on a gated network; of a plain module, take "
+                'gated_twin(net, "relu", example=X[:2]).'
+            )
         found["x"] = rec.layer_inputs[_first_layer(rec).name][0]
     for site in rec.sites:
         found[site] = rec.soft[site] if soft and site in rec.soft else rec.bits[site]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ def check_net(net: nn.Module) -> None:
     """Refuse what cannot be recorded before anything runs."""
     if not isinstance(net, nn.Module):
         raise RecordError(f"record: expected an nn.Module, got {type(net).__name__}. Give the network first, then X.")
+    _check_forward(net)
     for name, m in net.named_modules():
         if m is not net and isinstance(m, GatedNetwork):
             raise RecordError(
@@ -42,6 +44,22 @@ def check_net(net: nn.Module) -> None:
                 f"record: module '{name}' has no running statistics, so that it mixes the rows of a batch in eval "
                 "mode too. Set track_running_stats=True."
             )
+
+
+def _check_forward(net: nn.Module) -> None:
+    """Refuse a forward that cannot be called with one tensor."""
+    try:
+        wanted = inspect.signature(net.forward).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in wanted if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(needed) > 1 or any(p.kind not in positional for p in needed):
+        names = ", ".join(p.name for p in needed)
+        raise RecordError(
+            f"record: the forward of {type(net).__name__} takes {names}; expected one tensor of rows. Wrap it in a "
+            "module whose forward takes one tensor and cuts it into these."
+        )
 
 
 def exact_gates(net: nn.Module) -> nn.Module:
@@ -87,13 +105,15 @@ def _run(
     parameters = parameters or {k: p.detach() for k, p in net.named_parameters()}
     names = {id(p): k for k, p in parameters.items()}
     stack: list[tuple[str, nn.Module]] = []
-    tape = Tape(names, clone=clone, stack=stack)
     own = {id(p): parameters[k] for k, p in net.named_parameters()}
-    if isinstance(net, GatedNetwork):
+    gated = isinstance(net, GatedNetwork)
+    # a user's forward may write into its buffers
+    buffers = {} if gated else {id(b): b.detach().clone() for b in net.buffers()}
+    means = {k: b for k, b in net.named_buffers() if k.endswith("running_mean")}
+    tape = Tape(names, clone, stack, {id(buffers.get(id(b), b)): k for k, b in means.items()})
+    if gated:
         with tape:
             return _call(net, own, (x, ids)), tape
-    # a user's forward may write into its buffers
-    buffers = {id(b): b.detach().clone() for b in net.buffers()}
     with module_paths(net, stack), tape:
         return _call(net, own | buffers, (x,)), tape
 
@@ -193,8 +213,14 @@ def take_within(
         flops * (1 + (len(wanted) if sensitivities else 0)),
         tuple(k for k, train in trainable.items() if train and k not in told),
         () if outputs is None else tuple(wanted), sensitivities, _is_chain(net, x, ids, by_weight, bits, soft),
-        tuple(tape.ungated),
+        tuple(tape.ungated), _learned_entry(net, by_weight, tape),
     )  # fmt: skip
+
+
+def _learned_entry(net: nn.Module, by_weight: dict[str, list[Call]], tape: Tape) -> bool:
+    """Whether anything of the value network with parameters or running statistics came before its first layer."""
+    calls = _value_calls(net, by_weight)
+    return bool(calls) and any(_part(net, name) != "gate" for name in tape.acting[: calls[0].before])
 
 
 def _held(tape: Tape, outputs: int) -> int:

@@ -59,6 +59,7 @@ class Call:
     shape: tuple[int, ...]
     convolution: Convolution | None
     versions: tuple[int, int]
+    before: int  # how many entries of the tape's `acting` came before it
 
     def rewritten(self) -> bool:
         """Whether what it read, or what came out, has been changed in place since."""
@@ -76,18 +77,21 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 class Tape(TorchFunctionMode):
     """Hears linear and convolutional calls, and ReLU calls of plain modules, while a network runs.
 
-    `names` maps the id of a parameter's stand-in to its name. With `clone` it holds copies, which a network that works
+    `names` maps the id of a parameter's stand-in to its name, `statistics` that of a batch-norm's running mean. With `clone` it holds copies, which a network that works
     in place cannot rewrite. `other` collects parameters that also enter a computation in some other way, so that the
-    calls do not tell their whole gradient, and `ungated` activations between layers that are no ReLUs.
+    calls do not tell their whole gradient, `acting` lists these and batch-norms as they came, and `ungated` activations between layers that are no ReLUs.
     """
 
-    def __init__(self, names: dict[int, str], clone: bool, stack: list[tuple[str, nn.Module]]) -> None:
+    def __init__(
+        self, names: dict[int, str], clone: bool, stack: list[tuple[str, nn.Module]], statistics: dict[int, str]
+    ) -> None:
         super().__init__()
-        self.names, self.clone, self.stack = names, clone, stack
+        self.names, self.clone, self.stack, self.statistics = names, clone, stack, statistics
         self.calls: list[Call] = []
         self.relus: list[tuple[str, float, Tensor]] = []
         self.counts: Counter[str] = Counter()
         self.other: set[str] = set()
+        self.acting: list[str] = []
         self.ungated: list[str] = []
         self._waiting: list[str] = []  # activations since the last layer: those after all layers are outputs
         self.unseen = False  # a tensor was handed out in a way that lets it change without a trace
@@ -100,6 +104,7 @@ class Tape(TorchFunctionMode):
             self._gate(func, args, kwargs)
         elif func in _RANDOM or func is F.batch_norm:
             self._refuse_training(func, args, kwargs)
+            self.acting += [self.statistics[id(t)] for t in _tensors((*args, *kwargs.values())) if id(t) in self.statistics]
         elif func in _BEHIND_AUTOGRAD:
             self.unseen = True
         if self.stack and (called := getattr(func, "__name__", "").strip("_")) in _UNGATED:
@@ -110,6 +115,7 @@ class Tape(TorchFunctionMode):
         used = [self.names[id(t)] for t in _tensors((*args, *kwargs.values())) if id(t) in self.names]
         if used and any(True for _ in _tensors((out,))):  # asking a weight for its shape is no use of it
             self.other.update(used)
+            self.acting += used
         return out
 
     def _gate(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -138,10 +144,12 @@ class Tape(TorchFunctionMode):
         bound = dict(zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args)) | kwargs
         x, weight, bias = bound["input"], bound["weight"], bound.get("bias")
         name, bias_name = self.names.get(id(weight)), self.names.get(id(bias))
+        before = len(self.acting)
         if id(x) in self.names:
             self.other.add(self.names[id(x)])
         out = func(*args, **kwargs)
         if name is None:  # a weight computed on the fly is no layer of its own
+            self.acting.append("a weight")
             if bias_name is not None:
                 self.other.add(bias_name)
             return out
@@ -161,7 +169,7 @@ class Tape(TorchFunctionMode):
         versions = x._version, out._version
         self.ungated += [name for name in dict.fromkeys(self._waiting) if name not in self.ungated]
         self._waiting.clear()
-        self.calls.append(Call(name, bias_name, x, out, tuple(weight.shape), convolution, versions))
+        self.calls.append(Call(name, bias_name, x, out, tuple(weight.shape), convolution, versions, before))
         # an in-place operation would otherwise rewrite what the tape holds
         return out.clone() if self.clone else out
 
