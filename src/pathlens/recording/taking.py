@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pathlens.errors import RecordError
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
+from pathlens.models.tracing import linear_unit
 from pathlens.recording.inputs import accepting, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
@@ -267,6 +268,58 @@ class _Scores(nn.Module):
 
     def forward(self, x: Tensor, ids: Tensor | None) -> dict[str, Tensor]:
         return self.net.preactivations(x, ids)
+
+
+class _Values(nn.Module):
+    """The value network with all gates open: what its first layer reads has passed none."""
+
+    def __init__(self, net: GatedNetwork) -> None:
+        super().__init__()
+        self.values, self._sites = copy.deepcopy(net.values).double(), len(net.sites)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values(x, *(linear_unit,) * self._sites)
+
+
+@torch.inference_mode(False)
+def first_map(net: nn.Module, read: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+    """What the first value layer makes of what the value network reads, as an affine map, float64.
+
+    Parameters
+    ----------
+    net : nn.Module
+        Its first value layer is dense and called once.
+    read : (1, ...)
+        One row like those that the value network reads.
+    layer : Layer
+        That layer.
+
+    Returns
+    -------
+    matrix : (w, d)
+        Derivatives at zero; those of the map everywhere, if it is affine.
+    constant : (w,)
+    connected : (d,) bool
+        Which entries reach the layer, whatever its weights are.
+    """
+    probe, dtype = (_Values(net), torch.float64) if isinstance(net, GatedNetwork) else (net, read.dtype)
+    zeros = torch.zeros(layer.outputs, *read.shape[1:], dtype=dtype, device=read.device)
+    name = layer.parameters[0]
+    parameters = {k: p.detach() for k, p in probe.named_parameters()}
+    positive = parameters | {name: _positive(parameters[name], torch.Generator().manual_seed(0))}
+    with torch.enable_grad(), torch.autocast(read.device.type, enabled=False):
+
+        def made(weights: dict[str, Tensor], rows: int) -> tuple[Tensor, Tensor]:
+            leaf = zeros[:rows].clone().requires_grad_()
+            out = _run(probe, leaf.clone(), None, clone=True, parameters=weights)[1].calls[0].out
+            # rows do not mix: the derivative of the k-th entry of the k-th row
+            (slopes,) = torch.autograd.grad(out.diagonal().sum(), leaf, allow_unused=True)
+            slopes = torch.zeros_like(leaf) if slopes is None else slopes
+            return slopes.flatten(1).double(), out[0].detach().double()
+
+        matrix, constant = made(parameters, layer.outputs)
+        connected = made(positive, 1)[0][0] != 0
+    return matrix, constant, connected
 
 
 def _value_calls(net: nn.Module, by_weight: dict[str, list[Call]]) -> list[Call]:
