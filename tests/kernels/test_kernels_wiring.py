@@ -12,9 +12,10 @@ from tiny_networks import settle
 from torch import Tensor, nn
 
 from pathlens import models
-from pathlens.errors import PathlensError, RecordError
+from pathlens.errors import NoGateError, PathlensError, RecordError
 from pathlens.kernels import npk, overlap
 from pathlens.models import GatedNetwork, gated_twin
+from pathlens.paths import count
 from pathlens.recording import record
 from pathlens.testing.jacobians import count_shared_paths, path_features
 from pathlens.testing.tolerance import assert_kernel_close
@@ -379,6 +380,62 @@ def test_inputs_are_counted_where_they_are() -> None:
 
 
 # --- what has no paths ---------------------------------------------------------------------------------------------
+
+
+class Missed(nn.Module):
+    """A convolution whose only window lies in the padding."""
+
+    def __init__(self, shortcut: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv1d(1, 2, 1, stride=3, padding=1), nn.Conv1d(2, 2, 1)
+        self.c, self.d = nn.Linear(2, 1), nn.Linear(1, 1)
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c(F.relu(self.b(F.relu(self.a(x)))).flatten(1))
+        return y + self.d(x.flatten(1)) if self.shortcut else y
+
+
+@pytest.mark.parametrize("kind", ["relu", "galu", "dlgn"])
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_an_input_that_reaches_no_gate_starts_no_path_of_hidden_units(kind: str, shortcut: bool) -> None:
+    X = rows(4, 1, 1)
+    net = gated_twin(Missed(shortcut).double(), kind, X[:2])
+    assert torch.equal(overlap(net, X).dense(), torch.zeros(4, 4).double())
+    assert torch.equal(overlap(net, X, include_inputs=True).dense(), torch.full((4, 4), float(shortcut)).double())
+    assert torch.allclose(npk(net, X).dense(), X.flatten(1) @ X.flatten(1).T * shortcut)
+    assert list(count(net, X)) == [0] * 4
+
+
+class OfParameters(nn.Module):
+    """Beside the gates, or alone, a ReLU that reads no input."""
+
+    def __init__(self, alone: bool, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.p, self.a, self.b = nn.Parameter(torch.randn(shape)), nn.Linear(3, 4), nn.Linear(4, 1)
+        self.alone = alone
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.b((h if self.alone else F.relu(h)) + F.relu(self.p))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("shape", [(4,), (1, 4)])
+def test_a_relu_of_parameters_is_no_gate(alone: bool, shape: tuple[int, ...]) -> None:
+    X = rows(4, 3)
+    template = OfParameters(alone, shape).double()
+    for call in (overlap, npk, record):
+        with pytest.raises(RecordError, match="no gate: write it"):
+            call(template, X)
+    if alone:
+        with pytest.raises(NoGateError):
+            gated_twin(template, "relu", X[:2])
+        return
+    net = gated_twin(template, "relu", X[:2])
+    gates = net.gates(X)["relu@0"]
+    assert torch.equal(overlap(net, X).dense(), gates @ gates.T)
+    assert torch.allclose(npk(net, X).dense(), (X @ X.T) * (gates @ gates.T))
 
 
 class TwoInputs(nn.Module):

@@ -111,6 +111,8 @@ class PathRecursion:
         return total
 
     def _weight(self, s: Step, terms: list[Term], sums: Sums, mode: str) -> list[Term]:
+        if not terms:  # no path leads here
+            return []
         # what the input brings starts no path of hidden units before it meets a gate
         if s.detail is not None and s.detail[0] is not None:
             terms = [t.mapped(s.detail[0], None) for t in terms]
