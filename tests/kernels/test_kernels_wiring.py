@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from tiny_networks import settle
 from torch import Tensor, nn
 
-from pathlens import models
 from pathlens.errors import NoGateError, PathlensError, RecordError
 from pathlens.kernels import npk, overlap
 from pathlens.models import GatedNetwork, gated_twin
@@ -170,7 +169,7 @@ def test_what_combines_several_tensors_is_refused(change: Callable[[Tensor], Ten
     X = rows(3, 1, 2)
     net = gated_twin(AtPositions(change).double(), "relu", X)
     for kernel in (overlap, npk):
-        with pytest.raises(RecordError, match="stack|unbind|getitem"):
+        with pytest.raises(RecordError, match=r"stack|unbind|getitem"):
             kernel(net, X)
 
 
@@ -367,7 +366,14 @@ def test_a_learned_number_is_no_fixed_one() -> None:
 def test_inputs_are_counted_where_they_are() -> None:
     """Padding is no input; one that is read twice is counted twice, as any other connection."""
     X = rows(4, 3)
-    for how, number in {"zeros beside": 3, "ones beside": 3, "a part": 2, "numbers": 3, "buffers": 3, "twice": 6}.items():
+    for how, number in {
+        "zeros beside": 3,
+        "ones beside": 3,
+        "a part": 2,
+        "numbers": 3,
+        "buffers": 3,
+        "twice": 6,
+    }.items():
         change, width = ENTRIES[how]
         template = Entry(change, width).double()
         net = alive(template, "galu", X)
@@ -452,5 +458,5 @@ class TwoInputs(nn.Module):
 def test_several_inputs_are_refused(call: Callable[..., Any], given: str) -> None:
     X = rows(4, 3).float()
     inputs = {"one": X, "two": (X, X), "a list": [X, X]}[given]
-    with pytest.raises(PathlensError, match="one tensor|must be a tensor"):
+    with pytest.raises(PathlensError, match=r"one tensor|must be a tensor"):
         call(TwoInputs(), inputs)

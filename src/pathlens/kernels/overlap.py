@@ -50,6 +50,7 @@ def overlap(
         Use the network's own (soft or leaky) gate values instead of the hard bits q > 0.
     include_inputs : bool
         Count the input node as part of a path, as the NPF papers do: d times as many in a fully connected network.
+        What is done to the input before the first layer is followed; a record does not tell it, and is refused then.
     max_bytes : int, optional
         Memory that may be allocated beyond the factors.
 
@@ -98,7 +99,9 @@ def npk(
 
     A feature φ_x(b) is the sum of x(input node)·(gates along the path) over all paths with the same weights b. In a
     fully connected network no two paths share all weights, and H = Σ∘Λ with the Gram matrix Σ of the inputs (of ones,
-    for a piecewise constant network). Between random values of variance σ², E[f_s f_t] = σ^{2D} H on D weight layers.
+    for a piecewise constant network), as the first layer reads them: fixed operations before it (a normalisation by
+    numbers or buffers, flips, padding) are part of x. Paths start before batch-norm and parameters that act on x.
+    Between random values of variance σ², E[f_s f_t] = σ^{2D} H on D weight layers.
 
     Parameters
     ----------
@@ -121,7 +124,8 @@ def npk(
     A convolution with G groups of channels (depthwise: G = C) has one R per group, with Σ_c over the channels that the
     group reads, and G·k_l for k_l in the cost; all G are in memory at once only where another grouped convolution, or
     more than one layer, reads them. Shortcuts add the fields of their branches; batch-norm counts as one weight per
-    channel, biases start no path. Max-pooling and layers used twice are refused. NPF paper, Lemma 2.1; DGN paper,
+    channel, biases start no path. Max-pooling and layers used twice are refused, and so is a record of a network in
+    which batch-norm or parameters act on the input. NPF paper, Lemma 2.1; DGN paper,
     Lemma 4.1.
 
     Examples
@@ -166,8 +170,8 @@ def _number_of_inputs(sides: Sides) -> int:
     # a piecewise constant network reads ones
     if read.shape != x.shape or not (torch.equal(read, x) or bool((read == 1).all())):
         raise RecordError(
-            f"overlap: layer '{layer.name}' reads something that is made of the input, and a record does not tell how "
-            'many inputs that are. Call overlap(net, X, include_inputs=True) on a gated network; of a plain module, take '
+            f"overlap: layer '{layer.name}' reads something that is made of the input, and a record does not tell of "
+            "how many inputs. Call overlap(net, X, include_inputs=True) on a gated network; of a plain module, take "
             'gated_twin(net, "relu", example=X[:2]).'
         )
     return layer.inputs
@@ -230,8 +234,8 @@ def _matrices(what: str, rec: Record, soft: bool, inputs: bool, wired: bool) -> 
     if inputs:
         if rec.learned_entry and not wired:
             raise RecordError(
-                f"{what}: parameters or batch-norm act on the input before the first layer, and paths start before them; "
-                f"a record does not tell where. Call {what}(net, X) on a gated network; of a plain module, take "
+                f"{what}: parameters or batch-norm act on the input before the first layer, and paths start before "
+                f"them: a record does not tell where. Call {what}(net, X) on a gated network; of a plain module, take "
                 'gated_twin(net, "relu", example=X[:2]).'
             )
         found["x"] = rec.layer_inputs[_first_layer(rec).name][0]

@@ -51,12 +51,12 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
     Parameters
     ----------
     net : GatedNetwork or nn.Module
-        Fully connected, or a gated network of convolutions, average pooling, dense layers, batch-norm and shortcuts.
-        There a unit is a channel at a position, and paths through different positions differ even where they use the
-        same weights.
+        Fully connected, or a gated network of convolutions, average pooling, dense layers, batch-norm, shortcuts,
+        splits and joins. There a unit is a channel at a position, and paths through different positions differ even
+        where they use the same weights.
     X : (n, ...), (d,) or Record
     include_inputs : bool
-        Count the input node as part of a path, as the NPF papers do.
+        Count the input node as part of a path, as the NPF papers do. An input that is read twice counts twice.
     include_biases : bool
         Also count paths that start at the bias of a later layer, those that `top` lists with −1, and the output's bias
         itself. The overlap kernel does not. Fully connected networks only.
@@ -143,8 +143,9 @@ def _primes(bound: int) -> list[int]:
 class _Counter(fx.Interpreter):
     """Runs the value network with every weight 1, no biases and hard gates, modulo a prime.
 
-    Values are pairs (counts, reached), or lists of such pairs, of tuples of tensors. The second is 1 where the input arrives without having passed a gate, and None
-    where it arrives nowhere: a path of hidden units starts, once, at each gate that it arrives at.
+    Values are pairs (counts, reached); a tuple of tensors is a list of pairs. The second is 1 where the input arrives
+    without having passed a gate, and None where it arrives nowhere: a path of hidden units starts, once, at each gate
+    that it arrives at.
     """
 
     def __init__(self, net: GatedNetwork, bits: dict[str, Tensor], include_inputs: bool, prime: int | None) -> None:

@@ -148,9 +148,7 @@ class Trellis:
         return int(number) % count
 
 
-def take_trellis(
-    what: str, net: nn.Module, X: Any, include_inputs: bool = False, *, as_read: bool = False
-) -> Trellis:
+def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False, *, as_read: bool = False) -> Trellis:
     """The trellis of a network on a batch.
 
     Parameters

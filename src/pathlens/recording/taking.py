@@ -345,11 +345,11 @@ def _by_weight(tape: Tape, n: int) -> dict[str, list[Call]]:
     """Calls by weight, without weights that are also used in other ways."""
     found: dict[str, list[Call]] = {}
     for site, _, bits in tape.relus:
-        if bits.ndim < 2 or bits.shape[0] != n:
+        if bits.shape[:1] != (n,):
             raise RecordError(
-                f"record: the ReLU at '{site}' reads a tensor of shape {tuple(bits.shape)} where the batch has {n} rows. "
-                "Rows must stay the first dimension inside the network; a ReLU of parameters alone is no gate: write it "
-                "as clamp(min=0)."
+                f"record: the ReLU at '{site}' reads a tensor of shape {tuple(bits.shape)} where the batch has {n} "
+                "rows. Rows must stay the first dimension inside the network; a ReLU of parameters alone is no gate: "
+                "write it as clamp(min=0)."
             )
     for call in tape.calls:
         if call.out.shape[0] != n:

@@ -77,9 +77,10 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 class Tape(TorchFunctionMode):
     """Hears linear and convolutional calls, and ReLU calls of plain modules, while a network runs.
 
-    `names` maps the id of a parameter's stand-in to its name, `statistics` that of a batch-norm's running mean. With `clone` it holds copies, which a network that works
-    in place cannot rewrite. `other` collects parameters that also enter a computation in some other way, so that the
-    calls do not tell their whole gradient, `acting` lists these and batch-norms as they came, and `ungated` activations between layers that are no ReLUs.
+    `names` maps the id of a parameter's stand-in to its name, `statistics` that of a batch-norm's running mean. With
+    `clone` it holds copies, which a network that works in place cannot rewrite. `other` collects parameters that also
+    enter a computation in some other way, so that the calls do not tell their whole gradient, `acting` lists their uses
+    and those of batch-norms in order, and `ungated` activations between layers that are no ReLUs.
     """
 
     def __init__(
@@ -104,7 +105,8 @@ class Tape(TorchFunctionMode):
             self._gate(func, args, kwargs)
         elif func in _RANDOM or func is F.batch_norm:
             self._refuse_training(func, args, kwargs)
-            self.acting += [self.statistics[id(t)] for t in _tensors((*args, *kwargs.values())) if id(t) in self.statistics]
+            given = _tensors((*args, *kwargs.values()))
+            self.acting += [self.statistics[id(t)] for t in given if id(t) in self.statistics]
         elif func in _BEHIND_AUTOGRAD:
             self.unseen = True
         if self.stack and (called := getattr(func, "__name__", "").strip("_")) in _UNGATED:
