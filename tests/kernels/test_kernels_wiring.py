@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from pathlens.errors import NoGateError, PathlensError, RecordError
 from pathlens.kernels import npk, overlap
 from pathlens.models import GatedNetwork, gated_twin
 from pathlens.paths import count
-from pathlens.recording import record
+from pathlens.recording import Record, record
 from pathlens.testing.jacobians import count_shared_paths, path_features
 from pathlens.testing.tolerance import assert_kernel_close
 
@@ -340,7 +341,7 @@ class Learned(nn.Module):
 
 @pytest.mark.parametrize("how", ["shift", "batch-norm", "statistics"])
 @pytest.mark.parametrize("kind", ["relu", "dlgn"])
-def test_paths_start_before_what_is_learned(how: str, kind: str) -> None:
+def test_paths_start_before_what_is_learned(how: str, kind: str, tmp_path: Path) -> None:
     """A bias starts no path, and batch-norm is a weight: a record knows neither, and is refused."""
     X = rows(4, 3)
     template = settle(Learned(how)) if how == "batch-norm" else Learned(how).double().eval()
@@ -349,9 +350,11 @@ def test_paths_start_before_what_is_learned(how: str, kind: str) -> None:
     assert torch.allclose(npk(net, X).dense(), (X @ X.T) * (gates @ gates.T), rtol=1e-12)
     assert torch.equal(overlap(net, X).dense(), gates @ gates.T)
     assert torch.equal(overlap(net, X).dense(), overlap(record(net, X)).dense())
-    for given in (lambda: npk(template, X), lambda: npk(record(net, X)), lambda: npk(record(net, X, stream=True))):
+    rec = record(net, X)
+    rec.save(tmp_path / "rec")
+    for given in (record(template, X), rec, rec.rows(1, 3), Record.load(tmp_path / "rec"), record(net, X, stream=True)):
         with pytest.raises(RecordError, match=r"before the first layer.*gated_twin"):
-            given()
+            npk(given)
 
 
 def test_a_learned_number_is_no_fixed_one() -> None:

@@ -55,7 +55,8 @@ _LINEAR_IN_FIRST = {
     "fold", "pixel_shuffle", "flatten", "reshape", "view", "view_as", "reshape_as", "mean", "sum", "permute",
     "transpose", "squeeze", "unsqueeze", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "getitem",
     "roll", "flip", "narrow", "select", "contiguous", "clone", "float", "double", "to", "expand", "expand_as",
-    "repeat", "neg", "cumsum", "movedim", "swapaxes", "unflatten", "tile", "index_select", "t", "truediv", "div", "identity",
+    "repeat", "neg", "cumsum", "movedim", "swapaxes", "unflatten",
+    "tile", "index_select", "t", "truediv", "div", "identity",
 }  # fmt: skip
 # linear in any number of data arguments together
 _LINEAR_JOINT = {"add", "sub", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "rsub"}
