@@ -170,6 +170,7 @@ class Curved(nn.Module):
         return self.b(torch.relu(self.a(self.change(x))))
 
 
+@pytest.mark.filterwarnings("ignore::pathlens.errors.UngatedWarning")
 @pytest.mark.parametrize("change", [torch.abs, torch.square, lambda x: x / x.norm(dim=1, keepdim=True)])
 def test_a_change_that_is_not_affine_is_refused(change: Callable[[Tensor], Tensor]) -> None:
     X = rows()

@@ -243,8 +243,9 @@ class _Counter(fx.Interpreter):
         """What comes of operations that are functions and methods alike; None for others."""
         read = args[0]
         if name in _SPLITS and isinstance(read, tuple):
-            parts, reached = (None if t is None else call(t, *args[1:], **kwargs) for t in read)
-            return [(part, None if reached is None else reached[i]) for i, part in enumerate(parts)]
+            parts, reached = call(read[0], *args[1:], **kwargs), read[1]
+            arrived = [None] * len(parts) if reached is None else call(reached, *args[1:], **kwargs)
+            return list(zip(parts, arrived))
         if name in _MOVES and isinstance(read, tuple):
             return self._sums(read, lambda t: call(t, *args[1:], **kwargs))
         if name in _JOINS and not isinstance(read, tuple | Tensor) and all(isinstance(part, tuple) for part in read):
