@@ -102,7 +102,9 @@ def test_every_way_to_train_leaves_rows_as_they_were(option: str, monkeypatch: p
         options: dict[str, Any] = {"epochs": 2, "batch_size": 5, "loss": "cross_entropy", "progress": False}
         options |= {"augment": "crop_flip"} if option.startswith("augment") else {}
         options |= {"teacher": kind("whole", 9, image=image, outputs=3)} if "teacher" in option else {}
-        options |= {"weights": torch.rand(21, generator=torch.Generator().manual_seed(2))} if option == "weights" else {}
+        options |= (
+            {"weights": torch.rand(21, generator=torch.Generator().manual_seed(2))} if option == "weights" else {}
+        )
         if option == "lanes":
             step = Run._step
 
