@@ -320,7 +320,7 @@ class Growing(Augmented):
 
 
 X, Y = rows(6)
-LABELS = TensorDataset(torch.cat([X, X]), torch.tensor([0, 1] * 5 + [0, 9]))
+GAP = torch.cat([X[:5], torch.full((1, 2), torch.nan)])
 BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "batch size": (DataLoader(TensorDataset(X, Y), batch_size=4), {"batch_size": 32}, OptionError,
                    r"batch_size=32 was given with a DataLoader, .* \(batch_size=4\)"),
@@ -341,9 +341,10 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
                "rows of batch 0 of the DataLoader have different shapes"),
     "another shape": (DataLoader(Items((X, Y), (X[:, :1], Y)), batch_size=None), {}, ShapeError,
                       r"does not accept inputs of shape \(6, 1\).*This is batch 1 of the DataLoader"),
-    "NaN": (DataLoader(TensorDataset(torch.where(X == X[5], torch.nan, X), Y), batch_size=4), {}, NotFiniteError,
+    "NaN": (DataLoader(TensorDataset(GAP, Y), batch_size=4), {}, NotFiniteError,
             "batch 1 of the DataLoader"),
-    "label": (DataLoader(LABELS, batch_size=4), {"loss": "cross_entropy"}, LabelError, "This is batch 0"),
+    "label": (DataLoader(TensorDataset(X, torch.tensor([0] * 5 + [1])), batch_size=2), {"loss": "cross_entropy"},
+              LabelError, r"0 to 1, the network has 1 outputs.*This is batch 2 of"),
     "weights": (DataLoader(TensorDataset(X, Y)), {"weights": torch.ones(6)}, OptionError, "which rows its"),
     "another length": (Growing(), {}, ShapeError, r"Growing gave rows of shape \(11, 2\), and \(10, 2\)"),
 }  # fmt: skip

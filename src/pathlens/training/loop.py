@@ -96,10 +96,10 @@ def train(
         The test rows of a DataSet are evaluated after every epoch, into `history["test_loss"]` and for labels
         `history["test_accuracy"]`; where they are many, `data.subsample(n, n_test=500)` saves time, and the pair
         (data.x, data.y) has none. All rows of a Dataset are fetched into memory anew for every epoch, so that random
-        augmentation is drawn anew; its batches are those of `batch_size` and `seed`. A DataLoader makes its own batches,
-        in every epoch anew, and all members share them; an IterableDataset is read in batches of `batch_size`, in its
-        own order. Both give pairs (x, y), and an epoch is one pass over them. A sampler has
-        ``sample(n, generator) -> (x, y)``: every step gets a fresh batch (`batch_size` rows), and an epoch is one step.
+        augmentation is drawn anew; `batch_size` and `seed` make its batches. A DataLoader makes its own, in every epoch
+        anew, and all members share them; an IterableDataset is read in batches of `batch_size`, in its own order. Both
+        give pairs (x, y), and an epoch is one pass over them. A sampler has ``sample(n, generator) -> (x, y)``: every
+        step gets a fresh batch (`batch_size` rows), and an epoch is one step.
     epochs : int
     loss : {"mse", "half_mse", "cross_entropy"} or function of (output, target)
         Each member's loss is its mean over the batch; members do not influence each other.
