@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pathlens as pl
+from pathlens.hardening import report, values
 from pathlens.testing.plain_loop import train_plainly
 from pathlens.training.run import Run
 from pathlens.training.stack import Stack
@@ -157,3 +158,27 @@ def test_rows_of_a_network_that_changes_none_are_not_copied(monkeypatch: pytest.
     stack = Stack([pl.models.relu(3, (4,)).double()], torch.device("cpu"))
     stack.evaluate(x, y, F.mse_loss, None, 2048)
     assert [own for n, own in seen if n > 1] == [True, True, True]
+
+
+class Scale(nn.Module):
+    """A declared affine module: `gated_twin` does not look into it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x /= 50.0
+        return x
+
+
+def test_hardening_runs_networks_on_copies() -> None:
+    (x, y), kept = rows(), rows()[0]
+    template = nn.Sequential(Scale(), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)).double()
+    net = pl.gated_twin(template, "dlgn", x[:2].clone(), affine=(Scale,))
+    calls = [
+        lambda: values.recalibrate(net, x, 8),
+        lambda: values._loss(net, x, y),
+        lambda: report.outputs_of(net, x),
+        lambda: report.near_boundary(net, x, 0.1),
+        lambda: report.cells_of(net, x),
+    ]
+    for call in calls:
+        call()
+        assert torch.equal(x, kept)
