@@ -80,8 +80,8 @@ def test_training_is_that_of_a_loop_that_copies_each_batch(how: str, batch_size:
             histories["loss"].append(full_loss(own, x, y))
             histories["validation"].append(full_loss(own, held, held_y))
         assert worst(net, own) <= 1e-12
-        for name, values in histories.items():
-            assert runs[seed].history[name] == pytest.approx(values, rel=1e-12)
+        for name, expected in histories.items():
+            assert runs[seed].history[name] == pytest.approx(expected, rel=1e-12)
 
 
 class Copying(Editing):

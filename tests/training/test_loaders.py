@@ -335,7 +335,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "empty": (DataLoader(Items()), {}, EmptyDataError, "the DataLoader gave no batches"),
     "too few": (DataLoader(TensorDataset(X, Y), batch_size=9, drop_last=True), {}, EmptyDataError, "drop_last"),
     "empty dataset": (Items(), {}, EmptyDataError, "the Items has no items"),
-    "empty stream": (Stream(0), {}, EmptyDataError, "no batches"),
+    "empty stream": (Stream(0), {}, EmptyDataError, "the Stream gave no batches"),
     "read once": (Once(), {}, EmptyDataError, "must start over in each call of __iter__"),
     "ragged": (DataLoader(Items((X[0], Y[0]), (X[0, :1], Y[0])), batch_size=2), {}, ShapeError,
                "rows of batch 0 of the DataLoader have different shapes"),

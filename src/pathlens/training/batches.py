@@ -31,11 +31,11 @@ class Rows:
     batch : int
         Rows of a batch; the last of an epoch may have fewer.
     steps : int or None
-        Batches of an epoch; None where only its end tells.
+        Batches of an epoch; None where the number is not known before its end.
     fixed : bool
         Whether every epoch has the same rows.
     at_hand : bool
-        Whether `data` holds all rows of an epoch, so that to evaluate them reads nothing.
+        Whether `data` holds all rows of an epoch, so that evaluating them reads nothing more.
     """
 
     fixed = at_hand = True
@@ -79,7 +79,7 @@ class Rows:
         return {}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from the state in a checkpoint."""
+        """Restore the state that a checkpoint holds."""
 
 
 class Sampled(Rows):
@@ -154,9 +154,10 @@ class Loaded(Rows):
 
     fixed = at_hand = False
 
-    def __init__(self, loader: DataLoader[Any], net: nn.Module, loss: str | Loss, device: torch.device) -> None:
-        self.loader, self._arguments = loader, (net, loss, device)
-        self._kind = type(loader).__name__
+    def __init__(
+        self, loader: DataLoader[Any], kind: str, net: nn.Module, loss: str | Loss, device: torch.device
+    ) -> None:
+        self.loader, self._kind, self._arguments = loader, kind, (net, loss, device)
         samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
         self._generators = _generators(loader, *samplers, loader.dataset)
         self._outputs: dict[tuple[int, ...], int] = {}
@@ -230,14 +231,14 @@ def source_of(
                 f"(batch_size={data.batch_size}). Leave it out, or give the data alone: "
                 f"train(net, loader.dataset, batch_size={batch_size})."
             )
-        return _loaded(data, net, loss, device, weights)
+        return _loaded(data, type(data).__name__, net, loss, device, weights)
     if isinstance(data, IterableDataset):
         if batch_size is None:
             raise OptionError(
                 "train: batch_size=None takes all rows at once, and an IterableDataset gives them one by one. Give a "
                 "number, or its rows as (X, y)."
             )
-        return _loaded(DataLoader(data, batch_size=batch_size), net, loss, device, weights)
+        return _loaded(DataLoader(data, batch_size=batch_size), type(data).__name__, net, loss, device, weights)
     if isinstance(data, Dataset):
         tensors = _tensors(data)
         if tensors is None:
@@ -246,18 +247,20 @@ def source_of(
     return Rows(prepare(data, net, loss, device, weights), batch_size)
 
 
-def _loaded(loader: DataLoader[Any], net: nn.Module, loss: str | Loss, device: torch.device, weights: Any) -> Loaded:
+def _loaded(
+    loader: DataLoader[Any], kind: str, net: nn.Module, loss: str | Loss, device: torch.device, weights: Any
+) -> Loaded:
     if weights is not None:
         raise OptionError(
-            f"train: weights belong to the rows of a data set, and a {type(loader).__name__} does not say which rows "
+            f"train: weights belong to the rows of a data set, and a {kind} does not say which rows "
             "its batches have. Give the rows as (X, y) or a Dataset."
         )
     if getattr(net, "needs_rows", False):
         raise OptionError(
-            f"train: a table of gates knows examples by their numbers, and a {type(loader).__name__} does not say "
+            f"train: a table of gates knows examples by their numbers, and a {kind} does not say "
             "which rows its batches have. Give the rows as (X, y) or a Dataset."
         )
-    return Loaded(loader, net, loss, device)
+    return Loaded(loader, kind, net, loss, device)
 
 
 def _pair(item: Any, where: str) -> tuple[Any, Any]:

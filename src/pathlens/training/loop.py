@@ -155,7 +155,7 @@ def train(
         Where the loss of an epoch comes from: a pass over all data at its end, or the mean over its batches. Default:
         "running" with a DataLoader or an IterableDataset, whose first loss in the history is then that of the first
         batch, and "full" with other data. A full pass reads a DataLoader once more after each epoch and before the
-        first, and what its generators draw then is drawn.
+        first, which advances its generators too.
     stop_below : float, optional
         Stop when every member's loss is below.
     checkpoint : folder, optional
