@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, Subset, TensorDataset
 
 import pathlens as pl
 from pathlens.errors import CheckpointError, EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
@@ -249,9 +249,16 @@ def test_an_epoch_of_a_stream_is_one_pass_over_it(members: int) -> None:
         assert worst(nets[-1], own) <= 1e-12
 
 
-def test_a_stream_has_one_learning_rate_in_an_epoch() -> None:
-    rates = []
-    train(network(), DataLoader(Stream(), batch_size=8), schedule=lambda p: rates.append(p) or 1.0)
+class Unsized(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(20))
+
+
+@pytest.mark.parametrize("sampler", [None, Unsized()])
+def test_epochs_of_unknown_length_have_one_learning_rate(sampler: Unsized | None) -> None:
+    data = Stream() if sampler is None else TensorDataset(*rows())
+    rates: list[float] = []
+    train(network(), DataLoader(data, batch_size=8, sampler=sampler), schedule=lambda p: rates.append(p) or 1.0)
     assert rates == [0.0] * 3 + [0.25] * 3 + [0.5] * 3 + [0.75] * 3
 
 
@@ -339,6 +346,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "read once": (Once(), {}, EmptyDataError, "must start over in each call of __iter__"),
     "ragged": (DataLoader(Items((X[0], Y[0]), (X[0, :1], Y[0])), batch_size=2), {}, ShapeError,
                "rows of batch 0 of the DataLoader have different shapes"),
+    "ragged in a worker": (DataLoader(Items((X[0], Y[0]), (X[0, :1], Y[0])), batch_size=2, num_workers=1), {}, ShapeError,
+                           "^train: rows of batch 0 of the DataLoader have different shapes: .*equal size.* collate_fn"),
     "another shape": (DataLoader(Items((X, Y), (X[:, :1], Y)), batch_size=None), {}, ShapeError,
                       r"does not accept inputs of shape \(6, 1\).*This is batch 1 of the DataLoader"),
     "NaN": (DataLoader(TensorDataset(GAP, Y), batch_size=4), {}, NotFiniteError,

@@ -165,7 +165,7 @@ class Loaded(Rows):
         first = next(begun)
         super().__init__(Data(first.x.clone(), first.y.clone()), None)
         self._begun: Iterator[Data] | None = chain([self.data], begun)
-        self.steps = None if isinstance(loader.dataset, IterableDataset) else len(loader)
+        self.steps = _length(loader)
 
     def _read(self) -> Iterator[Data]:
         """One pass over the loader; its batches checked and on the training device."""
@@ -182,8 +182,9 @@ class Loaded(Rows):
         except RuntimeError as error:
             if "equal size" not in str(error):  # what torch says where rows cannot be stacked
                 raise
+            reason = str(error).strip().splitlines()[-1]  # before it stands where a worker was
             raise ShapeError(
-                f"train: rows of batch {number + 1} of the {self._kind} have different shapes: {error}. Make them "
+                f"train: rows of batch {number + 1} of the {self._kind} have different shapes: {reason}. Make them "
                 "equal, or give the DataLoader a collate_fn."
             ) from error
         if number < 0:
@@ -261,6 +262,14 @@ def _loaded(
             "which rows its batches have. Give the rows as (X, y) or a Dataset."
         )
     return Loaded(loader, kind, net, loss, device)
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    """Batches of one pass; None of a stream, whose length is a guess, and of a sampler that has none."""
+    try:
+        return None if isinstance(loader.dataset, IterableDataset) else len(loader)
+    except TypeError:
+        return None
 
 
 def _pair(item: Any, where: str) -> tuple[Any, Any]:
