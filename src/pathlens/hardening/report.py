@@ -115,8 +115,9 @@ class HardeningReport:
 
 
 def blocks(x: Tensor) -> Iterator[Tensor]:
-    """The rows in pieces that fit a forward pass."""
-    yield from x.split(max(1, _AT_ONCE // x[0].numel()))
+    """The rows in pieces that fit a forward pass; copies, for a network may change its input."""
+    for part in x.split(max(1, _AT_ONCE // x[0].numel())):
+        yield part.clone()
 
 
 def outputs_of(net: GatedNetwork, x: Tensor) -> Tensor:

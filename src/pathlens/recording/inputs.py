@@ -168,9 +168,9 @@ def accepting(x: Tensor, net: nn.Module, where: str, who: str = "the network") -
 def output_width(net: nn.Module, x: Tensor, where: str) -> int:
     """Number of outputs of a network on rows like those of x; refuses rows that it does not take."""
     probe = copy.deepcopy(net).to(x.device).eval()
-    rows = torch.zeros(1, dtype=torch.long, device=x.device)
+    first, rows = x[:1].clone(), torch.zeros(1, dtype=torch.long, device=x.device)  # a network may change its input
     with torch.no_grad(), accepting(x, net, where):
-        out = probe(x[:1], rows) if getattr(net, "needs_rows", False) else probe(x[:1])
+        out = probe(first, rows) if getattr(net, "needs_rows", False) else probe(first)
     if not isinstance(out, Tensor) or out.ndim != 2:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ShapeError(
