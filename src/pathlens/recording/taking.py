@@ -47,7 +47,7 @@ def check_net(net: nn.Module) -> None:
             )
     if (name := _not_finite(net)) is not None:
         raise NotFiniteError(
-            f"'{name}' of this {type(net).__name__} contains NaN or infinity: with such weights it has no gates or paths. "
+            f"'{name}' of this {type(net).__name__} contains NaN or infinity: such weights give no gates or paths. "
             "Load an earlier checkpoint, or train again with a lower lr or clip=1.0."
         )
 
