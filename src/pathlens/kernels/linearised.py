@@ -20,7 +20,7 @@ from pathlens.kernels.parameters import differentiable
 from pathlens.kernels.regression import one_hot
 from pathlens.linops.progress import Meter
 from pathlens.recording import as_rows
-from pathlens.recording.inputs import as_numbers
+from pathlens.recording.inputs import as_numbers, call_on_copies
 from pathlens.recording.streams import recorded
 
 _POWER_STEPS = 20
@@ -117,7 +117,7 @@ class LinearisedModel:
 
     def _f(self, x: Tensor) -> Any:
         def f(parameters: dict[str, Tensor]) -> Tensor:
-            out = torch.func.functional_call(self._net, {**self._rest, **parameters}, (x,))
+            out = call_on_copies(self._net, x, parameters={**self._rest, **parameters})
             return out if out.ndim == 2 else out[:, None]
 
         return f

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -165,12 +165,48 @@ def accepting(x: Tensor, net: nn.Module, where: str, who: str = "the network") -
         ) from error
 
 
+def call_on_copies(
+    net: nn.Module, x: Tensor, rows: Tensor | None = None, parameters: Mapping[str, Tensor] | None = None
+) -> Any:
+    """What a network returns, given copies of rows x and of its buffers: a user's forward may edit both in place.
+
+    Everything that runs a network on the same rows more than once, outside of the tape, calls it here.
+
+    Parameters
+    ----------
+    net : nn.Module
+    x : Tensor, shape (n, ...)
+    rows : integer tensor, shape (n,), optional
+        Example numbers, where gates come from a table.
+    parameters : mapping of str to Tensor, optional
+        Instead of the network's own, by name.
+    """
+    instead = {id(buffer): buffer.clone() for buffer in net.buffers()}
+    if parameters is not None:
+        instead |= {id(own): parameters[name] for name, own in net.named_parameters()}
+    return call_with(net, instead, (x.clone(),) if rows is None else (x.clone(), rows))
+
+
+def call_with(net: nn.Module, instead: Mapping[int, Tensor], inputs: tuple[Any, ...]) -> Any:
+    """Call a network with other tensors in place of its own, by their ids; its own are there again afterwards.
+
+    Every module is named once: of one that stands under two names torch would swap the tensors twice, and put the
+    stand-ins back.
+    """
+    slots = {}
+    for path, module in net.named_modules():
+        for name, t in (*module._parameters.items(), *module._buffers.items()):
+            if t is not None:
+                slots[f"{path}.{name}" if path else name] = instead.get(id(t), t)
+    return torch.func.functional_call(net, slots, inputs, tie_weights=False)
+
+
 def output_width(net: nn.Module, x: Tensor, where: str) -> int:
     """Number of outputs of a network on rows like those of x; refuses rows that it does not take."""
     probe = copy.deepcopy(net).to(x.device).eval()
-    rows = torch.zeros(1, dtype=torch.long, device=x.device)
+    rows = torch.zeros(1, dtype=torch.long, device=x.device) if getattr(net, "needs_rows", False) else None
     with torch.no_grad(), accepting(x, net, where):
-        out = probe(x[:1], rows) if getattr(net, "needs_rows", False) else probe(x[:1])
+        out = call_on_copies(probe, x[:1], rows)
     if not isinstance(out, Tensor) or out.ndim != 2:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ShapeError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from pathlens.errors import RecordError
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
-from pathlens.recording.inputs import accepting, computes_in, first_reads
+from pathlens.recording.inputs import accepting, call_with, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
 
@@ -91,25 +90,11 @@ def _run(
     own = {id(p): parameters[k] for k, p in net.named_parameters()}
     if isinstance(net, GatedNetwork):
         with tape:
-            return _call(net, own, (x, ids)), tape
+            return call_with(net, own, (x, ids)), tape
     # a user's forward may write into its buffers
     buffers = {id(b): b.detach().clone() for b in net.buffers()}
     with module_paths(net, stack), tape:
-        return _call(net, own | buffers, (x,)), tape
-
-
-def _call(net: nn.Module, instead: dict[int, Tensor], inputs: tuple[Any, ...]) -> Any:
-    """Call a network with other tensors in place of its own, by their ids; its own are there again afterwards.
-
-    Every module is named once: of one that stands under two names torch would swap the tensors twice, and put the
-    stand-ins back.
-    """
-    slots = {}
-    for path, module in net.named_modules():
-        for name, t in (*module._parameters.items(), *module._buffers.items()):
-            if t is not None:
-                slots[f"{path}.{name}" if path else name] = instead.get(id(t), t)
-    return torch.func.functional_call(net, slots, inputs, tie_weights=False)
+        return call_with(net, own | buffers, (x,)), tape
 
 
 def _keeps_rows(net: nn.Module) -> bool:
@@ -222,7 +207,7 @@ def _is_chain(
         _, _, tape = _listen(net, x, ids, parameters)
         scores = None
         if isinstance(net, GatedNetwork):
-            scores = _call(_Scores(net), {id(p): parameters[k] for k, p in net.named_parameters()}, (x, ids))
+            scores = call_with(_Scores(net), {id(p): parameters[k] for k, p in net.named_parameters()}, (x, ids))
         bits, soft, _ = _gates_of(net, x, ids, tape, scores)
     return _joined(_value_calls(net, _by_weight(tape, len(x))), bits, soft)
 
@@ -233,7 +218,7 @@ def _positive(t: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class _Scores(nn.Module):
-    """Lets `_call` put other weights into a gated network while it is asked what its gates read."""
+    """Lets `call_with` put other weights into a gated network while it is asked what its gates read."""
 
     def __init__(self, net: GatedNetwork) -> None:
         super().__init__()
