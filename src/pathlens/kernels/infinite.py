@@ -18,6 +18,7 @@ from torch import Tensor
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeError, unknown_name
 from pathlens.linops import CustomKernel
 from pathlens.linops.budget import resolve_budget
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.progress import Meter
 from pathlens.recording.inputs import as_numbers
 
@@ -403,6 +404,7 @@ def _chunks(index: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
         yield lo, index[lo : lo + size]
 
 
+@exact_precision()
 def relu_cntk(
     X: Any,
     Y: Any = None,

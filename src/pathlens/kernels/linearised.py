@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError, SolverError
 from pathlens.kernels.parameters import differentiable
 from pathlens.kernels.regression import one_hot
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.progress import Meter
 from pathlens.recording import as_rows
 from pathlens.recording.inputs import as_numbers, call_on_copies
@@ -126,6 +127,7 @@ class LinearisedModel:
         """(f(θ₀), J·direction) on the rows of X, each (n, c)."""
         return self._push(self._rows(X), direction)
 
+    @exact_precision()
     def _push(self, x: Tensor, direction: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         values, tangents = [], []
         for _, part in self._batches(x):
@@ -138,6 +140,7 @@ class LinearisedModel:
         """Jᵀ·cotangent, by parameter name; cotangent is (n, c)."""
         return self._pull(self._rows(X), cotangent)
 
+    @exact_precision()
     def _pull(self, x: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
         total = {k: torch.zeros_like(v) for k, v in self._start.items()}
         for cut, part in self._batches(x):

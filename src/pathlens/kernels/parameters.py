@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import RecordError
+from pathlens.linops.precision import exact_precision
 from pathlens.models.tracing import unwrapped
 from pathlens.recording import GatedNetwork
 from pathlens.recording.inputs import call_on_copies
@@ -51,6 +52,7 @@ class ParameterGradients:
     def _output(self, parameters: dict[str, Tensor], x: Tensor, output: int) -> Tensor:
         return call_on_copies(self._net, x[None], parameters={**self._rest, **parameters}).reshape(-1)[output]
 
+    @exact_precision()
     def __call__(self, x: Tensor, output: int) -> Tensor:
         """(rows of x, Q)."""
         if self._together is not False:

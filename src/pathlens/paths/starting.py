@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
 from pathlens.linops.indexing import as_number
 from pathlens.linops.plotting import axes, plot_sum
+from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import max_pools, unwrapped
 from pathlens.paths.explanation import Explanation, r_squared, ratio
@@ -91,6 +92,7 @@ class Inputs(Explanation):
 
 
 @torch.inference_mode(False)
+@exact_precision()
 def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
     """Each prediction as a sum over the inputs at which paths start: pixels of an image, columns of a table.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, PathlensError, RowIndexError, ShapeError
+from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork
 from pathlens.models.sources import GraphSource, ShallowSource, TableSource
 
@@ -201,6 +202,7 @@ def call_with(net: nn.Module, instead: Mapping[int, Tensor], inputs: tuple[Any, 
     return torch.func.functional_call(net, slots, inputs, tie_weights=False)
 
 
+@exact_precision()
 def output_width(net: nn.Module, x: Tensor, where: str) -> int:
     """Number of outputs of a network on rows like those of x; refuses rows that it does not take."""
     probe = copy.deepcopy(net).to(x.device).eval()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import RecordError
+from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
 from pathlens.recording.inputs import accepting, call_with, computes_in, first_reads
@@ -116,6 +117,7 @@ def take(
     return whole
 
 
+@exact_precision()
 def take_within(
     limit: int | None,
     net: nn.Module,
@@ -134,7 +136,7 @@ def take_within(
             if len(x) * _held(tape, count) > limit:
                 return None
     n = x.shape[0]
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.inference_mode(False), torch.enable_grad():
         with accepting(x, net, "record"):
             x, f, tape = _listen(net, x, ids)
         if isinstance(f, Tensor) and f.ndim == 0 and n == 1:  # a network that ends in squeeze()
@@ -203,7 +205,7 @@ def _is_chain(
     parameters = {k: _positive(p, generator) / max(1, p.shape[1:].numel()) for k, p in net.named_parameters()}
     x, ids = x[:2], None if ids is None else ids[:2]
     x = _positive(x, generator) if x.is_floating_point() else x
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad():
         _, _, tape = _listen(net, x, ids, parameters)
         scores = None
         if isinstance(net, GatedNetwork):
@@ -339,7 +341,7 @@ def _gates_of(
         bits = {name: b for name, _, b in tape.relus}
         soft = {name: leak(b.to(computes_in(net, x)), slope) for name, slope, b in tape.relus if slope}
         return bits, soft, "hard, leaky" if soft else "hard"
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad():
         scores = net.preactivations(x, ids) if scores is None else scores
         all_open = isinstance(net.gate, Open)
         bits = {k: torch.ones_like(q, dtype=torch.bool) if all_open else q > 0 for k, q in scores.items()}
