@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pathlens.linops import GramSum, exact_precision
+from pathlens.linops import exact_precision
 
 _B: Any = torch.backends
 
@@ -41,7 +41,7 @@ def settings() -> dict[str, Any]:
 def _defaults() -> Iterator[None]:
     before = settings()
     yield
-    for i, op in enumerate(_newer()[:2]):
+    for op in _newer()[:2]:
         op.fp32_precision = "none"
     torch.set_float32_matmul_precision(before["matmul"])
     torch.backends.cudnn.allow_tf32 = before["cudnn"]

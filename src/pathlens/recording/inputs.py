@@ -15,6 +15,7 @@ from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, Pathlens
 from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork
 from pathlens.models.sources import GraphSource, ShallowSource, TableSource
+from pathlens.models.tensors import require_dense
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -43,18 +44,20 @@ def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
             [3., 4.]])
     """
     reference = next(like.parameters(), None) if isinstance(like, nn.Module) else None
+    if reference is not None:
+        _check_weights(reference)
     dtype = like if isinstance(like, torch.dtype) else reference.dtype if reference is not None else None
     looks_up = isinstance(like, nn.Module) and any(isinstance(m, _EMBEDDINGS) for m in like.modules())
     if isinstance(X, Tensor):
-        x = X.detach()
+        x = require_dense(X, "Inputs").detach()
         if looks_up and _whole(x):
             dtype = x.dtype
-        if not (x.is_floating_point() or x.is_complex()):
+        if not x.is_floating_point():
             x = x.to(dtype or torch.float32)
         if dtype is not None and x.dtype != dtype:
             raise DTypeError(f"Inputs are {x.dtype}, the network is {dtype}. Convert one of them, e.g. X.to({dtype}).")
     elif isinstance(X, (torch.utils.data.DataLoader, torch.utils.data.Dataset)):
-        x = _from_items(X)
+        x = require_dense(_from_items(X), "Inputs")
         if looks_up and _whole(x):
             dtype = x.dtype
     else:
@@ -101,7 +104,21 @@ def computes_in(net: nn.Module, x: Tensor) -> torch.dtype:
 
 
 def _whole(x: Tensor) -> bool:
-    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+    return not (x.is_floating_point() or x.dtype == torch.bool)
+
+
+def _check_weights(weight: Tensor) -> None:
+    """Refuse a network whose weights are no real numbers."""
+    if weight.is_complex():
+        raise DTypeError(
+            f"The network's weights are {weight.dtype}, expected real numbers: gates and kernels of complex networks "
+            "are not defined here. Split real and imaginary parts."
+        )
+    if weight.device.type == "meta":
+        raise DTypeError(
+            "The network is on the device 'meta', which holds shapes and no numbers. Load its weights first, e.g. "
+            "net.to_empty(device='cpu'), then net.load_state_dict(state)."
+        )
 
 
 def _from_items(X: Any) -> Tensor:
@@ -134,6 +151,7 @@ def _from_array(X: Any, dtype: torch.dtype | None) -> Tensor:
         raise ShapeError(f"Inputs: the rows of this {type(X).__name__} do not have one shape ({e}).") from e
     if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
         hint = " Give its rows: data.x." if isinstance(getattr(X, "x", None), Tensor) else ""
+        hint = " Convert it: X.toarray()." if hasattr(X, "toarray") else hint  # SciPy's sparse matrices
         raise DTypeError(f"Inputs must be real numbers, got an array of {array.dtype} ({type(X).__name__}).{hint}")
     if not array.dtype.isnative or array.dtype.itemsize > 8:  # torch knows neither other byte orders nor long doubles
         array = array.astype(np.float64)
