@@ -141,9 +141,18 @@ def test_bad_inputs(value: Any, error: type[PathlensError], message: str) -> Non
         record(models.relu(3, (4,), seed=0), value)
 
 
-@pytest.mark.parametrize("take", [paths.inputs, paths.count, kernels.overlap, lambda net, X: kernels.relu_ntk(X),
-    lambda net, X: gated_twin(nn.Linear(3, 1), "relu", example=X), lambda net, X: regions.path_region(net, (0,)).contains(X),
-    lambda net, X: kernels.LinearisedModel(net)(X)])  # fmt: skip
+TAKERS: list[Any] = [
+    paths.inputs,
+    paths.count,
+    kernels.overlap,
+    lambda net, X: kernels.relu_ntk(X),
+    lambda net, X: kernels.LinearisedModel(net)(X),
+    lambda net, X: gated_twin(nn.Linear(3, 1), "relu", example=X),
+    lambda net, X: regions.path_region(net, (0,)).contains(X),
+]
+
+
+@pytest.mark.parametrize("take", TAKERS)
 @pytest.mark.parametrize("value", [X.to_sparse(), X.to("meta"), X + 1j], ids=["sparse", "meta", "complex"])
 def test_inputs_that_are_no_dense_real_numbers_are_refused_everywhere(value: Tensor, take: Any) -> None:
     with pytest.raises(DTypeError, match=r"are .*expected .*\. [A-Z]|holds shapes and no numbers\. Give"):

@@ -22,6 +22,7 @@ from pathlens.models import GatedNetwork
 from pathlens.models.tracing import max_pools, unwrapped
 from pathlens.paths.explanation import Explanation, r_squared, ratio
 from pathlens.recording import as_rows
+from pathlens.recording.independence import check_rows_apart
 from pathlens.recording.inputs import output_width
 from pathlens.recording.taking import check_net
 
@@ -143,6 +144,7 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
             f"shape {tuple(chosen.shape)}."
         )
     output_width(net, rows, "paths.inputs")
+    check_rows_apart(net, rows)
     parts = zip(rows.split(_AT_ONCE), chosen.long().expand(len(rows)).split(_AT_ONCE))
     found = [_contributions(net, values, pooled, part, which) for part, which in parts]
     contributions, rest, f = (torch.cat(tensors) for tensors in zip(*found))

@@ -17,6 +17,7 @@ from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
 from pathlens.models.constructors import from_recipe, recipe
 from pathlens.models.tracing import unwrapped
+from pathlens.recording.independence import check_rows_apart
 from pathlens.recording.inputs import as_rows, row_numbers
 from pathlens.recording.taking import check_net, exact_gates, take, take_within
 from pathlens.records import Record, Snapshot
@@ -205,6 +206,7 @@ def recorded(
             )
         if stream is None:
             stream = n * row > budget // 2
+        check_rows_apart(net, x)
         if stream:
             return RecordStream(net, x, probe, ids, sensitivities)
         if WORKING_FACTOR * row * n <= budget:

@@ -13,6 +13,7 @@ from pathlens.errors import RecordError
 from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
+from pathlens.recording.independence import check_rows_apart
 from pathlens.recording.inputs import accepting, call_with, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
@@ -127,6 +128,7 @@ def take_within(
     sensitivities: bool,
 ) -> Record | None:
     """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
+    one = None
     if limit is not None and not _keeps_rows(net):
         # one row alone tells rows from other dimensions of equal size, and how much all of them would take
         with torch.inference_mode(False), torch.no_grad(), accepting(x, net, "record"):
@@ -154,6 +156,8 @@ def take_within(
         by_weight = _by_weight(tape, n)
         if limit is not None and _held(tape, len(wanted)) > limit:
             return None
+        if limit is not None:
+            check_rows_apart(net, x, f2.detach(), one)
         last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
         heard = [c for k, calls in by_weight.items() if k not in last for c in calls]
         grads = _gradients(f2, heard, wanted) if sensitivities else {}
