@@ -76,7 +76,6 @@ def check_rows_apart(net: nn.Module, x: Tensor, f: Tensor | None = None, first: 
     with torch.no_grad():
         together = _outputs(net, few) if f is None else f[index]
         scale = together if f is None else f
-        # a comparison with NaN is false: looked at again
         if _gap(together, _apart(net, few, first), scale) <= _ROUNDING * torch.finfo(together.dtype).eps:
             return
         gap = _mixing(net, few)
@@ -103,10 +102,12 @@ def _gap(f: Tensor, parts: list[Tensor], scale: Tensor) -> float:
     if any(part.shape[1] != f.shape[1] for part in parts):
         return math.inf
     other = torch.cat(parts)
-    if not torch.equal(f.isfinite(), other.isfinite()):
-        return math.inf
-    found = float((f - other).nan_to_num(0.0, 0.0, 0.0).abs().max())
-    return found / float(scale.nan_to_num(0.0, 0.0, 0.0).abs().max()) if found else 0.0
+    found, largest = float((f - other).abs().max()), float(scale.abs().max())
+    if not math.isfinite(found + largest):
+        if not torch.equal(f.isfinite(), other.isfinite()):
+            return math.inf
+        found, largest = (float(t.nan_to_num(0.0, 0.0, 0.0).abs().max()) for t in (f - other, scale))
+    return found / largest if found else 0.0
 
 
 def _mixing(net: nn.Module, x: Tensor) -> float:

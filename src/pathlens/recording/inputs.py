@@ -200,10 +200,11 @@ def call_on_copies(
     parameters : mapping of str to Tensor, optional
         Instead of the network's own, by name.
     """
+    inputs = (x.clone(),) if rows is None else (x.clone(), rows)
     instead = {id(buffer): buffer.clone() for buffer in net.buffers()}
     if parameters is not None:
         instead |= {id(own): parameters[name] for name, own in net.named_parameters()}
-    return call_with(net, instead, (x.clone(),) if rows is None else (x.clone(), rows))
+    return call_with(net, instead, inputs) if instead else net(*inputs)
 
 
 def call_with(net: nn.Module, instead: Mapping[int, Tensor], inputs: tuple[Any, ...]) -> Any:

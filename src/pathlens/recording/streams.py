@@ -118,7 +118,8 @@ def record(
 ) -> Record | RecordStream:
     """Gates, layer inputs and output sensitivities of a network on a batch.
 
-    The network is left as it is: its weights, gradients, mode and hooks are not touched, nor is the random state.
+    The network is left as it is: its weights, gradients, mode and hooks are not touched, nor is the random state. It runs
+    on a copy of X, which it may edit.
 
     Parameters
     ----------
@@ -146,7 +147,8 @@ def record(
     Raises
     ------
     RecordError
-        Batch-norm or dropout in train mode; an output of another shape; rows that are not the first dimension.
+        Batch-norm or dropout in train mode; an output of another shape; rows that are not the first dimension, or whose
+        outputs depend on the other rows of the batch.
     BudgetError
         The budget does not hold one row.
 
@@ -158,7 +160,8 @@ def record(
 
     Notes
     -----
-    Exact. One forward and c backward passes. What a straight-through gate passes back in training is not a derivative
+    Exact. One forward and c backward passes, without TF32 and autocast (`pathlens.linops.exact_precision`), and a forward
+    pass of a few rows that shows whether rows are computed apart. What a straight-through gate passes back in training is not a derivative
     of the network, and is not recorded.
 
     Examples
