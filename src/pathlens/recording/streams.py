@@ -209,10 +209,11 @@ def recorded(
             )
         if stream is None:
             stream = n * row > budget // 2
-        check_rows_apart(net, x)
         if stream:
+            check_rows_apart(net, x)
             return RecordStream(net, x, probe, ids, sensitivities)
         if WORKING_FACTOR * row * n <= budget:
+            check_rows_apart(net, x)
             return take(net, x, chosen, ids, sensitivities)
         spare = max(budget - n * row, budget // 2)
         batch = max(1, min(n, spare // (WORKING_FACTOR * row)))
@@ -224,6 +225,7 @@ def recorded(
                 whole = whole or _Assembly(part, n)
                 whole.put(part, lo)
                 meter.advance(part.n)
+        check_rows_apart(net, x)
         assert whole is not None
         return whole.record
 
