@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import BudgetError, PathlensError, RecordError, UngatedWarning
+from pathlens.errors import BudgetError, NotFiniteError, PathlensError, RecordError, UngatedWarning
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
@@ -118,8 +118,8 @@ def record(
 ) -> Record | RecordStream:
     """Gates, layer inputs and output sensitivities of a network on a batch.
 
-    The network is left as it is: its weights, gradients, mode and hooks are not touched, nor is the random state. It runs
-    on a copy of X, which it may edit.
+    The network is left as it is: its weights, gradients, mode and hooks are not touched, nor is the random state. It
+    runs on a copy of X, which it may edit.
 
     Parameters
     ----------
@@ -160,9 +160,9 @@ def record(
 
     Notes
     -----
-    Exact. One forward and c backward passes, without TF32 and autocast (`pathlens.linops.exact_precision`), and a forward
-    pass of a few rows that shows whether rows are computed apart. What a straight-through gate passes back in training is not a derivative
-    of the network, and is not recorded.
+    Exact. One forward and c backward passes, without TF32 and autocast (`pathlens.linops.exact_precision`), and a
+    forward pass of a few rows that shows whether rows are computed apart. What a straight-through gate passes back in
+    training is not a derivative of the network, and is not recorded.
 
     Examples
     --------
@@ -200,7 +200,11 @@ def recorded(
             whole_record = take_within(budget // WORKING_FACTOR, net, x, chosen, ids, sensitivities)
             if whole_record is not None:
                 return whole_record
-        probe = take(net, x[:1], chosen, None if ids is None else ids[:1], sensitivities)
+        try:
+            probe = take(net, x[:1], chosen, None if ids is None else ids[:1], sensitivities)
+        except NotFiniteError:
+            check_rows_apart(net, x)  # a standard deviation over the batch is NaN for one row
+            raise
         row = probe.nbytes
         if WORKING_FACTOR * row > budget:
             raise BudgetError(
