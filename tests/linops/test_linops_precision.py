@@ -37,17 +37,20 @@ def settings() -> dict[str, Any]:
     return found | {f"newer {i}": op.fp32_precision for i, op in enumerate(_newer())}
 
 
+def _reset() -> None:
+    """torch's defaults, whatever a test before has left."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+    for op in _newer():
+        if op not in _newer()[2:4]:
+            op.fp32_precision = "none"
+
+
 @pytest.fixture(autouse=True)
 def _defaults() -> Iterator[None]:
-    before = settings()
+    _reset()
     yield
-    for op in _newer()[:2]:
-        op.fp32_precision = "none"
-    torch.set_float32_matmul_precision(before["matmul"])
-    torch.backends.cudnn.allow_tf32 = before["cudnn"]
-    for i, op in enumerate(_newer()):
-        op.fp32_precision = before[f"newer {i}"]
-    assert settings() == before
+    _reset()
 
 
 def _nothing() -> None:
@@ -135,13 +138,7 @@ def test_every_setting_is_restored(way: str) -> None:
     if _newer():  # what followed a general setting still does, and nothing else
         _B.fp32_precision = "ieee" if _B.fp32_precision != "ieee" else "tf32"
         moved = settings()
-        _B.fp32_precision = "none"
-        for op in _newer()[1:]:
-            op.fp32_precision = "none"
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = True
-        for op in (_B.cuda.matmul, _B.mkldnn.matmul):
-            op.fp32_precision = "none"
+        _reset()
         WAYS[way]()
         _B.fp32_precision = "ieee" if _B.fp32_precision != "ieee" else "tf32"
         assert settings() == moved

@@ -45,7 +45,7 @@ def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
     """
     reference = next(like.parameters(), None) if isinstance(like, nn.Module) else None
     if reference is not None:
-        _check_weights(reference)
+        check_weights(reference)
     dtype = like if isinstance(like, torch.dtype) else reference.dtype if reference is not None else None
     looks_up = isinstance(like, nn.Module) and any(isinstance(m, _EMBEDDINGS) for m in like.modules())
     if isinstance(X, Tensor):
@@ -107,7 +107,7 @@ def _whole(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.dtype == torch.bool)
 
 
-def _check_weights(weight: Tensor) -> None:
+def check_weights(weight: Tensor) -> None:
     """Refuse a network whose weights are no real numbers."""
     if weight.is_complex():
         raise DTypeError(

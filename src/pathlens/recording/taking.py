@@ -15,7 +15,7 @@ from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
 from pathlens.recording.independence import check_rows_apart
-from pathlens.recording.inputs import accepting, call_with, computes_in, first_reads
+from pathlens.recording.inputs import accepting, call_with, check_weights, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
 
@@ -26,6 +26,8 @@ def check_net(net: nn.Module) -> None:
     """Refuse what cannot be recorded before anything runs."""
     if not isinstance(net, nn.Module):
         raise RecordError(f"record: expected an nn.Module, got {type(net).__name__}. Give the network first, then X.")
+    for p in net.parameters():
+        check_weights(p)
     for name, m in net.named_modules():
         if m is not net and isinstance(m, GatedNetwork):
             raise RecordError(
