@@ -17,11 +17,12 @@ from pathlens.errors import RecordError
 from pathlens.kernels.recursion import path_kernel
 from pathlens.kernels.sources import Sides, Source, probe, resolve
 from pathlens.kernels.wiring import Wiring
-from pathlens.linops import Factor, GramSum, RowStream
+from pathlens.linops import Factor, GramSum, RowStream, exact_precision
 from pathlens.recording import GatedNetwork, RecordStream
 from pathlens.records import Layer, Record
 
 
+@exact_precision()
 def overlap(
     source: Source | nn.Module,
     X: Any = None,
@@ -87,6 +88,7 @@ def overlap(
     return K * float(_number_of_inputs(sides)) if include_inputs else K
 
 
+@exact_precision()
 def npk(
     source: Source | nn.Module,
     X: Any = None,

@@ -35,6 +35,7 @@ from pathlens.linops.indexing import as_index
 from pathlens.linops.matmul import matmul, plan_matmul
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum, first_name
 from pathlens.linops.plotting import plot_kernel
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.progress import Meter
 from pathlens.linops.solvers import Eigenpairs, Solution
 
@@ -161,7 +162,8 @@ class KernelOperator(ABC):
         >>> K.exact_counts()[0, 1] == 500**20
         True
         """
-        return counts.exact_counts(self._evaluator(max_bytes))
+        with exact_precision():
+            return counts.exact_counts(self._evaluator(max_bytes))
 
     def tiles(self, *, upper: bool = False, max_bytes: int | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
         """Go through the matrix tile by tile: (rows, columns, tile of shape (a, b)), each tile a tensor of its own.
@@ -399,8 +401,9 @@ class KernelOperator(ABC):
         >>> K.solve(torch.tensor([2.0, 4.0]), ridge=1.0).solution
         tensor([1., 2.])
         """
-        return solvers.solve(self._evaluator(max_bytes), y, ridge=ridge, method=method, tol=tol, max_iter=max_iter,
-                             preconditioner=preconditioner)
+        with exact_precision():
+            return solvers.solve(self._evaluator(max_bytes), y, ridge=ridge, method=method, tol=tol, max_iter=max_iter,
+                                 preconditioner=preconditioner)
 
     def eigsh(self, k: int = 6, *, method: str = "auto", tol: float | None = None, max_iter: int | None = None,
               max_bytes: int | None = None) -> Eigenpairs:
@@ -423,7 +426,8 @@ class KernelOperator(ABC):
         >>> K.eigsh(2).values
         tensor([9., 4.])
         """
-        return solvers.eigsh(self._evaluator(max_bytes), k, method=method, tol=tol, max_iter=max_iter)
+        with exact_precision():
+            return solvers.eigsh(self._evaluator(max_bytes), k, method=method, tol=tol, max_iter=max_iter)
 
     # --- disk --------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, RecordError
+from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
 from pathlens.models.tracing import linear_unit
-from pathlens.recording.inputs import accepting, computes_in, first_reads
+from pathlens.recording.independence import check_rows_apart
+from pathlens.recording.inputs import accepting, call_with, check_weights, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
 
@@ -27,6 +29,8 @@ def check_net(net: nn.Module) -> None:
     if not isinstance(net, nn.Module):
         raise RecordError(f"record: expected an nn.Module, got {type(net).__name__}. Give the network first, then X.")
     _check_forward(net)
+    for p in net.parameters():
+        check_weights(p)
     for name, m in net.named_modules():
         if m is not net and isinstance(m, GatedNetwork):
             raise RecordError(
@@ -128,23 +132,9 @@ def _run(
     tape = Tape(names, clone, stack, x, {id(buffers.get(id(b), b)): k for k, b in means.items()})
     if gated:
         with tape:
-            return _call(net, own, (x, ids)), tape
+            return call_with(net, own, (x, ids)), tape
     with module_paths(net, stack), tape:
-        return _call(net, own | buffers, (x,)), tape
-
-
-def _call(net: nn.Module, instead: dict[int, Tensor], inputs: tuple[Any, ...]) -> Any:
-    """Call a network with other tensors in place of its own, by their ids; its own are there again afterwards.
-
-    Every module is named once: of one that stands under two names torch would swap the tensors twice, and put the
-    stand-ins back.
-    """
-    slots = {}
-    for path, module in net.named_modules():
-        for name, t in (*module._parameters.items(), *module._buffers.items()):
-            if t is not None:
-                slots[f"{path}.{name}" if path else name] = instead.get(id(t), t)
-    return torch.func.functional_call(net, slots, inputs, tie_weights=False)
+        return call_with(net, own | buffers, (x,)), tape
 
 
 def _keeps_rows(net: nn.Module) -> bool:
@@ -166,6 +156,7 @@ def take(
     return whole
 
 
+@exact_precision()
 def take_within(
     limit: int | None,
     net: nn.Module,
@@ -175,6 +166,7 @@ def take_within(
     sensitivities: bool,
 ) -> Record | None:
     """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
+    one = None
     if limit is not None and not _keeps_rows(net):
         # one row alone tells rows from other dimensions of equal size, and how much all of them would take
         with torch.inference_mode(False), torch.no_grad(), accepting(x, net, "record"):
@@ -184,7 +176,7 @@ def take_within(
             if len(x) * _held(tape, count) > limit:
                 return None
     n = x.shape[0]
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.inference_mode(False), torch.enable_grad():
         with accepting(x, net, "record"):
             x, f, tape = _listen(net, x, ids)
         if isinstance(f, Tensor) and f.ndim == 0 and n == 1:  # a network that ends in squeeze()
@@ -209,6 +201,8 @@ def take_within(
         by_weight = _by_weight(tape, n)
         if limit is not None and _held(tape, len(wanted)) > limit:
             return None
+        if limit is not None:
+            check_rows_apart(net, x, f2.detach(), one)
         last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
         heard = [c for k, calls in by_weight.items() if k not in last for c in calls]
         grads = _gradients(f2, heard, wanted) if sensitivities else {}
@@ -283,11 +277,11 @@ def _is_chain(
     parameters = {k: _positive(p, generator) / max(1, p.shape[1:].numel()) for k, p in net.named_parameters()}
     x, ids = x[:2], None if ids is None else ids[:2]
     x = _positive(x, generator) if x.is_floating_point() else x
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad():
         _, _, tape = _listen(net, x, ids, parameters)
         scores = None
         if isinstance(net, GatedNetwork):
-            scores = _call(_Scores(net), {id(p): parameters[k] for k, p in net.named_parameters()}, (x, ids))
+            scores = call_with(_Scores(net), {id(p): parameters[k] for k, p in net.named_parameters()}, (x, ids))
         tape.relus = [relu for relu in tape.relus if relu[0] in bits]
         bits, soft, _ = _gates_of(net, x, ids, tape, scores)
     return _joined(_value_calls(net, _by_weight(tape, len(x))), bits, soft)
@@ -299,7 +293,7 @@ def _positive(t: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class _Scores(nn.Module):
-    """Lets `_call` put other weights into a gated network while it is asked what its gates read."""
+    """Lets `call_with` put other weights into a gated network while it is asked what its gates read."""
 
     def __init__(self, net: GatedNetwork) -> None:
         super().__init__()
@@ -472,7 +466,7 @@ def _gates_of(
         bits = {name: b for name, _, b, _ in tape.relus}
         soft = {name: leak(b.to(computes_in(net, x)), slope) for name, slope, b, _ in tape.relus if slope}
         return bits, soft, "hard, leaky" if soft else "hard"
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad():
         scores = net.preactivations(x, ids) if scores is None else scores
         all_open = isinstance(net.gate, Open)
         bits = {k: torch.ones_like(q, dtype=torch.bool) if all_open else q > 0 for k, q in scores.items()}

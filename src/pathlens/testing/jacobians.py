@@ -28,7 +28,8 @@ def jacobian(net: nn.Module, X: Tensor, names: Sequence[str] | None = None) -> T
     rest = {k: v for k, v in everything.items() if k not in chosen}
 
     def f(parameters: dict[str, Tensor]) -> Tensor:
-        out = torch.func.functional_call(net, {**rest, **parameters}, (X,))
+        buffers = {k: b.clone() for k, b in net.named_buffers()}  # a forward may edit them, and its input
+        out = torch.func.functional_call(net, {**buffers, **rest, **parameters}, (X.clone(),))
         return out if out.ndim == 2 else out[:, None]
 
     with warnings.catch_warnings():  # some operations have no fast rule for batches of cotangents
