@@ -28,6 +28,7 @@ from pathlens.errors import (
 )
 from pathlens.linops import backends, counts, solvers
 from pathlens.linops.budget import human_bytes, resolve_budget
+from pathlens.linops.cluster import TIMEOUT
 from pathlens.linops.evaluate import Evaluator, overflow_error
 from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable
 from pathlens.linops.indexing import as_index
@@ -428,7 +429,7 @@ class KernelOperator(ABC):
 
     def to_zarr(self, path: str | os.PathLike[str], *, client: Any = "local", workers: int | None = None,
                 block: int | None = None, verify: bool = True, overwrite: bool = False,
-                max_bytes: int | None = None) -> StoreReport:
+                max_bytes: int | None = None, timeout: float = TIMEOUT) -> StoreReport:
         """Write the whole matrix to disk as a Zarr array, block by block, on all processors or on a cluster.
 
         Every finished block is recorded with its checksum. After a crash, a killed worker or a full disk call again
@@ -440,11 +441,11 @@ class KernelOperator(ABC):
         path
             Folder of the array. One that holds another kernel is refused.
         client
-            ``"local"``: processes on this machine, started and stopped here. ``"tcp://host:8786"``: a Dask cluster that
-            is there; its workers must see the folder under the same path. A ``distributed.Client``: used as it is.
-            False: no cluster, this process.
+            ``"local"``: processes on this machine, started and stopped here, connected by pipes. ``"tcp://host:8786"``:
+            a Dask cluster that is there; its workers must see the folder under the same path. A
+            ``distributed.Client``: used as it is. False: no cluster, this process.
         workers
-            Processes of a local cluster; default: one per processor.
+            Processes of ``"local"``; default: one per processor.
         block
             Edge of a block, which is one chunk of the array. Default: chosen from a measured tile so that a block takes
             about three seconds, fits the budget and leaves several for each worker. A store keeps its block size.
@@ -454,10 +455,20 @@ class KernelOperator(ABC):
             Discard what lies at the path.
         max_bytes
             Memory for each worker. Default: half of what is free here, shared by the workers.
+        timeout
+            Seconds without a sign of life after which a local process is replaced, and seconds that a Dask cluster
+            without workers is given to get some. A block itself may take any time.
 
         Returns
         -------
         StoreReport
+
+        Raises
+        ------
+        ClusterError
+            Workers died repeatedly, or none came back in time. The store is unlocked and keeps its finished blocks.
+        StoreError
+            The disk is full or not writable, another process writes there, or the store holds another kernel.
 
         Notes
         -----
@@ -478,7 +489,7 @@ class KernelOperator(ABC):
         from pathlens.linops.writing import to_zarr
 
         return to_zarr(self, path, client=client, workers=workers, block=block, verify=verify, overwrite=overwrite,
-                       max_bytes=max_bytes)
+                       max_bytes=max_bytes, timeout=timeout)
 
     # --- views -------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Inputs(Explanation):
     contributions : Tensor (n, …), float64
         What all paths that start at each input add up to; the shape of the inputs.
     rest : Tensor (n,), float64
-        Paths that start at a bias (batch-norm has biases too).
+        Paths that start at a bias (batch-norm has biases too, and so has a constant that is added to the input).
     f : Tensor (n,), float64
     cancellations : Tensor (n,)
         (|rest| + Σ_j |contribution|) / |f|.

@@ -242,7 +242,7 @@ class _Assembly:
             {k: room(t) for k, t in part.soft.items()}, part.layers,
             {k: [room(t) for t in calls] for k, calls in part.layer_inputs.items()},
             {k: room(t) for k, t in part.sensitivity.items()}, part.gate_label, part.flops_per_row, part.untracked,
-            part.kept, part.has_sensitivities, part.chain, part.ungated,
+            part.kept, part.has_sensitivities, part.chain, part.ungated, part.learned_entry,
         )  # fmt: skip
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from pathlens.errors import NotFiniteError, RecordError
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
+from pathlens.models.tracing import linear_unit
 from pathlens.recording.inputs import accepting, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
@@ -24,6 +26,7 @@ def check_net(net: nn.Module) -> None:
     """Refuse what cannot be recorded before anything runs."""
     if not isinstance(net, nn.Module):
         raise RecordError(f"record: expected an nn.Module, got {type(net).__name__}. Give the network first, then X.")
+    _check_forward(net)
     for name, m in net.named_modules():
         if m is not net and isinstance(m, GatedNetwork):
             raise RecordError(
@@ -44,7 +47,7 @@ def check_net(net: nn.Module) -> None:
             )
     if (name := _not_finite(net)) is not None:
         raise NotFiniteError(
-            f"'{name}' of this {type(net).__name__} contains NaN or infinity, so that it has neither gates nor paths. "
+            f"'{name}' of this {type(net).__name__} contains NaN or infinity: such weights give no gates or paths. "
             "Load an earlier checkpoint, or train again with a lower lr or clip=1.0."
         )
 
@@ -56,6 +59,22 @@ def _not_finite(net: nn.Module) -> str | None:
     tensors = (*net.named_parameters(), *((k, b) for k, b in net.named_buffers() if k in norms))
     # one sum notices NaN and infinity at a tenth of the cost; a sum of huge finite numbers is looked at again
     return next((k for k, t in tensors if not t.sum().isfinite() and not t.isfinite().all()), None)
+
+
+def _check_forward(net: nn.Module) -> None:
+    """Refuse a forward that cannot be called with one tensor."""
+    try:
+        wanted = inspect.signature(net.forward).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in wanted if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(needed) > 1 or any(p.kind not in positional for p in needed):
+        names = ", ".join(p.name for p in needed)
+        raise RecordError(
+            f"record: the forward of {type(net).__name__} takes {names}; expected one tensor of rows. Wrap it in a "
+            "module whose forward takes one tensor and cuts it into these."
+        )
 
 
 def exact_gates(net: nn.Module) -> nn.Module:
@@ -101,13 +120,15 @@ def _run(
     parameters = parameters or {k: p.detach() for k, p in net.named_parameters()}
     names = {id(p): k for k, p in parameters.items()}
     stack: list[tuple[str, nn.Module]] = []
-    tape = Tape(names, clone=clone, stack=stack, x=x)
     own = {id(p): parameters[k] for k, p in net.named_parameters()}
-    if isinstance(net, GatedNetwork):
+    gated = isinstance(net, GatedNetwork)
+    # a user's forward may write into its buffers
+    buffers = {} if gated else {id(b): b.detach().clone() for b in net.buffers()}
+    means = {k: b for k, b in net.named_buffers() if k.endswith("running_mean")}
+    tape = Tape(names, clone, stack, x, {id(buffers.get(id(b), b)): k for k, b in means.items()})
+    if gated:
         with tape:
             return _call(net, own, (x, ids)), tape
-    # a user's forward may write into its buffers
-    buffers = {id(b): b.detach().clone() for b in net.buffers()}
     with module_paths(net, stack), tape:
         return _call(net, own | buffers, (x,)), tape
 
@@ -214,8 +235,14 @@ def take_within(
         flops * (1 + (len(wanted) if sensitivities else 0)),
         tuple(k for k, train in trainable.items() if train and k not in told),
         () if outputs is None else tuple(wanted), sensitivities, _is_chain(net, x, ids, by_weight, bits, soft),
-        tuple(tape.ungated),
+        tuple(tape.ungated), _learned_entry(net, by_weight, tape),
     )  # fmt: skip
+
+
+def _learned_entry(net: nn.Module, by_weight: dict[str, list[Call]], tape: Tape) -> bool:
+    """Whether anything of the value network with parameters or running statistics came before its first layer."""
+    calls = _value_calls(net, by_weight)
+    return bool(calls) and any(_part(net, name) != "gate" for name in tape.acting[: calls[0].before])
 
 
 def _drop_unused_relus(tape: Tape, f: Tensor) -> None:
@@ -280,6 +307,58 @@ class _Scores(nn.Module):
 
     def forward(self, x: Tensor, ids: Tensor | None) -> dict[str, Tensor]:
         return self.net.preactivations(x, ids)
+
+
+class _Values(nn.Module):
+    """The value network with all gates open: what its first layer reads has passed none."""
+
+    def __init__(self, net: GatedNetwork) -> None:
+        super().__init__()
+        self.values, self._sites = copy.deepcopy(net.values).double(), len(net.sites)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values(x, *(linear_unit,) * self._sites)
+
+
+@torch.inference_mode(False)
+def first_map(net: nn.Module, read: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+    """What the first value layer makes of what the value network reads, as an affine map, float64.
+
+    Parameters
+    ----------
+    net : nn.Module
+        Its first value layer is dense and called once.
+    read : (1, ...)
+        One row like those that the value network reads.
+    layer : Layer
+        That layer.
+
+    Returns
+    -------
+    matrix : (w, d)
+        Derivatives at zero; those of the map everywhere, if it is affine.
+    constant : (w,)
+    connected : (d,) bool
+        Which entries reach the layer, whatever its weights are.
+    """
+    probe, dtype = (_Values(net), torch.float64) if isinstance(net, GatedNetwork) else (net, read.dtype)
+    zeros = torch.zeros(layer.outputs, *read.shape[1:], dtype=dtype, device=read.device)
+    name = layer.parameters[0]
+    parameters = {k: p.detach() for k, p in probe.named_parameters()}
+    positive = parameters | {name: _positive(parameters[name], torch.Generator().manual_seed(0))}
+    with torch.enable_grad(), torch.autocast(read.device.type, enabled=False):
+
+        def made(weights: dict[str, Tensor], rows: int) -> tuple[Tensor, Tensor]:
+            leaf = zeros[:rows].clone().requires_grad_()
+            out = _run(probe, leaf.clone(), None, clone=True, parameters=weights)[1].calls[0].out
+            # rows do not mix: the derivative of the k-th entry of the k-th row
+            (slopes,) = torch.autograd.grad(out.diagonal().sum(), leaf, allow_unused=True)
+            slopes = torch.zeros_like(leaf) if slopes is None else slopes
+            return slopes.flatten(1).double(), out[0].detach().double()
+
+        matrix, constant = made(parameters, layer.outputs)
+        connected = made(positive, 1)[0][0] != 0
+    return matrix, constant, connected
 
 
 def _value_calls(net: nn.Module, by_weight: dict[str, list[Call]]) -> list[Call]:

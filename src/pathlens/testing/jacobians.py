@@ -61,10 +61,11 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _plain_state(values: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer with biases and running means at zero, and running variances at one."""
-    state = {}
+    """Parameters and running means at zero, running variances at one, other buffers as they are."""
+    state, parameters = {}, dict(values.named_parameters())
     for k, v in values.state_dict().items():
-        state[k] = torch.ones_like(v) if k.endswith("running_var") else torch.zeros_like(v)
+        learned = k in parameters or k.endswith(("running_mean", "num_batches_tracked"))
+        state[k] = torch.ones_like(v) if k.endswith("running_var") else torch.zeros_like(v) if learned else v
     return state
 
 
