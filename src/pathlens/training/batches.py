@@ -20,6 +20,11 @@ from pathlens.recording.inputs import as_numbers
 from pathlens.training.inputs import Data, checked, prepare
 from pathlens.training.stack import Loss
 
+_CANNOT_STACK = (
+    "each tensor to be equal size",
+    "resize storage that is not resizable",
+)  # torch's, here and in a worker
+
 
 class Rows:
     """Rows in memory: every member takes all of them in each epoch, in an order of its own.
@@ -180,7 +185,7 @@ class Loaded(Rows):
                     raise type(error)(f"{error} This is {where}.") from error
                 yield Data(*found)
         except RuntimeError as error:
-            if "equal size" not in str(error):  # what torch says where rows cannot be stacked
+            if not any(reason in str(error) for reason in _CANNOT_STACK):
                 raise
             reason = str(error).strip().splitlines()[-1]  # before it stands where a worker was
             raise ShapeError(
