@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+collect_ignore = ["tests/foreign_files.py"]  # a script, which its test runs in a process of limited memory
 torch.set_num_threads(1)
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)

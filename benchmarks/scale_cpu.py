@@ -35,7 +35,7 @@ def cluster(workers: int) -> Iterator[Any]:
     import distributed
 
     made = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0,
-                                    dashboard_address=":0", silence_logs=50)
+                                    dashboard_address="127.0.0.1:0", silence_logs=50)
     with made, distributed.Client(made, set_as_default=False) as client:
         client.run(_warm_up)
         yield client

@@ -154,7 +154,7 @@ class ResumeWarning(PathlensWarning):
 
 
 class ClusterError(PathlensError, RuntimeError):
-    """A Dask cluster cannot be reached, has no workers, or its workers keep dying. What was finished stays."""
+    """A Dask cluster cannot be reached or has no workers, or workers keep dying. What was finished stays."""
 
 
 # --- training --------------------------------------------------------------------------------------------------

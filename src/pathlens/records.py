@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathlens.errors import FileFormatError, RecordError, ShapeError
-from pathlens.files import sealed, sync_folder, unsealed, write_atomically
+from pathlens.files import parse_json, sealed, sync_folder, unsealed, write_atomically
 
 FORMAT_VERSION = 1
 
@@ -40,7 +40,7 @@ def read_header(path: Path, kind: str, error: type[FileFormatError] = FileFormat
     if not path.is_file():
         raise error(f"{path}: no such file. Is this the place where the {kind} was saved?")
     try:
-        meta = json.loads(path.read_bytes())
+        meta = parse_json(path.read_bytes())
     except ValueError as e:
         raise error(f"{path}: not valid JSON ({e}); it was left untouched. Restore it from a copy.") from e
     if not isinstance(meta, dict) or meta.get("format") != f"pathlens.{kind}":
@@ -86,7 +86,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[
     checksum = hashlib.sha256(data).hexdigest()
     if pair.pending.exists() and pair.header.exists():  # finish an interrupted save before its tensors are replaced
         try:
-            claimed = json.loads(pair.header.read_bytes()).get("sha256")
+            claimed = parse_json(pair.header.read_bytes()).get("sha256")
         except (ValueError, AttributeError):
             claimed = None
         if claimed == hashlib.sha256(pair.pending.read_bytes()).hexdigest():
@@ -298,6 +298,9 @@ class Record:
     chain : bool
         Dense layers and gates in turn: each layer reads exactly what the gates before it let through of the layer
         before. False where a shortcut, batch-norm or a convolution comes between, which a record does not tell.
+    learned_entry : bool
+        Whether parameters or batch-norm act on the input before the first value layer reads it, so that what it reads
+        is not what paths start from.
     ungated : tuple of str
         Activations of a plain module between its layers that are no gates (GELU, ReLU6, …), by function and module.
 
@@ -325,6 +328,7 @@ class Record:
     has_sensitivities: bool = True
     chain: bool = False
     ungated: tuple[str, ...] = ()
+    learned_entry: bool = False
 
     def __post_init__(self) -> None:
         named = [("f", self.f), *self.bits.items(), *self.soft.items(), *self.sensitivity.items()]
@@ -430,7 +434,7 @@ class Record:
             {k: v[cut] for k, v in self.soft.items()}, self.layers,
             {k: [t[cut] for t in v] for k, v in self.layer_inputs.items()},
             {k: v[cut, keep] for k, v in self.sensitivity.items()}, self.gate_label, self.flops_per_row, self.untracked,
-            kept, self.has_sensitivities, self.chain, self.ungated,
+            kept, self.has_sensitivities, self.chain, self.ungated, self.learned_entry,
         )  # fmt: skip
 
     def save(self, path: str | Path) -> str:
@@ -449,6 +453,7 @@ class Record:
             "has_sensitivities": self.has_sensitivities,
             "chain": self.chain,
             "ungated": list(self.ungated),
+            "learned_entry": self.learned_entry,
         }
         return save_tensors(path, tensors, meta, "record")
 
@@ -465,6 +470,7 @@ class Record:
                 {k.removeprefix("sensitivity/"): v for k, v in t.items() if k.startswith("sensitivity/")},
                 meta["gate_label"], meta["flops_per_row"], tuple(meta["untracked"]), tuple(meta["kept"]),
                 meta["has_sensitivities"], meta["chain"], tuple(meta.get("ungated", ())),
+                meta.get("learned_entry", False),
             )  # fmt: skip
         except (KeyError, ShapeError) as e:
             raise _incomplete(path, "record", e) from e

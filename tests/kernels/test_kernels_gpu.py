@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +14,9 @@ from torch import nn
 
 from pathlens import models
 from pathlens.kernels import LinearisedModel, gate_information, npk, ntk, overlap
+from pathlens.linops import exact_precision
 from pathlens.recording import record
-from pathlens.testing.tolerance import assert_kernel_close
+from pathlens.testing.tolerance import assert_kernel_close, scaled_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -53,3 +57,61 @@ def test_predicting_on_cuda() -> None:
     found = gate_information(net, (X[:30], y[:30]), (X[30:], y[30:]))
     assert found.accuracy is not None and found.accuracy > 0.5
     assert LinearisedModel(net).fit(X, X[:, :1], tol=1e-3).residual < 0.5
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """A process that allows TF32 in convolutions (cuDNN's default) and in matrix products."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.9 warns that these names are deprecated
+        before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("high")
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.backends.cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "high"
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
+
+
+def _warmed(net: nn.Module, X: torch.Tensor) -> nn.Module:
+    """In eval mode, with batch statistics of these rows, so that every layer's numbers are of moderate size."""
+    net.cuda().train()
+    for m in net.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.momentum = None  # the plain mean
+    with torch.no_grad():
+        net(X)
+    return net.eval()
+
+
+def _resnet() -> tuple[nn.Module, torch.Tensor]:
+    X = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1)).cuda()
+    return _warmed(models.ResNet((2, 2, 2, 2), (64, 128, 256, 512), outputs=2), X), X
+
+
+def _gconv() -> tuple[nn.Module, torch.Tensor]:
+    X = torch.randn(12, 3, 32, 32, generator=torch.Generator().manual_seed(1)).cuda()
+    return models.gconv(outputs=2).cuda().eval(), X
+
+
+@pytest.mark.parametrize("make", [_resnet, _gconv])
+def test_float32_kernels_are_exact_where_the_process_allows_tf32(make: Any, tf32: None) -> None:
+    net, X = make()
+    want = ntk(copy.deepcopy(net).double(), X.double()).dense()
+    error = scaled_error(ntk(net, X).dense(), want, want.diagonal())
+    assert error <= 1e-5
+    stream = record(net, X, stream=True)  # rows are recomputed when a tile is asked for
+    assert scaled_error(ntk(net, stream).dense(), want, want.diagonal()) <= 1e-5
+    if torch.cuda.get_device_capability() >= (8, 0) and torch.version.cuda is not None:
+        with exact_precision(False):  # asked for otherwise: the test can fail
+            reduced = scaled_error(ntk(net, X).dense(), want, want.diagonal())
+        assert reduced > 2 * error
+
+
+def test_float32_path_kernels_are_exact_where_the_process_allows_tf32(tf32: None) -> None:
+    X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1)).cuda()
+    net = models.gated_twin(models.gconv(channels=(3, 16, 16), dense=(32,)), "relu", X[:2].cpu(), seed=0).cuda()
+    want = npk(copy.deepcopy(net).double(), X.double()).dense()
+    assert scaled_error(npk(net, X).dense(), want, want.diagonal()) <= 1e-5

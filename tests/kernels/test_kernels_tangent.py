@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from pathlens import models
 from pathlens.errors import DTypeError, NotFiniteError, OptionError, PathlensError, RecordError, UnknownNameError
-from pathlens.kernels import ntk
+from pathlens.kernels import npk, ntk, overlap
 from pathlens.models import GatedNetwork
 from pathlens.recording import record
 from pathlens.testing.jacobians import jacobian, tangent_kernel
@@ -360,3 +361,17 @@ def test_outputs_and_numbers_of_eigenvalues_may_be_numpy_s() -> None:
     assert torch.equal(ntk(net, X, outputs=one).dense(), ntk(net, X, outputs=1).dense())
     assert torch.equal(record(net, X, outputs=one).f, record(net, X, outputs=1).f)
     assert ntk(net, X).eigsh(one).values.shape == (1,)
+
+
+@pytest.mark.parametrize("kernel", [overlap, npk, ntk])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_refused_with_a_remedy(kernel: Any, dtype: torch.dtype) -> None:
+    plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(dtype)
+    X = torch.randn(5, 3)
+    for net in (plain, models.dlgn(3, (4,), 2, seed=0).to(dtype)):
+        rec = record(net, X.to(dtype), stream=False)
+        assert rec.f.dtype == dtype  # a record has the network's own numbers
+        for taken in ((net, X.to(dtype)), (rec,), (record(net, X.to(dtype), stream=True),)):
+            with pytest.raises(DTypeError, match=rf"computes in {dtype}, expected float32 or .*net\)\.float\(\)"):
+                kernel(*taken)
+        assert kernel(copy.deepcopy(net).float(), X).dtype == torch.float32

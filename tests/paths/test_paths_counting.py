@@ -268,3 +268,59 @@ def test_outputs_that_are_reached_by_different_paths_are_refused() -> None:
     net = pl.gated_twin(nn.Sequential(*image, pooled, nn.Conv2d(2, 2, 1), nn.Flatten()), "dlgn", example=X[:2], seed=0)
     on = net.gates(X, hard=True)["1@0"].flatten(1).sum(1)
     assert paths.count(net, X).tolist() == on.long().tolist()
+
+
+class Split(nn.Module):
+    """Channels taken apart and joined, and an input that is changed before the first layer reads it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("std", torch.tensor([0.5, 2.0, 4.0]))
+        self.a, self.b, self.c = nn.Linear(2 if how == "part" else 3, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "normalised":
+            x = (x - 0.5) / self.std
+        elif self.how == "flipped":
+            x = 1 - x.flip(1)
+        elif self.how == "part":
+            x = x[:, 1:]
+        h = torch.relu(self.a(x))
+        if self.how == "chunk":
+            u, v = h.chunk(2, 1)
+            h = 2 * h + torch.cat([v, u], 1)
+        elif self.how == "split":
+            h = h + torch.hstack(torch.split(h, [1, 3], dim=1)[::-1]) - h.flip(1)
+        elif self.how == "unbind":
+            h = torch.cat(h.unsqueeze(2).tensor_split(2, dim=1)[1].unbind(2), 1).narrow(1, 0, 2).repeat(1, 2)
+        return self.c(torch.relu(self.b(h) + 1 if self.how == "chunk" else self.b(h)))
+
+
+@pytest.mark.parametrize("kind", ["relu", "galu", "dlgn", "dlgn_pwc"])
+@pytest.mark.parametrize("how", ["chunk", "split", "normalised", "flipped", "part"])
+def test_what_is_split_and_what_is_changed_before_the_first_layer(how: str, kind: str) -> None:
+    X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+    net = pl.gated_twin(Split(how).double(), kind, X[:2], seed=0)
+    if how in ("chunk", "split"):
+        gates = [g.bool() for g in net.gates(X, hard=True).values()]
+        routes = {"chunk": 2, "split": 3}[how]
+        want = [routes * int(a.sum()) * int(b.sum()) for a, b in zip(*gates)]
+        assert list(paths.count(net, X)) == want == pl.kernels.overlap(net, X).diagonal().long().tolist()
+    counts = list(paths.count(net, X, include_inputs=True))
+    assert counts == pl.kernels.overlap(net, X, include_inputs=True).diagonal().long().tolist()
+    assert counts == [(2 if how == "part" else 3) * n for n in paths.count(net, X)]
+
+
+def test_what_a_repetition_counts_is_refused() -> None:
+    X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+    with pytest.raises(RecordError, match=r"'repeat'.*overlap"):
+        paths.count(pl.gated_twin(Split("unbind").double(), "relu", X[:2]), X)
+
+
+def test_a_plain_module_does_not_tell_which_inputs_it_reads() -> None:
+    X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+    template = Split("part").double()
+    assert list(paths.count(template, X)) == list(paths.count(pl.gated_twin(template, "relu", X[:2]), X))
+    with pytest.raises(RecordError, match="gated_twin"):
+        paths.count(template, X, include_inputs=True)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from pathlens import Record, data, models, record
+from pathlens import Record, data, gated_twin, kernels, models, paths, record, regions
 from pathlens.errors import (
     DTypeError,
     EmptyDataError,
@@ -94,9 +97,21 @@ def with_nan(row: int) -> Tensor:
     return x
 
 
+def _compressed() -> Tensor:
+    with warnings.catch_warnings():  # torch calls it beta
+        warnings.simplefilter("ignore")
+        return X.to_sparse_csr()
+
+
 BAD: list[tuple[str, Any, type[PathlensError], str]] = [
     ("float64 tensor", X.double(), DTypeError, r"Inputs are torch.float64, the network is torch.float32\. Convert"),
-    ("complex tensor", torch.ones(2, 3, dtype=torch.complex64), DTypeError, "Inputs are torch.complex64"),
+    ("complex tensor", X + 1j, DTypeError, r"are torch.complex64, expected real.*view_as_real"),
+    ("sparse", X.to_sparse(), DTypeError, r"torch.sparse_coo, expected a dense one\. Convert it: X\.to_dense\(\)"),
+    ("compressed", _compressed(), DTypeError, r"layout torch.sparse_csr, .* X\.to_dense\(\)"),
+    ("SciPy's sparse", scipy.sparse.eye(3).tocsr(), DTypeError, r"csr_matrix\)\. Convert it: X\.toarray\(\)"),
+    ("nested", torch.nested.nested_tensor([X[0], X[1]], layout=torch.jagged), DTypeError, r"nested.*to_padded_tensor"),
+    ("meta", X.to("meta"), DTypeError, "device 'meta', which holds shapes and no numbers.*on the CPU"),
+    ("sparse Dataset", DataLoader(X.to_sparse(), batch_size=None), DTypeError, "sparse_coo"),
     ("columns", X[:, :2], ShapeError, r"record: .* not accept inputs of shape \(6, 2\): .* reads \(n, 3\)\. Give rows"),
     ("images", X[:, None], PathlensError, r"shape \(6, 1, 1\) for inputs of shape \(6, 1, 3\).* reads \(n, 3\)"),
     ("NaN", with_nan(4), NotFiniteError, "first in row 4"),
@@ -124,6 +139,35 @@ BAD: list[tuple[str, Any, type[PathlensError], str]] = [
 def test_bad_inputs(value: Any, error: type[PathlensError], message: str) -> None:
     with pytest.raises(error, match=message):
         record(models.relu(3, (4,), seed=0), value)
+
+
+TAKERS: list[Any] = [
+    paths.inputs,
+    paths.count,
+    kernels.overlap,
+    lambda net, X: kernels.relu_ntk(X),
+    lambda net, X: kernels.LinearisedModel(net)(X),
+    lambda net, X: gated_twin(nn.Linear(3, 1), "relu", example=X),
+    lambda net, X: regions.path_region(net, (0,)).contains(X),
+]
+
+
+@pytest.mark.parametrize("take", TAKERS)
+@pytest.mark.parametrize("value", [X.to_sparse(), X.to("meta"), X + 1j], ids=["sparse", "meta", "complex"])
+def test_inputs_that_are_no_dense_real_numbers_are_refused_everywhere(value: Tensor, take: Any) -> None:
+    with pytest.raises(DTypeError, match=r"are .*expected .*\. [A-Z]|holds shapes and no numbers\. Give"):
+        take(models.dlgn(3, (4,), seed=0), value)
+
+
+def test_networks_whose_weights_are_no_real_numbers() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    with pytest.raises(DTypeError, match=r"device 'meta'.*net.to_empty"):
+        record(copy.deepcopy(net).to("meta"), X)
+    with warnings.catch_warnings():  # torch warns that complex modules are new
+        warnings.simplefilter("ignore")
+        net.to(torch.complex64)
+    with pytest.raises(DTypeError, match=r"weights are torch.complex64, expected real"):
+        record(net, X)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,25 +1,25 @@
-"""Kernels written by a local cluster: equality, and what happens when workers or the client are killed."""
+"""Kernels written by a Dask cluster: equality, and what happens when workers, nannies or the scheduler are gone."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from test_scale_processes import checksums, held, kill_family, recorded, stamps, wait_for
 
 import pathlens as pl
 from pathlens.errors import ClusterError, OptionError, ScaleError, StoreError
-from pathlens.linops import CustomKernel, GramSum, from_zarr, store
+from pathlens.linops import GramSum, from_zarr
 from pathlens.linops.cluster import crew
 
 pytest.importorskip("zarr")
@@ -27,52 +27,34 @@ distributed = pytest.importorskip("distributed")
 from pathlens.linops.backends import dask  # noqa: E402
 
 
+def start(**options: Any) -> Any:
+    """A scheduler in this process, which nothing but this machine can reach."""
+    return distributed.LocalCluster(host="127.0.0.1", dashboard_address="127.0.0.1:0", silence_logs=50, **options)
+
+
+@contextmanager
+def cluster(workers: int, scratch: Path) -> Iterator[tuple[Any, subprocess.Popen[bytes]]]:
+    """A client, and the process whose children are its workers: their nannies live there."""
+    with start(n_workers=0) as scheduler, distributed.Client(scheduler, set_as_default=False) as found:
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler.scheduler_address, "--nworkers",
+                   str(workers), "--nthreads", "1", "--memory-limit", "0", "--no-dashboard", "--host", "127.0.0.1",
+                   "--local-directory", str(scratch)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        with open(scratch / "log", "wb") as log:
+            nannies = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            found.wait_for_workers(workers, timeout=300)
+            yield found, nannies
+        finally:
+            kill_family(nannies.pid)
+            nannies.wait()
+
+
 @pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    """Two worker processes for all tests of this module: starting them takes seconds."""
-    with dask._local(2) as team:
-        yield team._client
-
-
-PATIENCE = 300  # seconds; a busy machine may take its time to start a cluster
-
-
-def held(n: int, until: str | Path | None = None) -> CustomKernel:
-    """min(i, j) + 1; rows from the sixth on wait until a file is there, so that nobody is finished before a kill."""
-
-    def tile(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        end = time.monotonic() + PATIENCE
-        while until is not None and int(i[0]) >= 6 and not Path(until).exists() and time.monotonic() < end:
-            time.sleep(0.02)
-        return torch.minimum(i[:, None], j[None, :]).double() + 1
-
-    return CustomKernel((n, n), tile, lambda: torch.arange(n).double() + 1, dtype=torch.float64, symmetric=True)
-
-
-def recorded(path: Path) -> set[tuple[int, int]]:
-    """Blocks on record now, read while somebody writes."""
-    rows = {int(file.stem): json.loads(file.read_bytes()) for file in path.glob("pathlens/finished/[0-9]*.json")}
-    return {(i, int(j)) for i, row in rows.items() for j in row["blocks"]}
-
-
-def stamps(path: Path, pairs: set[tuple[int, int]]) -> dict[Path, tuple[int, int]]:
-    """Inode and time of the chunks of some blocks: both change when a block is written anew."""
-    layout = store.open_layout(path)
-    files = [file for pair in pairs for file in layout.files(*pair)]
-    return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
-
-
-def checksums(path: Path) -> dict[tuple[int, int], tuple[str, ...]]:
-    found = store.open_layout(path)
-    assert found.unsound(verify=True) == []
-    return found.finished
-
-
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two worker processes for most tests of this module: starting them takes seconds."""
+    with cluster(2, tmp_path_factory.mktemp("dask")) as (found, _):
+        yield found
 
 
 def test_a_cluster_writes_what_dense_returns(client: Any, tmp_path: Path) -> None:
@@ -122,7 +104,7 @@ def test_a_killed_worker_costs_its_own_block_at_most(client: Any, tmp_path: Path
         finally:
             go_on.touch()
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     K = held(48, go_on)
     report = K.to_zarr(path, client=client, block=6)
@@ -131,45 +113,6 @@ def test_a_killed_worker_costs_its_own_block_at_most(client: Any, tmp_path: Path
     assert stamps(path, seen["before"]) == seen["stamps"]  # what was recorded was not written again
     K.to_zarr(tmp_path / "quiet", client=False, block=6)
     assert checksums(path) == checksums(tmp_path / "quiet")
-
-
-def test_a_killed_client_is_resumed(tmp_path: Path) -> None:
-    """SIGKILL to the process that records, its workers orphaned; then the rest, by other means."""
-    path, go_on = tmp_path / "k", tmp_path / "go on"
-    script = f"""
-        import sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_scale_cluster import held
-        held(48, {str(go_on)!r}).to_zarr({str(path)!r}, workers=1, block=6)
-    """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE)
-    try:
-        wait_for(lambda: len(recorded(path)) >= 5 or process.poll() is not None)
-    finally:
-        process.kill()
-        go_on.touch()
-    errors = process.communicate()[1].decode()
-    before = recorded(path)
-    assert 5 <= len(before) < 36, errors
-    kept = stamps(path, before)
-    K = held(48)
-    report = K.to_zarr(path, client=False)
-    assert report.kept == len(before) and report.computed == 36 - len(before) and report.repaired == ()
-    assert stamps(path, before) == kept
-    K.to_zarr(tmp_path / "quiet", client=False, block=6)
-    assert checksums(path) == checksums(tmp_path / "quiet")
-
-
-def test_what_cannot_be_sent_is_told(client: Any, tmp_path: Path) -> None:
-    lock = threading.Lock()
-
-    def tile(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        with lock:
-            return torch.ones(len(i), len(j))
-
-    K = CustomKernel((5, 5), tile, lambda: torch.ones(5), symmetric=True)
-    with pytest.raises(ClusterError, match=r"cannot be sent to them.*client=False"):
-        K.to_zarr(tmp_path / "k", client=client, block=2)
 
 
 def test_a_folder_that_workers_do_not_see(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +133,7 @@ def test_an_unreachable_scheduler_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_workers_that_do_not_answer_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    team = dask.DaskCrew(client, "the cluster")
+    team = dask.DaskCrew(client, "the cluster", timeout=60)
     answered = threading.Event()
     try:
         with monkeypatch.context() as patch:
@@ -205,31 +148,10 @@ def test_workers_that_do_not_answer_are_told(client: Any, monkeypatch: pytest.Mo
         answered.set()
 
 
-def test_a_cluster_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask, "START_SECONDS", 0.3)
-    told = pytest.raises(ClusterError, match="no worker came")
-    with dask.scheduler() as cluster, told, crew(cluster.scheduler_address):
+def test_a_cluster_without_workers_is_told() -> None:
+    told = pytest.raises(ClusterError, match=r"no worker came within 0 s.*client='local'")
+    with start(n_workers=0) as scheduler, told, crew(scheduler.scheduler_address, timeout=0.3):
         pass
-
-
-@pytest.mark.parametrize("failures", [1, 2])
-def test_a_scheduler_that_does_not_start_is_started_again_once(
-    failures: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left, real = [failures], distributed.LocalCluster
-
-    def stalled(*args: Any, **options: Any) -> Any:
-        left[0] -= 1
-        assert left[0] < 0
-        return real(*args, **options)
-
-    monkeypatch.setattr(distributed, "LocalCluster", stalled)
-    if failures == 1:
-        with dask.scheduler() as cluster:
-            assert cluster.scheduler_address
-    else:
-        with pytest.raises(ClusterError, match="did not start"):
-            dask.scheduler()
 
 
 def deadly(shared: Any, k: int) -> int:
@@ -240,7 +162,7 @@ def deadly(shared: Any, k: int) -> int:
 
 def test_workers_that_keep_dying_are_told(client: Any) -> None:
     """One piece alone: Dask blames all that wait for the worker that dies."""
-    team = dask.DaskCrew(client, "the cluster")
+    team = dask.DaskCrew(client, "the cluster", timeout=60)
     allowed = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.allowed_failures)
     try:
         client.run_on_scheduler(lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", 0))
@@ -256,3 +178,61 @@ def by_value(function: Any) -> Any:
 
     cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     return function
+
+
+def test_workers_killed_with_their_nannies_end_the_call_and_unlock_the_store(tmp_path: Path) -> None:
+    """Nobody is left who could replace them: the call must not wait for results that are lost."""
+    path, go_on = tmp_path / "k", tmp_path / "go on"
+    killed: list[float] = []
+    K = held(48, go_on)
+    with cluster(2, tmp_path) as (found, nannies):
+
+        def kill() -> None:
+            wait_for(lambda: len(recorded(path)) >= 4)
+            kill_family(nannies.pid)
+            killed.append(time.monotonic())
+
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        with pytest.raises(ClusterError, match=r"no worker has been seen for 3 s.*of 36 blocks are finished"):
+            K.to_zarr(path, client=found, block=6, timeout=3)
+        assert time.monotonic() - killed[0] < 30  # a few looks, two seconds apart
+        killer.join()
+    before = recorded(path)
+    go_on.touch()
+    report = K.to_zarr(path, client=False)
+    assert report.kept == len(before) >= 4 and report.computed == 36 - len(before)
+    assert torch.equal(from_zarr(path, verify=True).dense(), held(48).dense())
+
+
+def slow(folder: Path, k: int) -> int:
+    (folder / "begun").touch()
+    wait_for((folder / "go on").exists)
+    return k
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_lost_connection_is_taken_up_again_or_told(
+    comes_back: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(timeout: float) -> None:
+        raise OSError("no route to host")
+
+    def cut() -> None:
+        wait_for((tmp_path / "begun").exists)
+        if not comes_back:
+            monkeypatch.setattr(found, "_ensure_connected", refuse)
+        before = set(found.futures)
+        found.loop.add_callback(found.scheduler_comm.comm.abort)
+        wait_for(lambda: set(found.futures) != before)
+        (tmp_path / "go on").touch()
+
+    scheduler = start(n_workers=1, processes=False, protocol="tcp://")
+    with scheduler, distributed.Client(scheduler.scheduler_address, set_as_default=False, timeout=1) as found:
+        team = dask.DaskCrew(found, "the cluster", timeout=30)
+        threading.Thread(target=cut, daemon=True).start()
+        if comes_back:
+            assert list(team.map(slow, tmp_path, [(1,)])) == [((1,), 1)]
+        else:
+            with pytest.raises(ClusterError, match=r"connection to the scheduler is lost.*client='local'"):
+                list(team.map(slow, tmp_path, [(1,)]))

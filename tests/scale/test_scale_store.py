@@ -394,7 +394,7 @@ def test_two_writers_are_refused(tmp_path: Path) -> None:
     K = kernel()
     write(K, tmp_path / "k")
     with writing._alone(store.open_layout(tmp_path / "k")):
-        with pytest.raises(StoreError, match="is being written by another process"):
+        with pytest.raises(StoreError, match=rf"is being written by another process \(process {os.getpid()} on "):
             write(K, tmp_path / "k")
         with pytest.raises(StoreError, match="is being written by another process"):
             write(K, tmp_path / "k", overwrite=True)
@@ -441,14 +441,22 @@ def test_broken_json_and_nothing_at_all(tmp_path: Path) -> None:
 
 
 def test_missing_extras_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pathlens.linops.backends.dask", raising=False)
-    monkeypatch.setitem(sys.modules, "distributed", None)
+    import pathlens.linops as linops
     import pathlens.linops.backends as package
 
-    monkeypatch.delattr(package, "dask", raising=False)
+    for module, parent, name in (("pathlens.linops.backends.dask", package, "dask"),
+                                 ("pathlens.linops.processes", linops, "processes")):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.delattr(parent, name, raising=False)
+    monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingExtraError, match=r"dask\.distributed.*pathlens\[scale\]"):
-        kernel().to_zarr(tmp_path / "k", block=10)
+        kernel().to_zarr(tmp_path / "k", block=10, client="tcp://127.0.0.1:1")
     assert write(kernel(), tmp_path / "k").computed == 10  # nothing was lost, and this process needs no dask
+    assert kernel().to_zarr(tmp_path / "local", block=20, workers=1).computed == 3  # nor do processes of this machine
+    monkeypatch.delitem(sys.modules, "pathlens.linops.processes")
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(MissingExtraError, match=r"cloudpickle.*pathlens\[scale\]"):
+        kernel().to_zarr(tmp_path / "other", block=20)
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(MissingExtraError, match=r"zarr.*pathlens\[scale\]"):
         write(kernel(), tmp_path / "z")

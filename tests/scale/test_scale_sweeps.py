@@ -89,8 +89,8 @@ def test_an_experiment_is_swept_by_name(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_sweep_runs_on_a_cluster(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
-    cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0",
-                                       silence_logs=50)
+    cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False,
+                                       dashboard_address="127.0.0.1:0", silence_logs=50)
     with cluster, distributed.Client(cluster, set_as_default=False) as client:
         done = sweep(measure, SETTINGS, (0, 1), out=tmp_path, client=client)
     assert done.computed == 4 and np.allclose(done.values("loss"), [[4.0, 4.1], [8.0, 8.1]])

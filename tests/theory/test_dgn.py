@@ -347,3 +347,15 @@ def test_what_does_not_fit_is_refused():
     for call in (theory.adaptation, theory.gate_gradient_overlap, theory.rho_bound):
         with pytest.raises(OptionError, match="expected a GatedNetwork, got Linear"):
             call(torch.nn.Linear(2, 1), x.float())
+
+
+def test_a_table_of_paths_names_inputs_that_the_first_layer_reads_as_they_are() -> None:
+    class Flipped(torch.nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.flip(1))
+
+    layers = torch.nn.Linear(2, 3, bias=False), torch.nn.ReLU(), torch.nn.Linear(3, 1, bias=False)
+    X = torch.randn(4, 2)
+    assert theory.path_table(models.gated_twin(torch.nn.Sequential(*layers), "relu", X[:2]), X).units.shape == (6, 2)
+    with pytest.raises(RecordError, match="path_table: the first layer"):
+        theory.path_table(models.gated_twin(Flipped(*layers), "relu", X[:2]), X)

@@ -133,3 +133,41 @@ def test_a_captured_step_writes_to_no_memory_but_its_own():
     pl.train(net, (x, y), epochs=4, batch_size=5, seeds=[0, 1], loss="cross_entropy", device="cuda", compile=True,
              schedule=Occupy(), progress=False)  # fmt: skip
     assert others and all(bool((t == 7).all()) for t in others)
+
+
+@pytest.mark.parametrize("images", [False, True], ids=["together", "lanes"])
+@pytest.mark.parametrize("kind", ["loader", "dataset"])
+def test_batches_of_a_loader_and_networks_that_change_their_input(kind, images):
+    g = torch.Generator().manual_seed(1)
+    x = 50 * torch.randn(21, *((1, 6, 6) if images else (36,)), generator=g, dtype=torch.float64)
+    y = torch.randint(0, 3, (21,), generator=g)
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            first = nn.Conv2d(1, 36, 6) if images else nn.Linear(36, 36)
+            self.layers = nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+
+        def forward(self, x):
+            x /= 50.0
+            return self.layers(x)
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 21
+
+        def __getitem__(self, i):
+            return x[i], y[i]
+
+    kept, runs = x.clone(), []
+    for device in ("cpu", "cuda"):
+        data, options = Rows(), {"batch_size": 5}
+        if kind == "loader":
+            generator = torch.Generator().manual_seed(2)
+            data, options = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True, generator=generator), {}
+        runs.append(pl.train(Scaled().double(), data, epochs=4, lr=2**-10, seeds=[0, 1], loss="cross_entropy",
+                             device=device, progress=False, **options))  # fmt: skip
+    assert torch.equal(x, kept)
+    for a, b, one, other in zip(runs[0].networks, runs[1].networks, *runs):
+        assert worst(a, b) <= 1e-11
+        assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-10)

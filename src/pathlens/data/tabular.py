@@ -1,17 +1,15 @@
 """Real tables with a target: a folder ``tabular`` of ``.csv.gz`` files that its ``manifest.json`` describes.
 
 Here they are found (where `store` looks for image sets), checked and read as they are: numbers, strings, missing
-cells. Encoding and imputing are left to the caller. May import `pathlens.errors` and this folder's `store`.
+cells. Encoding and imputing are left to the caller. May import `pathlens.errors`, `pathlens.files` and this folder's
+`store`.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import io
-import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +19,10 @@ import numpy as np
 
 from pathlens.data.store import data_folders
 from pathlens.errors import DataCorruptError, DataMissingError, FileFormatError, OptionError, need_extra, unknown_name
+from pathlens.files import gunzip, parse_json
 
 TARGET = "target"  # the last column of every file
+_MOST_BYTES = 1 << 26  # of an unpacked file
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _manifest() -> tuple[Path, dict[str, dict[str, Any]]] | None:
         if not path.is_file():
             continue
         try:
-            entries = {e["name"]: e for e in json.loads(path.read_text(encoding="utf-8"))["datasets"]}
+            entries = {e["name"]: e for e in parse_json(path.read_bytes())["datasets"]}
             for e in entries.values():
                 _ = e["file"], e["sha256"], e["task"], e["rows"], e["columns"]
                 if Path(e["file"]).name != e["file"]:
@@ -162,8 +162,8 @@ def _manifest() -> tuple[Path, dict[str, dict[str, Any]]] | None:
 
 def _parse(name: str, path: Path, data: bytes, entry: Mapping[str, Any]) -> Table:
     try:
-        rows = list(csv.reader(io.StringIO(gzip.decompress(data).decode("utf-8"), newline="")))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        rows = list(csv.reader(io.StringIO(gunzip(data, _MOST_BYTES).decode("utf-8"), newline="")))
+    except (ValueError, csv.Error) as error:
         raise FileFormatError(f"Table {name!r}: {path} is not a gzipped CSV file ({error}).") from error
     header, body = (rows[0], rows[1:]) if rows else ([], [])
     n, m = int(entry["rows"]), int(entry["columns"])

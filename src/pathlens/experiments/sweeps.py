@@ -21,7 +21,7 @@ import numpy as np
 from pathlens.artifacts import Artifact
 from pathlens.errors import FileFormatError, OptionError, StoreError, unknown_name
 from pathlens.experiments.registry import Run, find, perform
-from pathlens.linops.cluster import crew
+from pathlens.linops.cluster import TIMEOUT, crew
 from pathlens.linops.progress import Meter
 from pathlens.records import read_header, write_header
 
@@ -78,6 +78,7 @@ class Sweep:
 def sweep(
     what: Function | str, settings: Iterable[Mapping[str, Any]], seeds: Sequence[int] = (0, 1, 2, 3, 4), *,
     out: str | os.PathLike[str], client: Any = "local", workers: int | None = None,
+    timeout: float = TIMEOUT,
 ) -> Sweep:
     """Run something for every setting and seed; results are saved as they come, and a second call does the rest.
 
@@ -92,8 +93,9 @@ def sweep(
         Distinct integers.
     out
         Folder: one JSON file per run, named by a checksum of name, setting and seed.
-    client, workers
-        Where to run, as in `KernelOperator.to_zarr`: ``"local"``, an address, a ``distributed.Client``, or False.
+    client, workers, timeout
+        Where to run, as in `KernelOperator.to_zarr`: ``"local"``, an address, a ``distributed.Client``, or False; and
+        how long silent workers are waited for. A run itself may take any time.
 
     Returns
     -------
@@ -135,7 +137,7 @@ def sweep(
     missing = [pair for pair in files if pair not in runs]
     if missing:
         task = functools.partial(_run, function)
-        with crew(client, workers) as team, Meter(f"sweep of {name}", len(missing)) as meter:
+        with crew(client, workers, timeout) as team, Meter(f"sweep of {name}", len(missing)) as meter:
             for (k, seed), (result, seconds) in team.map(task, chosen, missing):
                 runs[k, seed] = _save(files[k, seed], name, chosen[k], seed, result, seconds)
                 meter.advance()

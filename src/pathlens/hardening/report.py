@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork, Open
 from pathlens.models.tracing import max_pools
 from pathlens.recording.taking import check_net
@@ -115,10 +116,12 @@ class HardeningReport:
 
 
 def blocks(x: Tensor) -> Iterator[Tensor]:
-    """The rows in pieces that fit a forward pass."""
-    yield from x.split(max(1, _AT_ONCE // x[0].numel()))
+    """The rows in pieces that fit a forward pass; copies, for a network may change its input."""
+    for part in x.split(max(1, _AT_ONCE // x[0].numel())):
+        yield part.clone()
 
 
+@exact_precision()
 def outputs_of(net: GatedNetwork, x: Tensor) -> Tensor:
     """f(x) without gradient, shape (n, c)."""
     with torch.no_grad():
@@ -149,6 +152,7 @@ def agreement(hard: Tensor, soft: Tensor, loss: str) -> float:
     return _r2(hard.double(), soft.double())
 
 
+@exact_precision()
 def near_boundary(net: GatedNetwork, x: Tensor, margin: float) -> dict[str, float]:
     """Per site, the share of (row, unit) pairs whose pre-activation is smaller than the margin in size."""
     close: dict[str, float] = dict.fromkeys(net.site_names, 0.0)
@@ -164,6 +168,7 @@ def near_boundary(net: GatedNetwork, x: Tensor, margin: float) -> dict[str, floa
 # --- what the cells allow --------------------------------------------------------------------------------------
 
 
+@exact_precision()
 def cells_of(net: GatedNetwork, x: Tensor) -> tuple[Tensor, int]:
     """The number of each row's cell, shape (n,), and how many cells there are.
 

@@ -98,7 +98,7 @@ def least_squares(
 
 def _loss(net: GatedNetwork, x: Tensor, y: Tensor) -> float:
     with torch.no_grad():
-        return float(mse(torch.cat([net(part) for part in x.split(_BLOCK)]), y))
+        return float(mse(torch.cat([net(part.clone()) for part in x.split(_BLOCK)]), y))
 
 
 def _solve_layer(net: GatedNetwork, name: str, x: Tensor, y: Tensor, damping: float) -> None:
@@ -162,7 +162,7 @@ def recalibrate(net: GatedNetwork, x: Tensor, batch: int) -> None:
     with torch.no_grad():
         for part in x.split(max(batch, 2)):
             if len(part) > 1:
-                net(part)
+                net(part.clone())
     for norm, momentum in zip(norms, momenta):
         norm.momentum = momentum
     for module, training in modes.items():

@@ -75,15 +75,16 @@ class Term:
     key : tuple of str
         The weight layer that made it and the batch-norm scales passed since; fields of other keys share no path.
     channels : (C,)
-        Which channel of that layer stands in each channel now; −1 where the field is absent.
+        Which channel of that layer stands in each channel now, and which scales it met: fields of other numbers share
+        no path. −1 where the field is absent.
     positions : int
         How many there were when the field was made.
     stages : tuple of Mask or SpatialMap
         What happened to it since, first to last.
     kernel : Callable
         Group of channels → kernel between positions, (a, b, P, P), or on their diagonal, (a, b, P); None is all ones.
-    group : (channels of that layer,), optional
-        Group of each channel of the layer that made it; None where all channels have one kernel, that of group 0.
+    group : (C,), optional
+        Group of each channel in the layer that made it; None where all channels have one kernel, that of group 0.
     factor : float
         A fixed number times the field.
     """
@@ -109,6 +110,12 @@ class Term:
                 return replace(self, stages=(*stages[:-2], last, joint))
         return replace(self, stages=(*stages, mask))
 
+    def weighed(self, name: str) -> Term:
+        """The field behind one weight per channel, those of batch-norm."""
+        width = len(self.channels)
+        own = self.channels * width + torch.arange(width, device=self.channels.device)
+        return replace(self, key=(*self.key, name), channels=torch.where(self.channels >= 0, own, -1))
+
     def mapped(self, spatial: SpatialMap | None, channels: Tensor | None) -> Term:
         """The field after a map of positions and channels; −1 in `channels` is a channel of zeros."""
         term = self
@@ -120,7 +127,7 @@ class Term:
 
             stages = tuple(Mask(move(s.left), move(s.right)) if isinstance(s, Mask) else s for s in self.stages)
             moved = torch.where(present, self.channels[pick], -1)
-            term = replace(self, channels=moved, stages=stages)
+            term = replace(self, channels=moved, stages=stages, group=None if self.group is None else self.group[pick])
         return term if spatial is None else replace(term, stages=(*term.stages, spatial))
 
 
@@ -157,7 +164,7 @@ class Sums:
         if first.group is None:
             return self._alike(first, second, first.kernel(0), match)
         total: Tensor | None = None
-        group = first.group[first.channels.clamp(min=0)]
+        group = first.group
         for g in group[match].unique().tolist():
             part = self._alike(first, second, first.kernel(g), match & (group == g))
             total = part if total is None else total.add_(part)

@@ -18,7 +18,9 @@ from torch import Tensor
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeError, unknown_name
 from pathlens.linops import CustomKernel
 from pathlens.linops.budget import resolve_budget
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.progress import Meter
+from pathlens.models.tensors import require_dense
 from pathlens.recording.inputs import as_numbers
 
 LastLayer = Literal["he", "lecun"]
@@ -37,7 +39,7 @@ _SNAP = 32 * torch.finfo(torch.float64).eps  # cosines that rounding keeps from 
 
 
 def _inputs(X: Any, name: str, ndim: int, what: str) -> Tensor:
-    x = as_numbers(X)
+    x = require_dense(as_numbers(X), f"{what}: the rows of {name}")
     shape = "(n, d)" if ndim == 2 else "(n, channels, height, width)"
     if x.ndim != ndim:
         raise ShapeError(
@@ -403,6 +405,7 @@ def _chunks(index: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
         yield lo, index[lo : lo + size]
 
 
+@exact_precision()
 def relu_cntk(
     X: Any,
     Y: Any = None,

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError, SolverError
 from pathlens.kernels.parameters import differentiable
 from pathlens.kernels.regression import one_hot
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.progress import Meter
 from pathlens.recording import as_rows
-from pathlens.recording.inputs import as_numbers
+from pathlens.recording.inputs import as_numbers, call_on_copies
 from pathlens.recording.streams import recorded
 
 _POWER_STEPS = 20
@@ -107,7 +108,8 @@ class LinearisedModel:
 
     def _rows(self, X: Any) -> Tensor:
         x = as_rows(X, self._net)
-        recorded(self._net, x[:1], sensitivities=False)  # refuses batch-norm and dropout in train mode, and odd outputs
+        few = x if len(x) < 3 else x[[0, len(x) // 2, -1]]
+        recorded(self._net, few, sensitivities=False)  # refuses train mode, odd outputs, and networks that mix rows
         return x
 
     def _batches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -117,7 +119,7 @@ class LinearisedModel:
 
     def _f(self, x: Tensor) -> Any:
         def f(parameters: dict[str, Tensor]) -> Tensor:
-            out = torch.func.functional_call(self._net, {**self._rest, **parameters}, (x,))
+            out = call_on_copies(self._net, x, parameters={**self._rest, **parameters})
             return out if out.ndim == 2 else out[:, None]
 
         return f
@@ -126,6 +128,7 @@ class LinearisedModel:
         """(f(θ₀), J·direction) on the rows of X, each (n, c)."""
         return self._push(self._rows(X), direction)
 
+    @exact_precision()
     def _push(self, x: Tensor, direction: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         values, tangents = [], []
         for _, part in self._batches(x):
@@ -138,6 +141,7 @@ class LinearisedModel:
         """Jᵀ·cotangent, by parameter name; cotangent is (n, c)."""
         return self._pull(self._rows(X), cotangent)
 
+    @exact_precision()
     def _pull(self, x: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
         total = {k: torch.zeros_like(v) for k, v in self._start.items()}
         for cut, part in self._batches(x):

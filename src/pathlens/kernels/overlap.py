@@ -17,11 +17,12 @@ from pathlens.errors import RecordError
 from pathlens.kernels.recursion import path_kernel
 from pathlens.kernels.sources import Sides, Source, probe, resolve
 from pathlens.kernels.wiring import Wiring
-from pathlens.linops import Factor, GramSum, RowStream
+from pathlens.linops import Factor, GramSum, RowStream, exact_precision
 from pathlens.recording import GatedNetwork, RecordStream
 from pathlens.records import Layer, Record
 
 
+@exact_precision()
 def overlap(
     source: Source | nn.Module,
     X: Any = None,
@@ -50,6 +51,7 @@ def overlap(
         Use the network's own (soft or leaky) gate values instead of the hard bits q > 0.
     include_inputs : bool
         Count the input node as part of a path, as the NPF papers do: d times as many in a fully connected network.
+        What is done to the input before the first layer is followed; a record does not tell it, and is refused then.
     max_bytes : int, optional
         Memory that may be allocated beyond the factors.
 
@@ -78,14 +80,15 @@ def overlap(
     """
     sides = resolve("overlap", source, X, columns, sensitivities=False, max_bytes=max_bytes)
     wiring = _wiring(sides)
-    if wiring is not None and not wiring.chain:
+    if wiring is not None and not (wiring.chain and (wiring.reads_input or not include_inputs)):
         return path_kernel(wiring, sides, "walks" if include_inputs else "paths", soft, "overlap", max_bytes)
     made = _factors("overlap", sides, soft, False, wiring is not None)
     terms = [[Factor(site, left, right) for site, left, right in made]]
     K = GramSum.from_factors(terms, dtype=_dtype(sides, made), name="overlap", max_bytes=max_bytes)
-    return K * float(_first_layer(probe(sides.rows)).inputs) if include_inputs else K
+    return K * float(_number_of_inputs(sides)) if include_inputs else K
 
 
+@exact_precision()
 def npk(
     source: Source | nn.Module,
     X: Any = None,
@@ -98,7 +101,9 @@ def npk(
 
     A feature φ_x(b) is the sum of x(input node)·(gates along the path) over all paths with the same weights b. In a
     fully connected network no two paths share all weights, and H = Σ∘Λ with the Gram matrix Σ of the inputs (of ones,
-    for a piecewise constant network). Between random values of variance σ², E[f_s f_t] = σ^{2D} H on D weight layers.
+    for a piecewise constant network), as the first layer reads them: fixed operations before it (a normalisation by
+    numbers or buffers, flips, padding) are part of x. Paths start before batch-norm and parameters that act on x.
+    Between random values of variance σ², E[f_s f_t] = σ^{2D} H on D weight layers.
 
     Parameters
     ----------
@@ -121,7 +126,8 @@ def npk(
     A convolution with G groups of channels (depthwise: G = C) has one R per group, with Σ_c over the channels that the
     group reads, and G·k_l for k_l in the cost; all G are in memory at once only where another grouped convolution, or
     more than one layer, reads them. Shortcuts add the fields of their branches; batch-norm counts as one weight per
-    channel, biases start no path. Max-pooling and layers used twice are refused. NPF paper, Lemma 2.1; DGN paper,
+    channel, biases start no path. Max-pooling and layers used twice are refused, and so is a record of a network in
+    which batch-norm or parameters act on the input. NPF paper, Lemma 2.1; DGN paper,
     Lemma 4.1.
 
     Examples
@@ -156,6 +162,21 @@ def _value_layers(rec: Record) -> list[Layer]:
 
 def _first_layer(rec: Record) -> Layer:
     return _value_layers(rec)[0]
+
+
+def _number_of_inputs(sides: Sides) -> int:
+    """Of a network whose first layer reads all inputs and nothing else."""
+    rec = sides.rows if isinstance(sides.rows, Record) else probe(sides.rows)
+    layer = _first_layer(rec)
+    read, x = rec.layer_inputs[layer.name][0], rec.x.flatten(1)
+    # a piecewise constant network reads ones
+    if read.shape != x.shape or not (torch.equal(read, x) or bool((read == 1).all())):
+        raise RecordError(
+            f"overlap: layer '{layer.name}' reads something that is made of the input, and a record does not tell of "
+            "how many inputs. Call overlap(net, X, include_inputs=True) on a gated network; of a plain module, take "
+            'gated_twin(net, "relu", example=X[:2]).'
+        )
+    return layer.inputs
 
 
 def check_chain(what: str, rec: Record, wired: bool = False) -> None:
@@ -213,6 +234,12 @@ def _matrices(what: str, rec: Record, soft: bool, inputs: bool, wired: bool) -> 
     check_chain(what, rec, wired)
     found: dict[str, Tensor] = {}
     if inputs:
+        if rec.learned_entry and not wired:
+            raise RecordError(
+                f"{what}: parameters or batch-norm act on the input before the first layer, and paths start before "
+                f"them: a record does not tell where. Call {what}(net, X) on a gated network; of a plain module, take "
+                'gated_twin(net, "relu", example=X[:2]).'
+            )
         found["x"] = rec.layer_inputs[_first_layer(rec).name][0]
     for site in rec.sites:
         found[site] = rec.soft[site] if soft and site in rec.soft else rec.bits[site]

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import RecordError
+from pathlens.linops.precision import exact_precision
 from pathlens.models.tracing import unwrapped
 from pathlens.recording import GatedNetwork
+from pathlens.recording.inputs import call_on_copies
 
 
 def differentiable(net: nn.Module) -> nn.Module:
@@ -48,9 +50,9 @@ class ParameterGradients:
         self._together: bool | None = None  # whether the module runs under vmap; found out on the first call
 
     def _output(self, parameters: dict[str, Tensor], x: Tensor, output: int) -> Tensor:
-        f = torch.func.functional_call(self._net, {**self._rest, **parameters}, (x[None],))
-        return f.reshape(-1)[output]
+        return call_on_copies(self._net, x[None], parameters={**self._rest, **parameters}).reshape(-1)[output]
 
+    @exact_precision()
     def __call__(self, x: Tensor, output: int) -> Tensor:
         """(rows of x, Q)."""
         if self._together is not False:

@@ -54,9 +54,12 @@ class PathRecursion:
         last = {n: i for i, s in enumerate(self.steps) for n in s.reads}
         result: Tensor | None = None
         for i, s in enumerate(self.steps):
+            if s.fixed and not count:  # numbers that enter, whatever they are made of
+                live[s.node] = [self._entered(s, left, right)] if s.name in left.x else []
+                continue
             terms = [t for n in s.reads for t in live[n]]
             if s.kind == "input":
-                live[s.node] = [self._input(s, left, right, count)]
+                live[s.node] = [self._input(s)]
             elif s.kind == "gate":
                 mask = Mask(left.gates[s.detail].reshape(left.rows, s.channels, -1),
                             right.gates[s.detail].reshape(right.rows, s.channels, -1))  # fmt: skip
@@ -64,7 +67,7 @@ class PathRecursion:
             elif s.kind == "weight":
                 live[s.node] = self._weight(s, terms, sums, mode)
             elif s.kind == "norm":
-                live[s.node] = [t if count else replace(t, key=(*t.key, s.name)) for t in terms]
+                live[s.node] = [t if count else t.weighed(s.name) for t in terms]
             elif s.kind == "add":
                 live[s.node] = [replace(t, factor=t.factor * sign) for n, sign in s.detail for t in live[n]]
             elif s.kind == "cat":
@@ -83,14 +86,14 @@ class PathRecursion:
         assert result is not None
         return result
 
-    def _input(self, s: Step, left: Block, right: Block, count: bool) -> Term:
+    def _input(self, s: Step) -> Term:
+        """The input where paths are counted."""
         channels = torch.zeros(s.channels, dtype=torch.long, device=self.device)  # the input is no random field
-        positions = math.prod(s.spatial)
-        if self.wiring.ones or count:
-            return Term((_INPUT,), channels, positions, (), _ones)
-        shape = (s.channels, positions)
-        mask = Mask(left.x.reshape(left.rows, *shape), right.x.reshape(right.rows, *shape))
-        return Term((_INPUT,), channels, positions, (mask,), _ones)
+        return Term((_INPUT,), channels, math.prod(s.spatial), (), _ones)
+
+    def _entered(self, s: Step, left: Block, right: Block) -> Term:
+        """The input, behind fixed operations on it, where path features are multiplied."""
+        return self._input(s).masked(Mask(left.x[s.name], right.x[s.name]))
 
     def _sum_pairs(self, terms: list[Term], sums: Sums, among: Tensor | None = None) -> Tensor | None:
         """Σ over pairs of terms that share paths; a path that is counted meets itself alone."""
@@ -108,6 +111,8 @@ class PathRecursion:
         return total
 
     def _weight(self, s: Step, terms: list[Term], sums: Sums, mode: str) -> list[Term]:
+        if not terms:  # no path leads here
+            return []
         # what the input brings starts no path of hidden units before it meets a gate
         if s.detail is not None and s.detail[0] is not None:
             terms = [t.mapped(s.detail[0], None) for t in terms]
@@ -207,21 +212,22 @@ def _is_input(term: Term) -> bool:
 
 @dataclass
 class Block:
-    """Gates and inputs of some rows, float64."""
+    """Gates, and what enters by step, of some rows, float64."""
 
     rows: int
-    x: Tensor
+    x: dict[str, Tensor]
     gates: dict[str, Tensor]
 
     def part(self, start: int, most: int) -> Block:
         """The same for at most so many rows from one on."""
         cut = slice(start, min(start + most, self.rows))
-        return Block(cut.stop - start, self.x[cut], {site: g[cut] for site, g in self.gates.items()})
+        x = {name: t[cut] for name, t in self.x.items()}
+        return Block(cut.stop - start, x, {site: g[cut] for site, g in self.gates.items()})
 
 
-def _block(source: Source, index: Tensor, soft: bool, most: int) -> Block:
+def _block(wiring: Wiring, source: Source, index: Tensor, soft: bool, most: int) -> Block:
     found = list(pieces(source, index, most))
-    x = torch.cat([r.x for r in found]).double()
+    x = wiring.entered(torch.cat([r.x for r in found]))
     gates = {}
     for site in source.sites:
         parts = [r.gates(site) if soft else r.bits[site] for r in found]
@@ -267,10 +273,10 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
         other = sides.rows if sides.cols is None else sides.cols
         mirror = sides.symmetric and torch.equal(rows, cols)
         for i in range(0, len(rows), edge):
-            left = _block(sides.rows, rows[i : i + edge], soft, edge)
+            left = _block(wiring, sides.rows, rows[i : i + edge], soft, edge)
             for j in range(i if mirror else 0, len(cols), edge):
                 same = mirror and i == j
-                right = left if same else _block(other, cols[j : j + edge], soft, edge)
+                right = left if same else _block(wiring, other, cols[j : j + edge], soft, edge)
                 spot = out[i : i + edge, j : j + edge]
                 fill(left, right, spot, same)
                 if mirror and not same:
@@ -293,14 +299,14 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
         if not kept:
             few = max(min(step, 32) // 2, 1)  # of so few pairs, those off the diagonal cost less than calls for each
             parts = torch.arange(sides.rows.n).split(few)
-            blocks = (_block(sides.rows, part, soft, few) for part in parts)
+            blocks = (_block(wiring, sides.rows, part, soft, few) for part in parts)
             kept.append(torch.cat([run(block, block).diagonal() for block in blocks]))
         return kept[0]
 
     # one power of two for all entries keeps counts of deep networks within float32, and exact
     own = 0.0
     for i in range(0, sides.rows.n, max(sides.rows.n // _SAMPLED, 1)):
-        block = _block(sides.rows, torch.tensor([i]), soft, 1)
+        block = _block(wiring, sides.rows, torch.tensor([i]), soft, 1)
         own = max(own, float(recursion.run(block, block, mode)))
     scale = math.frexp(own)[1] if math.isfinite(own) else 0
     shape = (sides.rows.n, (sides.rows if sides.cols is None else sides.cols).n)

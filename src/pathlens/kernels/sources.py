@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import DTypeError, OptionError, RecordError, ShapeError
+from pathlens.linops.factors import FLOATS
 from pathlens.models.tracing import unwrapped
 from pathlens.recording import RecordStream
 from pathlens.recording.streams import recorded
@@ -64,6 +65,7 @@ def resolve(
         rows = X if isinstance(X, Source) else _record(net, X, sensitivities, max_bytes)
     else:
         raise OptionError(f"{what}: expected a Record or a network with inputs, got {type(source).__name__}.")
+    _check_dtype(what, rows)
     if columns is None or columns is source or columns is rows:
         return Sides(rows, None, net)
     if isinstance(columns, Source):
@@ -82,6 +84,15 @@ def resolve(
 def _record(net: nn.Module, X: Any, sensitivities: bool, max_bytes: int | None) -> Source:
     # without gates there is still a tangent kernel, and what needs gates refuses
     return recorded(net, X, sensitivities=sensitivities, max_bytes=max_bytes)
+
+
+def _check_dtype(what: str, rows: Source) -> None:
+    dtype = probe(rows).f.dtype
+    if dtype not in FLOATS:
+        raise DTypeError(
+            f"{what}: the network computes in {dtype}, expected float32 or float64: kernels are exact, and {dtype} has "
+            "too few digits. Take a copy, which has the same weights: copy.deepcopy(net).float(), and X.float()."
+        )
 
 
 def _check_pair(what: str, rows: Source, cols: Source) -> None:

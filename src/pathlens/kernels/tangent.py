@@ -20,6 +20,7 @@ from pathlens.kernels.parameters import ParameterGradients
 from pathlens.kernels.sources import Sides, Source, probe, resolve
 from pathlens.linops import Factor, GramSum, KernelOperator, RowStream
 from pathlens.linops.budget import resolve_budget
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.progress import Meter
 from pathlens.models.gates import leak
 from pathlens.models.tracing import unwrapped
@@ -30,6 +31,7 @@ _PARTS = ("all", "value", "feature")
 HELD_SHARE = 0.5  #: of the budget, that the gradients of all examples may take; beyond it they are made block by block
 
 
+@exact_precision()
 def ntk(
     source: Source | nn.Module,
     X: Any = None,

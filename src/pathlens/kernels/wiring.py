@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ class Step:
     spatial: tuple[int, ...]
     detail: Any = None
     groups: int = 1  # of a convolution
+    fixed: bool = False  # made of the input alone, without weights: what a path kernel takes for the input
 
 
 def _refuse(node: fx.Node, why: str, remedy: str) -> RecordError:
@@ -70,6 +72,32 @@ def _generic(argument: Any) -> Any:
     return (0.5 + torch.rand(argument.shape, dtype=torch.float64, generator=generator)).to(argument.device)
 
 
+def _separate(graph: fx.Graph, seen: dict[fx.Node, Any]) -> bool:
+    """Give every tensor of a tuple (chunk, split, unbind) a node of its own, and its readers that node.
+
+    Returns whether there were any.
+    """
+    found = False
+    for node in list(graph.nodes):
+        value = seen.get(node)
+        if node.op == "output" or not isinstance(value, (tuple, list)) or not any(isinstance(v, Tensor) for v in value):
+            continue
+        found = True
+        users = list(node.users)
+        with graph.inserting_after(node):
+            members = [graph.call_function(operator.getitem, (node, i)) for i in range(len(value))]
+        for user in users:
+            if user.target is operator.getitem and isinstance(user.args[1], int):
+                user.replace_all_uses_with(members[user.args[1]])
+                graph.erase_node(user)
+            elif user.target is not operator.getitem:  # a slice of a tuple is a tuple, and has its turn
+                user.args, user.kwargs = (
+                    fx.map_arg(given, lambda n: tuple(members) if n is node else n)  # noqa: B023
+                    for given in (user.args, user.kwargs)
+                )
+    return found
+
+
 class Wiring:
     """The value network as steps, built once from its graph and one row.
 
@@ -91,9 +119,15 @@ class Wiring:
         watcher = Watcher(module)
         with torch.no_grad():
             watcher.run(*arguments)
+            if _separate(module.graph, watcher.seen):
+                watcher = Watcher(module)
+                watcher.run(*arguments)
         self._seen, self._module = watcher.seen, module
         holders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._data = {holders[0]}
+        self._tuples: dict[fx.Node, tuple[fx.Node, ...]] = {}  # of tensors of the network, and what they are made of
+        self._learned: set[fx.Node] = set()  # constants that depend on parameters
+        self._fixed: set[fx.Node] = set()
         self._gates = dict(zip(holders[1:], net.site_names))
         self._shape: dict[fx.Node, tuple[int, tuple[int, ...]]] = {}  # channels and positions, flattened or not
         used: dict[str, str] = {}
@@ -102,9 +136,12 @@ class Wiring:
             if self._relevant(node):
                 self.steps.append(self._step(node, used))
                 self._shape[node] = self.steps[-1].channels, self.steps[-1].spatial
+                if self.steps[-1].fixed:
+                    self._fixed.add(node)
+        self._find_entries()
         del self._seen, self._module
-        maps = [s.detail for s in self.steps if s.kind == "map"]
-        joins = any(s.kind == "add" and len(s.detail) > 1 for s in self.steps)
+        maps = [s.detail for s in self.steps if s.kind == "map" and not s.fixed]
+        joins = any(s.kind == "add" and len(s.detail) > 1 and not s.fixed for s in self.steps)
         self.diagonal = all(m[0] is None or m[0].selects for m in maps) and not (maps and joins)
         self.pair_values = max(math.prod(s.spatial) ** (1 if self.diagonal else 2) for s in self.steps)
         self.count_values = max(math.prod(s.spatial) for s in self.steps)
@@ -120,21 +157,83 @@ class Wiring:
         if node in self._data:
             return True
         value = self._seen.get(node)
-        reads = any(n in self._data for n in node.all_input_nodes)
+        reads = self._reads(node)
         if node.op == "output" or (reads and isinstance(value, Tensor) and value.dtype.is_floating_point):
             self._data.add(node)
             return True
+        if reads and isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value):
+            self._tuples[node] = reads
+        elif isinstance(value, nn.Parameter) or any(n in self._learned for n in node.all_input_nodes):
+            self._learned.add(node)
         return False
 
+    def _reads(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """Tensors of the network that a node is made of, those included that come to it in a tuple."""
+        found: dict[fx.Node, None] = {}
+        for n in node.all_input_nodes:
+            found.update(dict.fromkeys(self._tuples.get(n, (n,) if n in self._data else ())))
+        return tuple(found)
+
+    def _maker(self, node: fx.Node) -> fx.Node:
+        """The operation that made a tensor: of a member of a tuple, the one that made the tuple."""
+        inner = node.all_input_nodes
+        return self._maker(inner[0]) if node.target is operator.getitem and inner[0] in self._tuples else node
+
+    def _is_fixed(self, node: fx.Node, reads: tuple[fx.Node, ...]) -> bool:
+        """Whether an operation without parameters makes this of the input alone."""
+        if node.op == "placeholder":
+            return True
+        maker = self._maker(node)
+        constant = {n for each in {node, maker} for n in each.all_input_nodes} - set(reads) - set(self._tuples)
+        if node.op == "output" or any(n in self._learned or n in self._gates for n in constant):
+            return False
+        if maker.op == "call_module":
+            module = self._module.get_submodule(str(maker.target))
+            if isinstance(module, _NORMS) or any(True for _ in module.parameters()):
+                return False
+        return all(n in self._fixed for n in reads)
+
+    def _find_entries(self) -> None:
+        """Cut the graph where the fixed operations on the input end: what the others read is what enters them."""
+        entries = dict.fromkeys(n for s in self.steps if not s.fixed for n in s.reads if n in self._fixed)
+        names = {s.node: s.name for s in self.steps}
+        self.entries = tuple(names[n] for n in entries)
+        needed = set(entries)
+        for node in reversed(self._module.graph.nodes):
+            if node in needed:
+                needed.update(node.all_input_nodes)
+        graph = fx.Graph()
+        made: dict[fx.Node, fx.Node] = {}
+        for node in self._module.graph.nodes:
+            if node in needed or (node.op == "placeholder" and not made):
+                made[node] = graph.node_copy(node, lambda n: made[n])
+        graph.output(tuple(made[n] for n in entries))
+        self._enter = fx.GraphModule(self._module, graph)
+
+    def entered(self, x: Tensor) -> dict[str, Tensor]:
+        """What paths start from, (n, C, P) float64 by step: the input behind the fixed operations on it.
+
+        Parameters
+        ----------
+        x : (n, ...)
+            The network's inputs. A piecewise constant network reads ones instead.
+        """
+        read = torch.ones(len(x), *self.input_shape, dtype=torch.float64, device=x.device) if self.ones else x.double()
+        with torch.no_grad():
+            found = self._enter(read)
+        sizes = {s.name: (s.channels, math.prod(s.spatial)) for s in self.steps}
+        return {name: t.reshape(len(x), *sizes[name]) for name, t in zip(self.entries, found)}
+
     def _step(self, node: fx.Node, used: dict[str, str]) -> Step:
-        reads = tuple(n for n in node.all_input_nodes if n in self._data and n is not node)
+        reads = self._reads(node)
+        fixed = self._is_fixed(node, reads)
         value = self._seen[reads[0]] if node.op == "output" else self._seen[node]
         made = (value.shape[1], tuple(value.shape[2:])) if value.ndim > 1 else (1, ())
 
         def step(kind: str, detail: Any = None, groups: int = 1) -> Step:
             keeps = kind in ("gate", "norm", "pass", "add", "scale", "output") and reads
             channels, spatial = self._shape[reads[0]] if keeps else made
-            return Step(kind, node.name, reads, node, channels, spatial, detail, groups)
+            return Step(kind, node.name, reads, node, channels, spatial, detail, groups, fixed)
 
         if node.op in ("placeholder", "output"):
             return step("input" if node.op == "placeholder" else "output")
@@ -142,26 +241,30 @@ class Wiring:
         if gates:
             return step("gate", self._gates[gates[0]])
         source = self._seen[reads[0]]
-        if node.op == "call_module":
+        maker = self._maker(node)
+        if maker.op == "call_module":
             return self._module_step(node, step, source, used)
-        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        target = maker.target if isinstance(maker.target, str) else getattr(maker.target, "__name__", str(maker.target))
         name = target.strip("_")
         if any(name.startswith(p) for p in _MAX_POOLS):
             raise _refuse(node, "max-pooling switches paths by their values, which a record of gates does not tell",
                           "Use average-pooling: gated_twin(…, max_pool='average')")  # fmt: skip
+        if name in ("add", "sub", "rsub", "mul", "multiply", "truediv", "div") and value.shape != source.shape:
+            why = f"it spreads a tensor of shape {tuple(source.shape)} to {tuple(value.shape)}"
+            raise _refuse(node, why, "Expand neither channels nor positions")
         if name in ("add", "sub", "rsub"):
             return step("add", self._operands(node, name))
-        if name in ("cat", "concat", "concatenate"):
-            return step("cat", self._parts(node, reads))
+        if name in ("cat", "concat", "concatenate", "hstack"):
+            return step("cat", self._parts(node, reads, name))
         if name in ("mul", "multiply", "truediv", "div", "neg"):
-            return step("scale", self._number(node, name))
+            return step("scale", self._number(node, name, fixed))
         if name in ("linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "einsum", "bmm", "tensordot"):
             raise _refuse(node, "weights used by a function call have no layer of their own",
                           "Use nn.Linear or nn.Conv modules")  # fmt: skip
         return self._flatten_or_map(node, step, source)
 
     def _module_step(self, node: fx.Node, step: Any, source: Tensor, used: dict[str, str]) -> Step:
-        name = str(node.target)
+        name = str(self._maker(node).target)
         module = self._module.get_submodule(name)
         if isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
             if name in used:
@@ -206,9 +309,10 @@ class Wiring:
             pads = ((0, 0),) * len(kernel)
         return spatial, Windows(kernel, tuple(module.stride), pads, dilation), read
 
-    def _parts(self, node: fx.Node, reads: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+    def _parts(self, node: fx.Node, reads: tuple[fx.Node, ...], name: str) -> tuple[fx.Node, ...]:
         """The tensors that a join puts one after the other."""
-        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
+        dim = 1 if name == "hstack" else dim
         given: Any = node.args[0] if node.args else node.kwargs.get("tensors", ())
         parts = tuple(given)
         if any(self._flattened(n) for n in reads):
@@ -230,13 +334,16 @@ class Wiring:
             raise _refuse(node, f"it adds tensors of different layout, {shapes}", "Add tensors of one shape")
         return found
 
-    def _number(self, node: fx.Node, name: str) -> float:
+    def _number(self, node: fx.Node, name: str, fixed: bool) -> float:
+        """What a tensor is multiplied by; a fixed tensor that multiplies the input is part of what enters."""
         if name == "neg":
             return -1.0
         others = [a for a in (*node.args, *node.kwargs.values()) if not (isinstance(a, fx.Node) and a in self._data)]
         value = self._seen[others[0]] if others and isinstance(others[0], fx.Node) else others[0] if others else None
-        if isinstance(value, Tensor) and value.numel() == 1 and not isinstance(value, nn.Parameter):
+        if isinstance(value, Tensor) and value.numel() == 1 and not any(n in self._learned for n in others):
             value = value.item()
+        if fixed and isinstance(value, Tensor):
+            return 1.0
         if not isinstance(value, (int, float)):
             raise _refuse(
                 node, "it multiplies by something that is not a fixed number", "Use batch-norm or a weight layer"
@@ -251,25 +358,33 @@ class Wiring:
         # of a flattened tensor, channels and positions stay apart until a dense layer has summed over both
         if (value.shape == source.shape or value.ndim == 2) and torch.equal(value.flatten(), source.flatten()):
             return step("pass")
-        read = next(n for n in node.all_input_nodes if n in self._data)
-        if self._flattened(read):
+        reads = self._reads(node)
+        if len(reads) > 1:
+            raise _refuse(node, f"it combines {len(reads)} tensors of the network", "Add them, or join their channels")
+        if self._flattened(reads[0]):
             raise _refuse(node, "it rearranges a flattened tensor", "Pool or slice before flattening")
-        arguments = fx.map_arg((node.args, node.kwargs), lambda n: n if n in self._data else self._seen[n])
-
-        def run(t: Tensor) -> Tensor:
-            args, kwargs = fx.map_arg(arguments, lambda n: t)
-            if node.op == "call_module":
-                return self._module.get_submodule(str(node.target))(*args, **kwargs)
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            assert callable(node.target)
-            return node.target(*args, **kwargs)
-
+        with torch.no_grad():
+            # constants put beside the input enter with it; they start no path of their own
+            offset = self._again(node, torch.zeros_like(source)) if self._is_fixed(node, reads) else 0.0
         try:
-            return step("map", self._probe(run, source))
+            return step("map", self._probe(lambda t: self._again(node, t) - offset, source))
         except (ValueError, RuntimeError, IndexError) as error:
             known = "Path kernels know pooling, padding, slicing, flattening, additions and joins of channels"
             raise _refuse(node, f"it is not a map of positions alone ({error})", known) from error
+
+    def _again(self, node: fx.Node, t: Tensor) -> Any:
+        """What a node makes of t, where it read a tensor of the network."""
+
+        def given(n: fx.Node) -> Any:
+            return self._again(n, t) if n in self._tuples else t if n in self._data else self._seen[n]
+
+        args, kwargs = fx.map_arg(node.args, given), fx.map_arg(node.kwargs, given)
+        if node.op == "call_module":
+            return self._module.get_submodule(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
 
     def _probe(self, run: Any, source: Tensor) -> tuple[SpatialMap | None, Tensor | None]:
         """Find T and π with run(t)(c, p) = Σ_q T(p, q) t(π(c), q), and verify them."""
@@ -349,9 +464,14 @@ class Wiring:
         reads: list[fx.Node] = []
         for s in self.steps:
             # a batch-norm of the input is no pass: paths read the input before it, the first layer behind it
-            if s.kind != "pass" and not (s.kind == "norm" and "dense" in kinds):
+            if s.kind == "input" or not (s.fixed or s.kind == "pass" or (s.kind == "norm" and "dense" in kinds)):
                 kinds.append("dense" if s.kind == "weight" and s.detail is None else s.kind)
             reads.extend(s.reads)
         hidden = len(self._gates)
         expected = ["input", *(["dense", "gate"] * hidden), "dense", "output"]
         return kinds == expected and len(set(reads)) == len(reads)
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether nothing but flattening comes between the input and what reads it."""
+        return all(s.kind in ("input", "pass") for s in self.steps if s.fixed)

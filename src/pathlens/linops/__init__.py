@@ -18,9 +18,10 @@ from pathlens.linops.budget import free_bytes
 from pathlens.linops.custom import CustomKernel
 from pathlens.linops.factors import Factor, RowSource, RowStream
 from pathlens.linops.operator import GramSum, KernelOperator
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.solvers import Eigenpairs, Solution
 from pathlens.linops.store import StoredKernel, from_zarr
 from pathlens.linops.writing import StoreReport
 
 __all__ = ["CustomKernel", "Eigenpairs", "Factor", "GramSum", "KernelOperator", "RowSource", "RowStream", "Solution",
-           "StoreReport", "StoredKernel", "free_bytes", "from_zarr", "nystrom"]
+           "StoreReport", "StoredKernel", "exact_precision", "free_bytes", "from_zarr", "nystrom"]

@@ -11,6 +11,7 @@ from torch import Tensor
 from pathlens.errors import DTypeError, EmptyDataError, OptionError, ShapeError
 from pathlens.linops.factors import FLOATS
 from pathlens.linops.operator import KernelOperator
+from pathlens.linops.precision import exact_precision
 
 
 class CustomKernel(KernelOperator):
@@ -85,10 +86,12 @@ class CustomKernel(KernelOperator):
                              f"{self._dtype} on {self._device}.")
         return got.detach()
 
+    @exact_precision()
     def tile(self, rows: Any, cols: Any) -> Tensor:
         """The function's tile, its shape, dtype and device checked."""
         return self._checked(self._tile(rows, cols), (len(rows), len(cols)), "tile")
 
+    @exact_precision()
     def diagonal(self) -> Tensor:
         """K_ii, (n,)."""
         n = self._square("diagonal")

@@ -27,6 +27,7 @@ from pathlens.linops.budget import (
 )
 from pathlens.linops.indexing import Index, as_tensor
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, exp2_scale_, strip
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.progress import Meter
 
 _STRIP = 1 << 16  # entries rescaled together where scales leave the range of the dtype
@@ -121,6 +122,7 @@ class Evaluator:
 
     # --- sides and tiles ---------------------------------------------------------------------------------------
 
+    @exact_precision()
     def side(self, index: Index, right: bool, fold: bool) -> Side:
         """A side; with ``fold`` moderate exponents go into the factor rows, so that tiles come out in true size."""
         side = self.node.side(index, right)
@@ -129,6 +131,7 @@ class Evaluator:
             side.lift(side.exponent)
         return side
 
+    @exact_precision()
     def unit_tile(self, left: Side, right: Side, out: Tensor | None = None) -> Tensor:
         """K̂ between two sides, in ``out`` or in a buffer that the next tile reuses."""
         if out is None:
@@ -217,6 +220,7 @@ class Evaluator:
                     product_of_grams(pairs, tile, spare.__getitem__, t > 0)
                 yield rows, cols, tile
 
+    @exact_precision()
     def dense(self, label: str = "kernel entries") -> Tensor:
         """The whole matrix, (n, m); exactly symmetric where the kernel is."""
         n, m, size = self.node.n, self.node.m, self.dtype.itemsize
@@ -256,6 +260,7 @@ class Evaluator:
 
     # --- diagonal ----------------------------------------------------------------------------------------------
 
+    @exact_precision()
     def log_diagonal(self) -> tuple[Tensor, Tensor]:
         """(u, e) in float64 with K_ii = u_i · 2^e_i; u is moderate or zero. Square kernels only."""
         units, exponents = [], []

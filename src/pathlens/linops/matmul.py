@@ -17,6 +17,7 @@ from pathlens.errors import DTypeError, NotFiniteError, ShapeError
 from pathlens.linops.budget import blocks
 from pathlens.linops.evaluate import Evaluator, overflow_error
 from pathlens.linops.nodes import Gram, Hadamard, Node, Scale, Side, Sum, exp2_scale, strip
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.progress import Meter
 
 
@@ -98,6 +99,7 @@ def check_vectors(evaluator: Evaluator, v: Tensor) -> Tensor:
     return v.detach().reshape(m, -1)
 
 
+@exact_precision()
 def matmul(evaluator: Evaluator, v: Tensor) -> Tensor:
     """K @ V for V of shape (m,) or (m, k), within the evaluator's budget."""
     matrix = check_vectors(evaluator, v)

@@ -28,12 +28,14 @@ from pathlens.errors import (
 )
 from pathlens.linops import backends, counts, solvers
 from pathlens.linops.budget import human_bytes, resolve_budget
+from pathlens.linops.cluster import TIMEOUT
 from pathlens.linops.evaluate import Evaluator, overflow_error
 from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable
 from pathlens.linops.indexing import as_index
 from pathlens.linops.matmul import matmul, plan_matmul
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum, first_name
 from pathlens.linops.plotting import plot_kernel
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.progress import Meter
 from pathlens.linops.solvers import Eigenpairs, Solution
 
@@ -160,7 +162,8 @@ class KernelOperator(ABC):
         >>> K.exact_counts()[0, 1] == 500**20
         True
         """
-        return counts.exact_counts(self._evaluator(max_bytes))
+        with exact_precision():
+            return counts.exact_counts(self._evaluator(max_bytes))
 
     def tiles(self, *, upper: bool = False, max_bytes: int | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
         """Go through the matrix tile by tile: (rows, columns, tile of shape (a, b)), each tile a tensor of its own.
@@ -398,8 +401,9 @@ class KernelOperator(ABC):
         >>> K.solve(torch.tensor([2.0, 4.0]), ridge=1.0).solution
         tensor([1., 2.])
         """
-        return solvers.solve(self._evaluator(max_bytes), y, ridge=ridge, method=method, tol=tol, max_iter=max_iter,
-                             preconditioner=preconditioner)
+        with exact_precision():
+            return solvers.solve(self._evaluator(max_bytes), y, ridge=ridge, method=method, tol=tol, max_iter=max_iter,
+                                 preconditioner=preconditioner)
 
     def eigsh(self, k: int = 6, *, method: str = "auto", tol: float | None = None, max_iter: int | None = None,
               max_bytes: int | None = None) -> Eigenpairs:
@@ -422,13 +426,14 @@ class KernelOperator(ABC):
         >>> K.eigsh(2).values
         tensor([9., 4.])
         """
-        return solvers.eigsh(self._evaluator(max_bytes), k, method=method, tol=tol, max_iter=max_iter)
+        with exact_precision():
+            return solvers.eigsh(self._evaluator(max_bytes), k, method=method, tol=tol, max_iter=max_iter)
 
     # --- disk --------------------------------------------------------------------------------------------------
 
     def to_zarr(self, path: str | os.PathLike[str], *, client: Any = "local", workers: int | None = None,
                 block: int | None = None, verify: bool = True, overwrite: bool = False,
-                max_bytes: int | None = None) -> StoreReport:
+                max_bytes: int | None = None, timeout: float = TIMEOUT) -> StoreReport:
         """Write the whole matrix to disk as a Zarr array, block by block, on all processors or on a cluster.
 
         Every finished block is recorded with its checksum. After a crash, a killed worker or a full disk call again
@@ -440,11 +445,11 @@ class KernelOperator(ABC):
         path
             Folder of the array. One that holds another kernel is refused.
         client
-            ``"local"``: processes on this machine, started and stopped here. ``"tcp://host:8786"``: a Dask cluster that
-            is there; its workers must see the folder under the same path. A ``distributed.Client``: used as it is.
-            False: no cluster, this process.
+            ``"local"``: processes on this machine, started and stopped here, connected by pipes. ``"tcp://host:8786"``:
+            a Dask cluster that is there; its workers must see the folder under the same path. A
+            ``distributed.Client``: used as it is. False: no cluster, this process.
         workers
-            Processes of a local cluster; default: one per processor.
+            Processes of ``"local"``; default: one per processor.
         block
             Edge of a block, which is one chunk of the array. Default: chosen from a measured tile so that a block takes
             about three seconds, fits the budget and leaves several for each worker. A store keeps its block size.
@@ -454,10 +459,20 @@ class KernelOperator(ABC):
             Discard what lies at the path.
         max_bytes
             Memory for each worker. Default: half of what is free here, shared by the workers.
+        timeout
+            Seconds without a sign of life after which a local process is replaced, and seconds that a Dask cluster
+            without workers is given to get some. A block itself may take any time.
 
         Returns
         -------
         StoreReport
+
+        Raises
+        ------
+        ClusterError
+            Workers died repeatedly, or none came back in time. The store is unlocked and keeps its finished blocks.
+        StoreError
+            The disk is full or not writable, another process writes there, or the store holds another kernel.
 
         Notes
         -----
@@ -478,7 +493,7 @@ class KernelOperator(ABC):
         from pathlens.linops.writing import to_zarr
 
         return to_zarr(self, path, client=client, workers=workers, block=block, verify=verify, overwrite=overwrite,
-                       max_bytes=max_bytes)
+                       max_bytes=max_bytes, timeout=timeout)
 
     # --- views -------------------------------------------------------------------------------------------------
 

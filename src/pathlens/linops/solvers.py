@@ -26,6 +26,7 @@ from pathlens.errors import (
 from pathlens.linops.budget import human_bytes
 from pathlens.linops.evaluate import Evaluator
 from pathlens.linops.matmul import matmul, plan_matmul
+from pathlens.linops.precision import exact_precision
 from pathlens.linops.progress import Meter
 
 _ROUGH = 1e-2  # a direct solution that misses its right-hand side by more is told
@@ -167,6 +168,7 @@ def _cholesky(evaluator: Evaluator, rhs: Tensor, ridge: float) -> Tensor:
     return x
 
 
+@exact_precision()
 def sketch(evaluator: Evaluator, rank: int, seed: int) -> tuple[Tensor, Tensor]:
     """(U, λ) of the Nyström approximation K ≈ U Diag(λ) Uᵀ from products with `rank` random vectors, in float64.
 

@@ -29,7 +29,7 @@ from pathlens.errors import FileFormatError, OptionError, PathlensError, StoreEr
 from pathlens.files import write_atomically
 from pathlens.linops import backends
 from pathlens.linops.budget import human_bytes, resolve_budget
-from pathlens.linops.cluster import Client, crew, default_workers
+from pathlens.linops.cluster import TIMEOUT, Client, crew, default_workers
 from pathlens.linops.operator import GramSum, KernelOperator, expression
 from pathlens.linops.parts import Parts, take_apart
 from pathlens.linops.progress import Meter
@@ -155,6 +155,7 @@ def disk_error(path: Path, error: OSError) -> StoreError:
 def to_zarr(
     kernel: KernelOperator, path: str | os.PathLike[str], *, client: Client = "local", workers: int | None = None,
     block: int | None = None, verify: bool = True, overwrite: bool = False, max_bytes: int | None = None,
+    timeout: float = TIMEOUT,
 ) -> StoreReport:
     """See `KernelOperator.to_zarr`."""
     start = time.perf_counter()
@@ -170,7 +171,7 @@ def to_zarr(
     try:
         layout = _open_or_create(place, kernel, identity, block, count, each, overwrite)
         with _alone(layout):
-            report = _finish(kernel, layout, parts, client, workers, each, verify)
+            report = _finish(kernel, layout, parts, client, workers, each, verify, timeout)
     except OSError as error:
         raise error if isinstance(error, PathlensError) else disk_error(place, error) from error
     return replace(report, seconds=time.perf_counter() - start)
@@ -270,18 +271,23 @@ def _alone(layout: Layout) -> Iterator[None]:
     except ImportError:  # no such locks on this system
         yield
         return
-    with open(layout.own("lock"), "ab") as lock:
+    with open(layout.own("lock"), "a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreError(f"{layout.path} is being written by another process. Wait for it, or end it and call "
-                             f"again: what it finished stays.") from None
+            lock.seek(0)
+            holder = lock.read(200).decode(errors="replace") or "unknown"
+            raise StoreError(f"{layout.path} is being written by another process ({holder}). Wait for it, or end it "
+                             f"and call again: what it finished stays.") from None
+        with contextlib.suppress(OSError):  # a full disk: the name is only for people
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
 
 
 def _finish(
     kernel: KernelOperator, layout: Layout, parts: Parts, client: Client, workers: int | None, max_bytes: int,
-    verify: bool,
+    verify: bool, timeout: float,
 ) -> StoreReport:
     """Compute what is missing."""
     layout.read_finished()
@@ -308,7 +314,7 @@ def _finish(
     run = secrets.token_hex(8)
     write_atomically(layout.own("run"), run.encode())
     backend = backends.choose(kernel.backend, expression(kernel), kernel.device, kernel.dtype)
-    with crew(client, workers) as team:
+    with crew(client, workers, timeout) as team:
         folder = layout.own(f"factors-{run}")
         try:
             shared = parts if client is False else parts.shipped(folder.absolute())
@@ -342,6 +348,6 @@ def _compute(layout: Layout, results: Iterator[Any], missing: list[tuple[int, in
         except PathlensError as error:
             total = len(list(layout.description.pairs()))
             have = len(layout.finished)
-            error.args = (f"{error} {have} of {total} blocks are finished and stay; call again to go on.",)
+            error.args = (f"{error} {have} of {total} blocks are finished and stay.",)
             raise
 

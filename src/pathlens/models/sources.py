@@ -164,7 +164,7 @@ class FunctionSource(GateSource):
         self.widths = tuple(widths)
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, ...]:
-        out = self.function(x)
+        out = self.function(x.clone())  # a user's function may edit what it reads; the values read x too
         scores = (out,) if isinstance(out, Tensor) else tuple(out)
         expected = [(x.shape[0], w) for w in self.widths]
         if [tuple(s.shape) for s in scores] != expected:

@@ -53,9 +53,10 @@ _LINEAR_IN_FIRST = {
     "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "avg_pool1d", "avg_pool2d",
     "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "pad", "interpolate", "unfold",
     "fold", "pixel_shuffle", "flatten", "reshape", "view", "view_as", "reshape_as", "mean", "sum", "permute",
-    "transpose", "squeeze", "unsqueeze", "chunk", "split", "getitem", "roll", "flip", "narrow", "select", "contiguous",
-    "clone", "float", "double", "to", "expand", "expand_as", "repeat", "neg", "cumsum", "movedim", "swapaxes",
-    "unflatten", "tile", "index_select", "t", "truediv", "div", "identity",
+    "transpose", "squeeze", "unsqueeze", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "getitem",
+    "roll", "flip", "narrow", "select", "contiguous", "clone", "float", "double", "to", "expand", "expand_as",
+    "repeat", "neg", "cumsum", "movedim", "swapaxes", "unflatten",
+    "tile", "index_select", "t", "truediv", "div", "identity",
 }  # fmt: skip
 # linear in any number of data arguments together
 _LINEAR_JOINT = {"add", "sub", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "rsub"}
@@ -65,8 +66,8 @@ _SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device"}
 # may return their input's own memory, so that an in-place change of one is seen through the other
 _ALIASING = {
     "chunk", "contiguous", "double", "expand", "expand_as", "flatten", "float", "getitem", "movedim", "narrow",
-    "permute", "reshape", "reshape_as", "select", "split", "squeeze", "swapaxes", "t", "to", "transpose", "unflatten",
-    "unsqueeze", "view", "view_as",
+    "permute", "reshape", "reshape_as", "select", "split", "split_with_sizes", "squeeze", "swapaxes", "t",
+    "tensor_split", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
 }  # fmt: skip
 _DROPOUTS: dict[str, type[nn.Module]] = {
     "dropout": nn.Dropout, "dropout1d": nn.Dropout1d, "dropout2d": nn.Dropout2d, "dropout3d": nn.Dropout3d,

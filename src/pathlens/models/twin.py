@@ -28,6 +28,7 @@ from pathlens.models.gates import Gate, make_gate
 from pathlens.models.initialisation import Init
 from pathlens.models.network import GatedNetwork, load_matching
 from pathlens.models.sources import GateSource, GraphSource
+from pathlens.models.tensors import require_dense
 from pathlens.models.tracing import (
     Traced,
     average_max_pools,
@@ -249,6 +250,7 @@ def _check_example(example: Any) -> None:
             f"gated_twin: example must be a tensor of a few inputs, got {type(example).__name__}. "
             "Pass a batch of them: example=X[:2]."
         )
+    require_dense(example, "gated_twin: the rows of `example`")
     if example.ndim < 2 or example.shape[0] < 1:
         raise ShapeError(
             f"gated_twin: example needs a batch dimension and at least one row, got shape {tuple(example.shape)}. "

@@ -33,6 +33,11 @@ _POOL_CALLS: dict[Any, type[nn.Module]] = {
     F.adaptive_avg_pool3d: nn.AdaptiveAvgPool3d,
 }  # fmt: skip
 _PASS = (nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.modules.dropout._DropoutNd)
+# they move counts about, as functions or methods; what comes of some is a tuple
+_MOVES = {"flatten", "view", "reshape", "flip", "roll", "narrow", "select", "index_select", "unsqueeze", "contiguous"}
+_SPLITS = {"chunk", "split", "split_with_sizes", "tensor_split", "unbind"}
+_JOINS = {"cat", "concat", "concatenate", "hstack"}
+_SUMS, _FACTORS = {"add", "sub"}, {"mul", "truediv", "div"}
 _LARGEST_PRIME = 2**31 - 1  # residues below it, times up to 2^22 connections into a unit, are exact in float64
 _BLOCK = 64  # rows at a time
 
@@ -46,12 +51,12 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
     Parameters
     ----------
     net : GatedNetwork or nn.Module
-        Fully connected, or a gated network of convolutions, average pooling, dense layers, batch-norm and shortcuts.
-        There a unit is a channel at a position, and paths through different positions differ even where they use the
-        same weights.
+        Fully connected, or a gated network of convolutions, average pooling, dense layers, batch-norm, shortcuts,
+        splits and joins. There a unit is a channel at a position, and paths through different positions differ even
+        where they use the same weights.
     X : (n, ...), (d,) or Record
     include_inputs : bool
-        Count the input node as part of a path, as the NPF papers do.
+        Count the input node as part of a path, as the NPF papers do. An input that is read twice counts twice.
     include_biases : bool
         Also count paths that start at the bias of a later layer, those that `top` lists with −1, and the output's bias
         itself. The overlap kernel does not. Fully connected networks only.
@@ -81,6 +86,13 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
             return _convolutional(net, rec, include_inputs, include_biases)
         X = rec
     trellis = take_trellis("paths.count", net, X, include_inputs)
+    if not trellis.direct and isinstance(net, GatedNetwork):
+        return _convolutional(net, X, include_inputs, include_biases)
+    if not trellis.direct:
+        raise RecordError(
+            "paths.count: the first layer does not read the inputs as they are, and a plain module does not tell which "
+            'of them lead to it. Take gated = gated_twin(net, "relu", example=X[:2]).'
+        )
     active = [b.sum(1).cpu().numpy().astype(object) for b in trellis.bits]
     starts = np.full(trellis.n, trellis.sizes[0] - trellis.biased if include_inputs else 1, dtype=object)
     counts = starts
@@ -131,8 +143,9 @@ def _primes(bound: int) -> list[int]:
 class _Counter(fx.Interpreter):
     """Runs the value network with every weight 1, no biases and hard gates, modulo a prime.
 
-    Values are pairs (counts, reached). The second is 1 where the input arrives without having passed a gate, and None
-    where it arrives nowhere: a path of hidden units starts, once, at each gate that it arrives at.
+    Values are pairs (counts, reached); a tuple of tensors is a list of pairs. The second is 1 where the input arrives
+    without having passed a gate, and None where it arrives nowhere: a path of hidden units starts, once, at each gate
+    that it arrives at.
     """
 
     def __init__(self, net: GatedNetwork, bits: dict[str, Tensor], include_inputs: bool, prime: int | None) -> None:
@@ -206,17 +219,17 @@ class _Counter(fx.Interpreter):
         if target is apply_site:
             (counts, reached), gate = args[0], args[1]
             return (counts if reached is None else counts + reached) * gate, None
-        if target in (operator.add, torch.add) and not kwargs and all(isinstance(a, tuple) for a in args):
-            (a, here), (b, there) = args
-            reached = here if there is None else there if here is None else (here + there).clamp(max=1)
-            return self._reduced(a + b), reached
-        if isinstance(args[0], torch.Size):  # an entry of a shape
-            return target(*args, **kwargs)
+        if not args:
+            raise self._refuse(name, "with named arguments alone")
+        if isinstance(args[0], torch.Size) or (isinstance(args[0], list) and target is operator.getitem):
+            return target(*args, **kwargs)  # an entry of a shape, or of a tuple of tensors
+        if (found := self._known(name, args, kwargs, target)) is not None:
+            return found
         if target is getattr and args[1] == "shape":
             return args[0][0].shape
         if target is F.pad and (args[3] if len(args) > 3 else kwargs.get("value")):  # it would count as paths
             raise self._refuse(name, "with other values than zero")
-        moves = target in (torch.flatten, F.pad, operator.getitem)  # they move counts about, or add zeros
+        moves = target in (F.pad, operator.getitem)  # they move counts about, or add zeros
         # without a dimension it may take that of the rows
         if moves or (target is torch.squeeze and (kwargs or len(args) > 1)):
             return self._sums(args[0], lambda t: target(t, *args[1:], **kwargs))
@@ -225,6 +238,32 @@ class _Counter(fx.Interpreter):
         if target in (torch.mean, torch.sum):
             return self._over_positions(*args, **kwargs)
         raise self._refuse(name, "function")
+
+    def _known(self, name: str, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
+        """What comes of operations that are functions and methods alike; None for others."""
+        read = args[0]
+        if name in _SPLITS and isinstance(read, tuple):
+            parts, reached = call(read[0], *args[1:], **kwargs), read[1]
+            arrived = [None] * len(parts) if reached is None else call(reached, *args[1:], **kwargs)
+            return list(zip(parts, arrived))
+        if name in _MOVES and isinstance(read, tuple):
+            return self._sums(read, lambda t: call(t, *args[1:], **kwargs))
+        if name in _JOINS and not isinstance(read, tuple | Tensor) and all(isinstance(part, tuple) for part in read):
+            none = all(reached is None for _, reached in read)
+            filled = [torch.zeros_like(counts) if reached is None else reached for counts, reached in read]
+            joined = call([counts for counts, _ in read], *args[1:], **kwargs)
+            return joined, None if none else call(filled, *args[1:], **kwargs)
+        if name not in _SUMS | _FACTORS or kwargs or len(args) != 2:
+            return None
+        pairs = [a for a in args if isinstance(a, tuple)]
+        if name in _SUMS and len(pairs) == 2:
+            (a, here), (b, there) = pairs
+            reached = here if there is None else there if here is None else (here + there).clamp(max=1)
+            return self._reduced(a + b), reached
+        constant = torch.as_tensor(next(a for a in args if not isinstance(a, tuple)))
+        # a bias starts no path; a factor of zero would end some
+        same = (pairs[0][0] + constant.cpu()).shape == pairs[0][0].shape
+        return pairs[0] if same and (name in _SUMS or bool(constant.ne(0).all())) else None
 
     def _over_positions(self, read: Any, dim: Any = None, keepdim: bool = False, **others: Any) -> Any:
         """A mean or sum over positions: every one of them leads on."""
@@ -237,7 +276,10 @@ class _Counter(fx.Interpreter):
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target == "size":
             return args[0][0].size(*args[1:], **kwargs)
-        if target in ("flatten", "view", "reshape") or (target == "squeeze" and (kwargs or len(args) > 1)):
+        method = getattr(torch.Tensor, target)
+        if (found := self._known(target, args, kwargs, method)) is not None:
+            return found
+        if target == "squeeze" and (kwargs or len(args) > 1):
             return self._sums(args[0], lambda t: getattr(t, target)(*args[1:], **kwargs))
         if target in ("mean", "sum"):
             return self._over_positions(*args, **kwargs)
@@ -250,5 +292,5 @@ class _Counter(fx.Interpreter):
             remedy = "kernels.overlap(net, X) may follow it, in floats."
         return RecordError(
             f"paths.count: '{name}' ({what}) is not among what is counted: dense layers, zero-padded convolutions, "
-            f"average pooling, batch-norm, flattening, gates and additions. {remedy}"
+            f"average pooling, batch-norm, flattening, splits, joins, gates and additions. {remedy}"
         )

@@ -104,7 +104,9 @@ def top(net: nn.Module, X: Any, k: int = 10, *, output: int = 0, include_inputs:
         How many paths.
     output : int
     include_inputs : bool
-        A path also names the input that it starts from.
+        A path also names the input that it starts from, one of the network's own. What is done to the inputs before the
+        first layer (a flip, a normalisation, batch-norm) belongs to the weights from inputs to units, and what it adds
+        to the first bias; it must be affine. Of a piecewise-constant network it names the place of a one.
 
     Returns
     -------

@@ -186,7 +186,7 @@ def prune(net: nn.Module, X: Any, keep: float = 0.25, *, held_out: Any = None) -
     if not isinstance(keep, (int, float)) or isinstance(keep, bool) or not 0 < keep <= 1:
         raise OptionError(f"paths.prune: keep={keep!r}, expected a share of the edges in (0, 1].")
     X = take_record(net, X) if isinstance(net, nn.Module) else X
-    trellis = take_trellis("paths.prune", net, X, include_inputs=True)
+    trellis = take_trellis("paths.prune", net, X, include_inputs=True, as_read=True)
     copied = copy.deepcopy(unwrapped(net))
     layers = _dense_layers("paths.prune", copied, X)
     flows: list[tuple[Tensor, Tensor]] = []  # a parameter of the copy, and what goes through its entries

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
 from pathlens.linops.indexing import as_number
 from pathlens.linops.plotting import axes, plot_sum
+from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import max_pools, unwrapped
 from pathlens.paths.explanation import Explanation, r_squared, ratio
 from pathlens.recording import as_rows
+from pathlens.recording.independence import check_rows_apart
 from pathlens.recording.inputs import output_width
 from pathlens.recording.taking import check_net
 
@@ -36,7 +38,7 @@ class Inputs(Explanation):
     contributions : Tensor (n, …), float64
         What all paths that start at each input add up to; the shape of the inputs.
     rest : Tensor (n,), float64
-        Paths that start at a bias (batch-norm has biases too).
+        Paths that start at a bias (batch-norm has biases too, and so has a constant that is added to the input).
     f : Tensor (n,), float64
     cancellations : Tensor (n,)
         (|rest| + Σ_j |contribution|) / |f|.
@@ -91,6 +93,7 @@ class Inputs(Explanation):
 
 
 @torch.inference_mode(False)
+@exact_precision()
 def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
     """Each prediction as a sum over the inputs at which paths start: pixels of an image, columns of a table.
 
@@ -141,6 +144,7 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
             f"shape {tuple(chosen.shape)}."
         )
     output_width(net, rows, "paths.inputs")
+    check_rows_apart(net, rows)
     parts = zip(rows.split(_AT_ONCE), chosen.long().expand(len(rows)).split(_AT_ONCE))
     found = [_contributions(net, values, pooled, part, which) for part, which in parts]
     contributions, rest, f = (torch.cat(tensors) for tensors in zip(*found))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, RecordError
 from pathlens.models.tracing import unwrapped
 from pathlens.recording import GatedNetwork, Record, record
+from pathlens.recording.taking import first_map
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Trellis:
     Attributes
     ----------
     start : Tensor (n, s_0)
-        Values of the first nodes: what the value network reads, or the gated units of the first layer.
+        Values of the first nodes: the inputs (ones, of a piecewise constant network), what the first layer reads, or
+        its gated units.
     weights : tuple of T Tensors (s_t, s_{t−1})
     gates : tuple of T Tensors (n, s_t)
         As the network computes them, soft where it is soft.
@@ -43,7 +45,12 @@ class Trellis:
     biases : tuple of T + 1 bool
         Which of the weights and of the readout have a bias of their own, at which paths start.
     include_inputs : bool
-        Whether the first nodes are the inputs.
+        Whether the first nodes are the inputs. What comes between an input and the first layer belongs to the first
+        weights, and a constant that is added there to its bias.
+    inputs : int
+        How many of the first nodes lead anywhere, the bias node not counted.
+    direct : bool
+        Whether the first layer reads the first nodes as they are.
     label : str
         The gate function.
     sites : tuple of str
@@ -59,6 +66,8 @@ class Trellis:
     x: Tensor
     biases: tuple[bool, ...]
     include_inputs: bool
+    inputs: int
+    direct: bool
     label: str
     sites: tuple[str, ...]
 
@@ -85,9 +94,8 @@ class Trellis:
     @property
     def number_of_paths(self) -> int:
         """How many paths there are, active or not, those that start at a bias included."""
-        first, *rest = (s - self.biased for s in self.sizes)
-        total = first
-        for size, bias in zip(rest, self.biases):
+        total = self.inputs
+        for size, bias in zip((s - self.biased for s in self.sizes[1:]), self.biases):
             total = (total + bias) * size
         return total + self.biases[-1]
 
@@ -140,7 +148,7 @@ class Trellis:
         return int(number) % count
 
 
-def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False) -> Trellis:
+def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False, *, as_read: bool = False) -> Trellis:
     """The trellis of a network on a batch.
 
     Parameters
@@ -153,6 +161,9 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
         Inputs, one input, or their record by this network.
     include_inputs : bool
         Whether a path also names its input node.
+    as_read : bool
+        With ``include_inputs``: name what the first layer reads in place of the inputs, so that the first weights are
+        that layer's own.
     """
     if not isinstance(net, nn.Module):
         raise OptionError(f"{what}: expected a network first, got {type(net).__name__}. Call {what}(net, X, …).")
@@ -178,9 +189,13 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
     values = [named[layer.parameters[0]] for layer in layers]
     biases = [next((named.get(name) for name in layer.parameters[1:]), None) for layer in layers]
     inputs = rec.layer_inputs[layers[0].name][0].double()
-    trellis = _build(rec, values, biases, inputs, include_inputs)
+    trellis = whole = _build(rec, values, biases, inputs, True)
+    if not include_inputs:
+        trellis = _build(rec, values, biases, inputs, False)
+    elif not as_read:
+        trellis = _from_inputs(what, net, rec, values, biases, inputs)
     # rounding is of the size of all terms, those included that cancel within a first unit's U_1 x
-    size = (trellis if include_inputs else _build(rec, values, biases, inputs, True)).absolute().total()
+    size = torch.maximum(whole.absolute().total(), trellis.absolute().total())
     gap = ((trellis.f - rec.f.double()).abs() / size.clamp(min=torch.finfo(torch.float32).tiny)).max()
     if not float(gap) <= 1e3 * torch.finfo(rec.f.dtype).eps:
         raise RecordError(
@@ -223,9 +238,34 @@ def _build(
         weights = [_with_bias(w, b, last=t == len(weights) - 1) for t, (w, b) in enumerate(zip(weights, rest))]
     made = Trellis(
         start, tuple(weights[:-1]), tuple(passing), weights[-1], tuple(rec.bits[s] for s in rec.sites), rec.f, rec.x,
-        own, include_inputs, rec.gate_label, rec.sites,
+        own, include_inputs, start.shape[1] - any(own), True, rec.gate_label, rec.sites,
     )  # fmt: skip
     return replace(made, f=made.total())
+
+
+def _from_inputs(
+    what: str, net: nn.Module, rec: Record, values: list[Tensor], biases: list[Tensor | None], inputs: Tensor
+) -> Trellis:
+    """The trellis that starts at the network's inputs, whatever is done to them before the first layer reads them."""
+    layer = next(layer for layer in rec.layers if layer.part != "gate")
+    remedy = "Without include_inputs=True, paths start at the units of the first layer."
+    if not rec.x.is_floating_point():
+        raise RecordError(f"{what}: the inputs are looked up ({rec.x.dtype}), so that no path starts at one. {remedy}")
+    with torch.no_grad():
+        x = net.value_reads(rec.x) if isinstance(net, GatedNetwork) else rec.x
+    matrix, constant, connected = first_map(net, x[:1], layer)
+    x = x.flatten(1).double()
+    made, size = x @ matrix.T + constant, x.abs() @ matrix.abs().T + constant.abs()
+    want = inputs @ values[0].T if biases[0] is None else inputs @ values[0].T + biases[0]
+    if not bool(((made - want).abs() <= 1e3 * torch.finfo(rec.f.dtype).eps * size).all()):
+        raise RecordError(
+            f"{what}: layer '{layer.name}' reads something that is no affine function of the input, so that no path "
+            f"starts at one of them. {remedy}"
+        )
+    bias = constant if biases[0] is not None or bool(constant.any()) else None
+    trellis = _build(rec, [matrix, *values[1:]], [bias, *biases[1:]], x, True)
+    direct = matrix.shape == values[0].shape and torch.equal(matrix, values[0]) and bool(connected.all())
+    return replace(trellis, inputs=int(connected.sum()), direct=direct)
 
 
 def _with_bias(weight: Tensor, bias: Tensor | None, last: bool) -> Tensor:

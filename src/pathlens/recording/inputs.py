@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, PathlensError, RowIndexError, ShapeError
+from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork
 from pathlens.models.sources import GraphSource, ShallowSource, TableSource
+from pathlens.models.tensors import require_dense
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -42,18 +44,20 @@ def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
             [3., 4.]])
     """
     reference = next(like.parameters(), None) if isinstance(like, nn.Module) else None
+    if reference is not None:
+        check_weights(reference)
     dtype = like if isinstance(like, torch.dtype) else reference.dtype if reference is not None else None
     looks_up = isinstance(like, nn.Module) and any(isinstance(m, _EMBEDDINGS) for m in like.modules())
     if isinstance(X, Tensor):
-        x = X.detach()
+        x = require_dense(X, "Inputs").detach()
         if looks_up and _whole(x):
             dtype = x.dtype
-        if not (x.is_floating_point() or x.is_complex()):
+        if not x.is_floating_point():
             x = x.to(dtype or torch.float32)
         if dtype is not None and x.dtype != dtype:
             raise DTypeError(f"Inputs are {x.dtype}, the network is {dtype}. Convert one of them, e.g. X.to({dtype}).")
     elif isinstance(X, (torch.utils.data.DataLoader, torch.utils.data.Dataset)):
-        x = _from_items(X)
+        x = require_dense(_from_items(X), "Inputs")
         if looks_up and _whole(x):
             dtype = x.dtype
     else:
@@ -100,7 +104,21 @@ def computes_in(net: nn.Module, x: Tensor) -> torch.dtype:
 
 
 def _whole(x: Tensor) -> bool:
-    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+    return not (x.is_floating_point() or x.dtype == torch.bool)
+
+
+def check_weights(weight: Tensor) -> None:
+    """Refuse a network whose weights are no real numbers."""
+    if weight.is_complex():
+        raise DTypeError(
+            f"The network's weights are {weight.dtype}, expected real numbers: gates and kernels of complex networks "
+            "are not defined here. Split real and imaginary parts."
+        )
+    if weight.device.type == "meta":
+        raise DTypeError(
+            "The network is on the device 'meta', which holds shapes and no numbers. Load its weights first, e.g. "
+            "net.to_empty(device='cpu'), then net.load_state_dict(state)."
+        )
 
 
 def _from_items(X: Any) -> Tensor:
@@ -133,6 +151,7 @@ def _from_array(X: Any, dtype: torch.dtype | None) -> Tensor:
         raise ShapeError(f"Inputs: the rows of this {type(X).__name__} do not have one shape ({e}).") from e
     if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
         hint = " Give its rows: data.x." if isinstance(getattr(X, "x", None), Tensor) else ""
+        hint = " Convert it: X.toarray()." if hasattr(X, "toarray") else hint  # SciPy's sparse matrices
         raise DTypeError(f"Inputs must be real numbers, got an array of {array.dtype} ({type(X).__name__}).{hint}")
     if not array.dtype.isnative or array.dtype.itemsize > 8:  # torch knows neither other byte orders nor long doubles
         array = array.astype(np.float64)
@@ -165,12 +184,50 @@ def accepting(x: Tensor, net: nn.Module, where: str, who: str = "the network") -
         ) from error
 
 
+def call_on_copies(
+    net: nn.Module, x: Tensor, rows: Tensor | None = None, parameters: Mapping[str, Tensor] | None = None
+) -> Any:
+    """What a network returns, given copies of rows x and of its buffers: a user's forward may edit both in place.
+
+    Everything that runs a network on the same rows more than once, outside of the tape, calls it here.
+
+    Parameters
+    ----------
+    net : nn.Module
+    x : Tensor, shape (n, ...)
+    rows : integer tensor, shape (n,), optional
+        Example numbers, where gates come from a table.
+    parameters : mapping of str to Tensor, optional
+        Instead of the network's own, by name.
+    """
+    inputs = (x.clone(),) if rows is None else (x.clone(), rows)
+    instead = {id(buffer): buffer.clone() for buffer in net.buffers()}
+    if parameters is not None:
+        instead |= {id(own): parameters[name] for name, own in net.named_parameters()}
+    return call_with(net, instead, inputs) if instead else net(*inputs)
+
+
+def call_with(net: nn.Module, instead: Mapping[int, Tensor], inputs: tuple[Any, ...]) -> Any:
+    """Call a network with other tensors in place of its own, by their ids; its own are there again afterwards.
+
+    Every module is named once: of one that stands under two names torch would swap the tensors twice, and put the
+    stand-ins back.
+    """
+    slots = {}
+    for path, module in net.named_modules():
+        for name, t in (*module._parameters.items(), *module._buffers.items()):
+            if t is not None:
+                slots[f"{path}.{name}" if path else name] = instead.get(id(t), t)
+    return torch.func.functional_call(net, slots, inputs, tie_weights=False)
+
+
+@exact_precision()
 def output_width(net: nn.Module, x: Tensor, where: str) -> int:
     """Number of outputs of a network on rows like those of x; refuses rows that it does not take."""
     probe = copy.deepcopy(net).to(x.device).eval()
-    rows = torch.zeros(1, dtype=torch.long, device=x.device)
+    rows = torch.zeros(1, dtype=torch.long, device=x.device) if getattr(net, "needs_rows", False) else None
     with torch.no_grad(), accepting(x, net, where):
-        out = probe(x[:1], rows) if getattr(net, "needs_rows", False) else probe(x[:1])
+        out = call_on_copies(probe, x[:1], rows)
     if not isinstance(out, Tensor) or out.ndim != 2:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ShapeError(

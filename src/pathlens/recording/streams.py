@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import BudgetError, PathlensError, RecordError, UngatedWarning
+from pathlens.errors import BudgetError, NotFiniteError, PathlensError, RecordError, UngatedWarning
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
 from pathlens.models.constructors import from_recipe, recipe
 from pathlens.models.tracing import unwrapped
+from pathlens.recording.independence import check_rows_apart
 from pathlens.recording.inputs import as_rows, row_numbers
 from pathlens.recording.taking import check_net, exact_gates, take, take_within
 from pathlens.records import Record, Snapshot
@@ -117,7 +118,8 @@ def record(
 ) -> Record | RecordStream:
     """Gates, layer inputs and output sensitivities of a network on a batch.
 
-    The network is left as it is: its weights, gradients, mode and hooks are not touched, nor is the random state.
+    The network is left as it is: its weights, gradients, mode and hooks are not touched, nor is the random state. It
+    runs on a copy of X, which it may edit.
 
     Parameters
     ----------
@@ -145,7 +147,8 @@ def record(
     Raises
     ------
     RecordError
-        Batch-norm or dropout in train mode; an output of another shape; rows that are not the first dimension.
+        Batch-norm or dropout in train mode; an output of another shape; rows that are not the first dimension, or whose
+        outputs depend on the other rows of the batch.
     BudgetError
         The budget does not hold one row.
 
@@ -157,8 +160,9 @@ def record(
 
     Notes
     -----
-    Exact. One forward and c backward passes. What a straight-through gate passes back in training is not a derivative
-    of the network, and is not recorded.
+    Exact. One forward and c backward passes, without TF32 and autocast (`pathlens.linops.exact_precision`), and a
+    forward pass of a few rows that shows whether rows are computed apart. What a straight-through gate passes back in
+    training is not a derivative of the network, and is not recorded.
 
     Examples
     --------
@@ -196,7 +200,11 @@ def recorded(
             whole_record = take_within(budget // WORKING_FACTOR, net, x, chosen, ids, sensitivities)
             if whole_record is not None:
                 return whole_record
-        probe = take(net, x[:1], chosen, None if ids is None else ids[:1], sensitivities)
+        try:
+            probe = take(net, x[:1], chosen, None if ids is None else ids[:1], sensitivities)
+        except NotFiniteError:
+            check_rows_apart(net, x)  # a standard deviation over the batch is NaN for one row
+            raise
         row = probe.nbytes
         if WORKING_FACTOR * row > budget:
             raise BudgetError(
@@ -206,8 +214,10 @@ def recorded(
         if stream is None:
             stream = n * row > budget // 2
         if stream:
+            check_rows_apart(net, x)
             return RecordStream(net, x, probe, ids, sensitivities)
         if WORKING_FACTOR * row * n <= budget:
+            check_rows_apart(net, x)
             return take(net, x, chosen, ids, sensitivities)
         spare = max(budget - n * row, budget // 2)
         batch = max(1, min(n, spare // (WORKING_FACTOR * row)))
@@ -219,6 +229,7 @@ def recorded(
                 whole = whole or _Assembly(part, n)
                 whole.put(part, lo)
                 meter.advance(part.n)
+        check_rows_apart(net, x)
         assert whole is not None
         return whole.record
 
@@ -242,7 +253,7 @@ class _Assembly:
             {k: room(t) for k, t in part.soft.items()}, part.layers,
             {k: [room(t) for t in calls] for k, calls in part.layer_inputs.items()},
             {k: room(t) for k, t in part.sensitivity.items()}, part.gate_label, part.flops_per_row, part.untracked,
-            part.kept, part.has_sensitivities, part.chain, part.ungated,
+            part.kept, part.has_sensitivities, part.chain, part.ungated, part.learned_entry,
         )  # fmt: skip
 
     @staticmethod

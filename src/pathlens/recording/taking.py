@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, RecordError
+from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
-from pathlens.recording.inputs import accepting, computes_in, first_reads
+from pathlens.models.tracing import linear_unit
+from pathlens.recording.independence import check_rows_apart
+from pathlens.recording.inputs import accepting, call_with, check_weights, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
 
@@ -24,6 +28,9 @@ def check_net(net: nn.Module) -> None:
     """Refuse what cannot be recorded before anything runs."""
     if not isinstance(net, nn.Module):
         raise RecordError(f"record: expected an nn.Module, got {type(net).__name__}. Give the network first, then X.")
+    _check_forward(net)
+    for p in net.parameters():
+        check_weights(p)
     for name, m in net.named_modules():
         if m is not net and isinstance(m, GatedNetwork):
             raise RecordError(
@@ -44,7 +51,7 @@ def check_net(net: nn.Module) -> None:
             )
     if (name := _not_finite(net)) is not None:
         raise NotFiniteError(
-            f"'{name}' of this {type(net).__name__} contains NaN or infinity, so that it has neither gates nor paths. "
+            f"'{name}' of this {type(net).__name__} contains NaN or infinity: such weights give no gates or paths. "
             "Load an earlier checkpoint, or train again with a lower lr or clip=1.0."
         )
 
@@ -56,6 +63,22 @@ def _not_finite(net: nn.Module) -> str | None:
     tensors = (*net.named_parameters(), *((k, b) for k, b in net.named_buffers() if k in norms))
     # one sum notices NaN and infinity at a tenth of the cost; a sum of huge finite numbers is looked at again
     return next((k for k, t in tensors if not t.sum().isfinite() and not t.isfinite().all()), None)
+
+
+def _check_forward(net: nn.Module) -> None:
+    """Refuse a forward that cannot be called with one tensor."""
+    try:
+        wanted = inspect.signature(net.forward).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in wanted if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(needed) > 1 or any(p.kind not in positional for p in needed):
+        names = ", ".join(p.name for p in needed)
+        raise RecordError(
+            f"record: the forward of {type(net).__name__} takes {names}; expected one tensor of rows. Wrap it in a "
+            "module whose forward takes one tensor and cuts it into these."
+        )
 
 
 def exact_gates(net: nn.Module) -> nn.Module:
@@ -101,29 +124,17 @@ def _run(
     parameters = parameters or {k: p.detach() for k, p in net.named_parameters()}
     names = {id(p): k for k, p in parameters.items()}
     stack: list[tuple[str, nn.Module]] = []
-    tape = Tape(names, clone=clone, stack=stack, x=x)
     own = {id(p): parameters[k] for k, p in net.named_parameters()}
-    if isinstance(net, GatedNetwork):
-        with tape:
-            return _call(net, own, (x, ids)), tape
+    gated = isinstance(net, GatedNetwork)
     # a user's forward may write into its buffers
-    buffers = {id(b): b.detach().clone() for b in net.buffers()}
+    buffers = {} if gated else {id(b): b.detach().clone() for b in net.buffers()}
+    means = {k: b for k, b in net.named_buffers() if k.endswith("running_mean")}
+    tape = Tape(names, clone, stack, x, {id(buffers.get(id(b), b)): k for k, b in means.items()})
+    if gated:
+        with tape:
+            return call_with(net, own, (x, ids)), tape
     with module_paths(net, stack), tape:
-        return _call(net, own | buffers, (x,)), tape
-
-
-def _call(net: nn.Module, instead: dict[int, Tensor], inputs: tuple[Any, ...]) -> Any:
-    """Call a network with other tensors in place of its own, by their ids; its own are there again afterwards.
-
-    Every module is named once: of one that stands under two names torch would swap the tensors twice, and put the
-    stand-ins back.
-    """
-    slots = {}
-    for path, module in net.named_modules():
-        for name, t in (*module._parameters.items(), *module._buffers.items()):
-            if t is not None:
-                slots[f"{path}.{name}" if path else name] = instead.get(id(t), t)
-    return torch.func.functional_call(net, slots, inputs, tie_weights=False)
+        return call_with(net, own | buffers, (x,)), tape
 
 
 def _keeps_rows(net: nn.Module) -> bool:
@@ -145,6 +156,7 @@ def take(
     return whole
 
 
+@exact_precision()
 def take_within(
     limit: int | None,
     net: nn.Module,
@@ -154,6 +166,7 @@ def take_within(
     sensitivities: bool,
 ) -> Record | None:
     """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
+    one = None
     if limit is not None and not _keeps_rows(net):
         # one row alone tells rows from other dimensions of equal size, and how much all of them would take
         with torch.inference_mode(False), torch.no_grad(), accepting(x, net, "record"):
@@ -163,7 +176,7 @@ def take_within(
             if len(x) * _held(tape, count) > limit:
                 return None
     n = x.shape[0]
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.inference_mode(False), torch.enable_grad():
         with accepting(x, net, "record"):
             x, f, tape = _listen(net, x, ids)
         if isinstance(f, Tensor) and f.ndim == 0 and n == 1:  # a network that ends in squeeze()
@@ -188,6 +201,8 @@ def take_within(
         by_weight = _by_weight(tape, n)
         if limit is not None and _held(tape, len(wanted)) > limit:
             return None
+        if limit is not None:
+            check_rows_apart(net, x, f2.detach(), one)
         last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
         heard = [c for k, calls in by_weight.items() if k not in last for c in calls]
         grads = _gradients(f2, heard, wanted) if sensitivities else {}
@@ -214,8 +229,14 @@ def take_within(
         flops * (1 + (len(wanted) if sensitivities else 0)),
         tuple(k for k, train in trainable.items() if train and k not in told),
         () if outputs is None else tuple(wanted), sensitivities, _is_chain(net, x, ids, by_weight, bits, soft),
-        tuple(tape.ungated),
+        tuple(tape.ungated), _learned_entry(net, by_weight, tape),
     )  # fmt: skip
+
+
+def _learned_entry(net: nn.Module, by_weight: dict[str, list[Call]], tape: Tape) -> bool:
+    """Whether anything of the value network with parameters or running statistics came before its first layer."""
+    calls = _value_calls(net, by_weight)
+    return bool(calls) and any(_part(net, name) != "gate" for name in tape.acting[: calls[0].before])
 
 
 def _drop_unused_relus(tape: Tape, f: Tensor) -> None:
@@ -256,11 +277,11 @@ def _is_chain(
     parameters = {k: _positive(p, generator) / max(1, p.shape[1:].numel()) for k, p in net.named_parameters()}
     x, ids = x[:2], None if ids is None else ids[:2]
     x = _positive(x, generator) if x.is_floating_point() else x
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad():
         _, _, tape = _listen(net, x, ids, parameters)
         scores = None
         if isinstance(net, GatedNetwork):
-            scores = _call(_Scores(net), {id(p): parameters[k] for k, p in net.named_parameters()}, (x, ids))
+            scores = call_with(_Scores(net), {id(p): parameters[k] for k, p in net.named_parameters()}, (x, ids))
         tape.relus = [relu for relu in tape.relus if relu[0] in bits]
         bits, soft, _ = _gates_of(net, x, ids, tape, scores)
     return _joined(_value_calls(net, _by_weight(tape, len(x))), bits, soft)
@@ -272,7 +293,7 @@ def _positive(t: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class _Scores(nn.Module):
-    """Lets `_call` put other weights into a gated network while it is asked what its gates read."""
+    """Lets `call_with` put other weights into a gated network while it is asked what its gates read."""
 
     def __init__(self, net: GatedNetwork) -> None:
         super().__init__()
@@ -280,6 +301,58 @@ class _Scores(nn.Module):
 
     def forward(self, x: Tensor, ids: Tensor | None) -> dict[str, Tensor]:
         return self.net.preactivations(x, ids)
+
+
+class _Values(nn.Module):
+    """The value network with all gates open: what its first layer reads has passed none."""
+
+    def __init__(self, net: GatedNetwork) -> None:
+        super().__init__()
+        self.values, self._sites = copy.deepcopy(net.values).double(), len(net.sites)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values(x, *(linear_unit,) * self._sites)
+
+
+@torch.inference_mode(False)
+def first_map(net: nn.Module, read: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+    """What the first value layer makes of what the value network reads, as an affine map, float64.
+
+    Parameters
+    ----------
+    net : nn.Module
+        Its first value layer is dense and called once.
+    read : (1, ...)
+        One row like those that the value network reads.
+    layer : Layer
+        That layer.
+
+    Returns
+    -------
+    matrix : (w, d)
+        Derivatives at zero; those of the map everywhere, if it is affine.
+    constant : (w,)
+    connected : (d,) bool
+        Which entries reach the layer, whatever its weights are.
+    """
+    probe, dtype = (_Values(net), torch.float64) if isinstance(net, GatedNetwork) else (net, read.dtype)
+    zeros = torch.zeros(layer.outputs, *read.shape[1:], dtype=dtype, device=read.device)
+    name = layer.parameters[0]
+    parameters = {k: p.detach() for k, p in probe.named_parameters()}
+    positive = parameters | {name: _positive(parameters[name], torch.Generator().manual_seed(0))}
+    with torch.enable_grad(), torch.autocast(read.device.type, enabled=False):
+
+        def made(weights: dict[str, Tensor], rows: int) -> tuple[Tensor, Tensor]:
+            leaf = zeros[:rows].clone().requires_grad_()
+            out = _run(probe, leaf.clone(), None, clone=True, parameters=weights)[1].calls[0].out
+            # rows do not mix: the derivative of the k-th entry of the k-th row
+            (slopes,) = torch.autograd.grad(out.diagonal().sum(), leaf, allow_unused=True)
+            slopes = torch.zeros_like(leaf) if slopes is None else slopes
+            return slopes.flatten(1).double(), out[0].detach().double()
+
+        matrix, constant = made(parameters, layer.outputs)
+        connected = made(positive, 1)[0][0] != 0
+    return matrix, constant, connected
 
 
 def _value_calls(net: nn.Module, by_weight: dict[str, list[Call]]) -> list[Call]:
@@ -393,7 +466,7 @@ def _gates_of(
         bits = {name: b for name, _, b, _ in tape.relus}
         soft = {name: leak(b.to(computes_in(net, x)), slope) for name, slope, b, _ in tape.relus if slope}
         return bits, soft, "hard, leaky" if soft else "hard"
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad():
         scores = net.preactivations(x, ids) if scores is None else scores
         all_open = isinstance(net.gate, Open)
         bits = {k: torch.ones_like(q, dtype=torch.bool) if all_open else q > 0 for k, q in scores.items()}

@@ -69,6 +69,7 @@ class Call:
     shape: tuple[int, ...]
     convolution: Convolution | None
     versions: tuple[int, int]
+    before: int  # how many entries of the tape's `acting` came before it
 
     def rewritten(self) -> bool:
         """Whether what it read, or what came out, has been changed in place since."""
@@ -86,15 +87,19 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 class Tape(TorchFunctionMode):
     """Hears linear and convolutional calls, and ReLU calls of plain modules, while a network runs.
 
-    `names` maps the id of a parameter's stand-in to its name. With `clone` it holds copies, which a network that works
-    in place cannot rewrite. `other` collects parameters that also enter a computation in some other way, so that the
-    calls do not tell their whole gradient, and `ungated` nonlinear functions of the data between layers that are no
-    ReLUs. `relus` holds the ReLUs that read data: name, slope, gates, and the node of autograd's graph that it became.
+    `names` maps the id of a parameter's stand-in to its name, `statistics` that of a batch-norm's running mean. With
+    `clone` it holds copies, which a network that works in place cannot rewrite. `other` collects parameters that also
+    enter a computation in some other way, so that the calls do not tell their whole gradient, `acting` lists their uses
+    and those of batch-norms in order, and `ungated` nonlinear functions of the data between layers that are no ReLUs.
+    `relus` holds the ReLUs that read data: name, slope, gates, and the node of autograd's graph that it became.
     """
 
-    def __init__(self, names: dict[int, str], clone: bool, stack: list[tuple[str, nn.Module]], x: Tensor) -> None:
+    def __init__(
+        self, names: dict[int, str], clone: bool, stack: list[tuple[str, nn.Module]], x: Tensor,
+        statistics: dict[int, str],
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.names, self.clone, self.stack = names, clone, stack
+        self.names, self.clone, self.stack, self.statistics = names, clone, stack, statistics
         self.calls: list[Call] = []
         self.relus: list[tuple[str, float, Tensor, Any]] = []
         self.detached = False  # autograd's graph does not lead to everything that the output is computed from
@@ -102,6 +107,7 @@ class Tape(TorchFunctionMode):
         self._data = WeakIdKeyDictionary({x: True})  # what was computed from the inputs
         self.counts: Counter[str] = Counter()
         self.other: set[str] = set()
+        self.acting: list[str] = []
         self.ungated: list[str] = []
         self._waiting: list[str] = []  # activations since the last layer: those after all layers are outputs
         self.unseen = False  # a tensor was handed out in a way that lets it change without a trace
@@ -115,6 +121,7 @@ class Tape(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         if func in _RANDOM or func is F.batch_norm:
             self._refuse_training(func, args, kwargs)
+            self.acting += [self.statistics[id(t)] for t in given if id(t) in self.statistics]
         elif func in _BEHIND_AUTOGRAD:
             self.unseen = True
         gated = func in _RELUS and bool(self.stack)  # gated networks tell their gates themselves
@@ -133,6 +140,7 @@ class Tape(TorchFunctionMode):
         used = [self.names[id(t)] for t in given if id(t) in self.names]
         if used and any(True for _ in _tensors((out,))):  # asking a weight for its shape is no use of it
             self.other.update(used)
+            self.acting += used
         if name == "setitem":
             self._mark(args[0], data)
         return out if name.endswith("_like") or name.startswith("new_") else self._mark(out, data)
@@ -184,10 +192,12 @@ class Tape(TorchFunctionMode):
         bound = dict(zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args)) | kwargs
         x, weight, bias = bound["input"], bound["weight"], bound.get("bias")
         name, bias_name = self.names.get(id(weight)), self.names.get(id(bias))
+        before = len(self.acting)
         if id(x) in self.names:
             self.other.add(self.names[id(x)])
         out = func(*args, **kwargs)
         if name is None:  # a weight computed on the fly is no layer of its own
+            self.acting.append("a weight")
             if bias_name is not None:
                 self.other.add(bias_name)
             return out
@@ -207,7 +217,7 @@ class Tape(TorchFunctionMode):
         versions = x._version, out._version
         self.ungated += [name for name in dict.fromkeys(self._waiting) if name not in self.ungated]
         self._waiting.clear()
-        self.calls.append(Call(name, bias_name, x, out, tuple(weight.shape), convolution, versions))
+        self.calls.append(Call(name, bias_name, x, out, tuple(weight.shape), convolution, versions, before))
         # an in-place operation would otherwise rewrite what the tape holds
         return out.clone() if self.clone else out
 

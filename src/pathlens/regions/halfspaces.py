@@ -18,6 +18,7 @@ from torch import Tensor
 from pathlens.errors import BudgetError, OptionError, RegionError, ShapeError, unknown_name
 from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.progress import Meter
+from pathlens.models.tensors import require_dense
 from pathlens.recording import as_rows
 from pathlens.regions.cells import Floats, Ints
 from pathlens.regions.networks import HardNetwork, hard_network
@@ -321,7 +322,7 @@ class HalfSpaces:
 
 def as_points(X: Any, d: int) -> Floats:
     """Inputs as float64 rows: (n, d) or (n, *input shape) → (n, d)."""
-    x = as_rows(X.double() if isinstance(X, Tensor) else X, torch.float64)
+    x = as_rows(require_dense(X, "Points").double() if isinstance(X, Tensor) else X, torch.float64)
     if x[0].numel() != d:
         raise ShapeError(
             f"contains: expected points of shape (n, {d}), or n of them in the shape of an input, got "

@@ -28,7 +28,8 @@ def jacobian(net: nn.Module, X: Tensor, names: Sequence[str] | None = None) -> T
     rest = {k: v for k, v in everything.items() if k not in chosen}
 
     def f(parameters: dict[str, Tensor]) -> Tensor:
-        out = torch.func.functional_call(net, {**rest, **parameters}, (X,))
+        buffers = {k: b.clone() for k, b in net.named_buffers()}  # a forward may edit them, and its input
+        out = torch.func.functional_call(net, {**buffers, **rest, **parameters}, (X.clone(),))
         return out if out.ndim == 2 else out[:, None]
 
     with warnings.catch_warnings():  # some operations have no fast rule for batches of cotangents
@@ -61,10 +62,11 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _plain_state(values: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer with biases and running means at zero, and running variances at one."""
-    state = {}
+    """Parameters and running means at zero, running variances at one, other buffers as they are."""
+    state, parameters = {}, dict(values.named_parameters())
     for k, v in values.state_dict().items():
-        state[k] = torch.ones_like(v) if k.endswith("running_var") else torch.zeros_like(v)
+        learned = k in parameters or k.endswith(("running_mean", "num_batches_tracked"))
+        state[k] = torch.ones_like(v) if k.endswith("running_var") else torch.zeros_like(v) if learned else v
     return state
 
 

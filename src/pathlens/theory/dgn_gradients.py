@@ -18,6 +18,7 @@ from pathlens.errors import OptionError, RecordError
 from pathlens.kernels import npk, ntk
 from pathlens.kernels.overlap import check_chain
 from pathlens.models import GatedNetwork
+from pathlens.paths.trellis import take_trellis
 from pathlens.recording import record
 from pathlens.recording.inputs import as_numbers
 from pathlens.theory.rows import float_array
@@ -330,6 +331,11 @@ def path_table(net: GatedNetwork, X: Any, *, output: int = 0) -> PathTable:
     (18, 3)
     """
     x, weights, gates = _chain("path_table", net, X, output)
+    if not take_trellis("path_table", net, X, include_inputs=True).direct:
+        raise RecordError(
+            "path_table: the first layer does not read the inputs as they are, so that its columns name none of them. "
+            "Change the inputs before the network: path_table(net, change(X))."
+        )
     sizes = [x.shape[1], *(g.shape[1] for g in gates)]
     total = math.prod(sizes)
     if total > MOST_PATHS:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathlens.data import DataSet
-from pathlens.errors import DTypeError, EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
+from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, ShapeError
 from pathlens.recording import as_rows
 from pathlens.recording.inputs import as_numbers, computes_in, output_width
 from pathlens.training.stack import Loss
@@ -50,30 +50,20 @@ class Data:
 
 
 def prepare(data: Any, net: nn.Module, loss: str | Loss, device: torch.device, weights: Any = None) -> Data:
-    """What `train` was given as data and weights, checked and on the training device."""
+    """Rows and targets of a DataSet or a pair, and weights, checked and on the training device."""
     x_test = y_test = None
     if isinstance(data, DataSet):
         x, y, x_test, y_test = data.x, data.y, data.x_test, data.y_test
     elif isinstance(data, (tuple, list)) and len(data) == 2:
         x, y = data
-    elif isinstance(data, (torch.utils.data.Dataset, torch.utils.data.DataLoader)):
-        pairs = list(data) if isinstance(data, torch.utils.data.DataLoader) else [data[i] for i in range(len(data))]  # type: ignore[arg-type]
-        if not pairs:
-            raise EmptyDataError("train: the data has no items.")
-        if not all(isinstance(p, (tuple, list)) and len(p) >= 2 for p in pairs):
-            raise ShapeError("train: a Dataset or DataLoader must give (input, target) pairs.")
-        join = torch.cat if isinstance(data, torch.utils.data.DataLoader) else torch.stack
-        try:
-            x, y = (join([as_numbers(p[i]) for p in pairs]) for i in (0, 1))
-        except RuntimeError as error:
-            raise ShapeError(f"train: items of the data have different shapes: {error}. Make them equal.") from error
     else:
         raise ShapeError(
-            f"train: data must be a DataSet, an (X, y) pair, a Dataset or a DataLoader, got {type(data).__name__}."
+            "train: data must be a DataSet, an (X, y) pair, a Dataset, a DataLoader or a sampler, got "
+            f"{type(data).__name__}."
         )
-    x, y = _checked(x, y, net, loss, device)
+    x, y = checked(x, y, net, loss, device)
     if x_test is not None and y_test is not None:
-        x_test, y_test = _checked(x_test, y_test, net, loss, device)
+        x_test, y_test = checked(x_test, y_test, net, loss, device)
     return Data(x, y, x_test, y_test, None if weights is None else _checked_weights(weights, x, net))
 
 
@@ -84,7 +74,7 @@ def prepare_validation(validation: Any, net: nn.Module, loss: str | Loss, device
             f"train: validation must be (X, y) or (X, y, weights), got {type(validation).__name__}"
             + (f" of length {len(validation)}." if isinstance(validation, (tuple, list)) else ".")
         )
-    x, y = _checked(validation[0], validation[1], net, loss, device)
+    x, y = checked(validation[0], validation[1], net, loss, device)
     return Data(x, y, weights=None if len(validation) == 2 else _checked_weights(validation[2], x, net))
 
 
@@ -127,14 +117,29 @@ def _checked_weights(weights: Any, x: Tensor, net: nn.Module) -> Tensor:
     return (w.double() / w.double().mean()).to(x.device, computes_in(net, x))
 
 
-def _checked(x: Any, y: Any, net: nn.Module, loss: str | Loss, device: torch.device) -> tuple[Tensor, Tensor]:
+def checked(
+    x: Any,
+    y: Any,
+    net: nn.Module,
+    loss: str | Loss,
+    device: torch.device,
+    outputs: dict[tuple[int, ...], int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Rows and targets that the network and the loss take, on the device.
+
+    `outputs` remembers the network's number of outputs for each shape of a row, so that it is asked once.
+    """
     x = as_rows(x, net).to(device)
     y = _numbers(y, "targets").to(device)
     if y.shape[:1] != x.shape[:1]:
         raise ShapeError(
             f"train: {x.shape[0]} inputs and {y.shape[0] if y.ndim else 'no'} targets. They must match row by row."
         )
-    c = output_width(net, x, "train")
+    outputs = {} if outputs is None else outputs
+    shape = tuple(x.shape[1:])
+    if shape not in outputs:
+        outputs[shape] = output_width(net, x, "train")
+    c = outputs[shape]
     if loss == "cross_entropy":
         if y.dtype.is_floating_point or y.dtype == torch.bool or y.ndim != 1:
             raise LabelError(

@@ -25,6 +25,7 @@ from pathlens.models.sources import TableSource
 from pathlens.models.tracing import unwrapped
 from pathlens.recording import Trajectory, as_rows
 from pathlens.recording.inputs import output_width
+from pathlens.training.batches import Loaded, Rows, Sampled, source_of
 from pathlens.training.checkpoints import forget_checkpoints
 from pathlens.training.inputs import LOSSES, Data, as_device, prepare, prepare_validation
 from pathlens.training.run import OPTIMISERS, Run, Watch, derive_seed
@@ -33,6 +34,12 @@ from pathlens.training.schedules import Schedule, rate_schedule
 from pathlens.training.stack import Loss, Penalty, gated_parts, trained_names
 from pathlens.training.teacher import Teacher
 
+
+class _Default(int):
+    """A number that the caller did not give."""
+
+
+_BATCH = _Default(32)
 _SETTINGS = ("lr", "beta", "weight_decay", "momentum")  # what may differ between members of a stack
 
 
@@ -45,7 +52,7 @@ def train(
     loss: str | Loss = "mse",
     optimizer: str = "adam",
     lr: float = 1e-3,
-    batch_size: int | None = 32,
+    batch_size: int | None = _BATCH,
     seed: int = 0,
     seeds: Sequence[int] | None = None,
     settings: Sequence[Mapping[str, float]] | None = None,
@@ -66,7 +73,7 @@ def train(
     keep_when: Sequence[float] = (),
     watch: Any = None,
     sensitivities: bool = True,
-    evaluate: str = "full",
+    evaluate: str | None = None,
     stop_below: float | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 10,
@@ -88,8 +95,11 @@ def train(
     data : DataSet, (X, y), Dataset, DataLoader, or a sampler
         The test rows of a DataSet are evaluated after every epoch, into `history["test_loss"]` and for labels
         `history["test_accuracy"]`; where they are many, `data.subsample(n, n_test=500)` saves time, and the pair
-        (data.x, data.y) has none. A sampler has ``sample(n, generator) -> (x, y)``: every step gets a fresh batch
-        (`batch_size` rows), and an epoch is one step.
+        (data.x, data.y) has none. All rows of a Dataset are fetched into memory anew for every epoch, so that random
+        augmentation is drawn anew; `batch_size` and `seed` make its batches. A DataLoader makes its own, in every epoch
+        anew, and all members share them; an IterableDataset is read in batches of `batch_size`, in its own order. Both
+        give pairs (x, y), and an epoch is one pass over them. A sampler has ``sample(n, generator) -> (x, y)``: every
+        step gets a fresh batch (`batch_size` rows), and an epoch is one step.
     epochs : int
     loss : {"mse", "half_mse", "cross_entropy"} or function of (output, target)
         Each member's loss is its mean over the batch; members do not influence each other.
@@ -97,15 +107,15 @@ def train(
         else output − target spreads to (batch, batch).
     optimizer : {"sgd", "adam", "adamw", "rmsprop"}
     batch_size : int or None
-        None is the full batch.
+        None is the full batch. A DataLoader has its own, so that both together are refused.
     seed : int
-        Of shuffling and dropout (single network or list: member i uses seed + i).
+        Of shuffling and dropout (single network or list: member i uses seed + i). A DataLoader shuffles by itself.
     seeds : sequence of int, optional
         One network per seed, initialised from it.
     settings : sequence of dict, optional
         One network per setting (times seeds): any of lr, beta, weight_decay, momentum.
     schedule : {"constant", "cosine", "one_cycle"} or function of progress
-        Factor on the learning rate.
+        Factor on the learning rate. Progress is the share of steps done, with an IterableDataset that of epochs.
     beta : function of progress, optional
         Schedule of the gates' β, e.g. ``Geometric(4, 1000, until=0.9)``.
     clip : float, optional
@@ -141,8 +151,11 @@ def train(
         weights, and the record on `watch` where that is given.
     watch : inputs, optional
         What records are taken on; `sensitivities=False` keeps the gates without the backward pass.
-    evaluate : {"full", "running"}
-        Where the loss of an epoch comes from: a pass over all data at its end, or the mean over its batches.
+    evaluate : {"full", "running"}, optional
+        Where the loss of an epoch comes from: a pass over all data at its end, or the mean over its batches. Default:
+        "running" with a DataLoader or an IterableDataset, whose first loss in the history is then that of the first
+        batch, and "full" with other data. A full pass reads a DataLoader once more after each epoch and before the
+        first, which advances its generators too.
     stop_below : float, optional
         Stop when every member's loss is below.
     checkpoint : folder, optional
@@ -150,7 +163,9 @@ def train(
         to the same bits. One that is finished goes on with a larger `epochs`, unless `schedule` or `beta` depend on it,
         and `keep_at` may then name some of the epochs to come. `resume=False` starts over. Another network is refused
         by its layers, frozen weights and gates; one that only began with other weights gets those of the checkpoint,
-        and a ResumeWarning says so.
+        and a ResumeWarning says so. With a Dataset or DataLoader the checkpoint has the state of torch's CPU generator
+        and of the generators in it, its samplers and data sets, and sets them on resuming: the batches to come are
+        those of an uninterrupted run. Random numbers of NumPy, `random` and persistent workers are not restored.
     device : optional
         Default: where the network is.
     compile : bool
@@ -184,6 +199,7 @@ def train(
             f"train: epochs, batch_size and checkpoint_every must be integers of at least 1, got epochs={epochs}, "
             f"batch_size={batch_size}, checkpoint_every={checkpoint_every}."
         )
+    chosen = batch_size is not _BATCH
     epochs, batch_size = int(epochs), None if batch_size is None else int(batch_size)
     kept = sorted(set(keep_at))
     if missed := [epoch for epoch in kept if epoch not in range(epochs + 1)]:
@@ -191,7 +207,7 @@ def train(
             f"train: keep_at names epoch {missed[0]}, and epochs={epochs} has 0 (initialisation) to {epochs}. Leave it "
             "out, or train for longer."
         )
-    if evaluate not in ("full", "running"):
+    if evaluate not in (None, "full", "running"):
         raise OptionError(f"train: evaluate must be 'full' or 'running', got {evaluate!r}.")
     if isinstance(loss, str) and loss not in LOSSES:
         raise unknown_name("loss", loss, LOSSES)
@@ -213,14 +229,22 @@ def train(
     if beta is not None and any("beta" in s for s in member_settings):
         raise OptionError("train: a schedule moves the β of every network, and settings give β too. Drop one of them.")
     place = next(members[0].parameters()).device if device is None else as_device(device, "train: device")
-    sampler = data if hasattr(data, "sample") else None
-    if sampler is not None:
+    source: Rows
+    if hasattr(data, "sample"):
+        if weights is not None:
+            raise OptionError(
+                "train: weights belong to the rows of a data set, and a sampler draws new rows every step."
+            )
         batch_size = batch_size or 1000
-        data = sampler.sample(batch_size, torch.Generator().manual_seed(derive_seed(seed, "evaluation")))
-    if sampler is not None and weights is not None:
-        raise OptionError("train: weights belong to the rows of a data set, and a sampler draws new rows every step.")
-    prepared = prepare(data, members[0], loss, place, weights)
-    _check_augment(augment, sampler, prepared)
+        drawn = data.sample(batch_size, torch.Generator().manual_seed(derive_seed(seed, "evaluation")))
+        source = Sampled(prepare(drawn, members[0], loss, place), data)
+    else:
+        source = source_of(data, batch_size, chosen, members[0], loss, place, weights)
+    if isinstance(source, Loaded):
+        batch_size = source.loader.batch_size
+    evaluate = evaluate or ("full" if source.at_hand else "running")
+    prepared = source.data
+    _check_augment(augment, source)
     held_out = _held_out(validation, patience, members[0], loss, place)
     if teacher is None and temperature != 1:
         raise OptionError(f"train: temperature={temperature:g} belongs to a teacher. Give teacher=net.")
@@ -238,7 +262,7 @@ def train(
         "parameters": sum(p.numel() for p in members[0].parameters()),
         "network": _fingerprint(members, trained, beta is not None) if checkpoint is not None else None,
         "dtype": str(prepared.x.dtype),
-        "data": prepared.fingerprint() if checkpoint is not None else None,
+        "data": source.fingerprint() if checkpoint is not None else None,
         "members": member_settings,
         "loss": loss if isinstance(loss, str) else _name(loss),
         "optimizer": optimizer,
@@ -261,12 +285,10 @@ def train(
     run = Run(
         members,
         member_settings,
-        prepared,
+        source,
         place,
-        sampler=sampler,
         loss=LOSSES[loss] if isinstance(loss, str) else loss,
         optimizer=optimizer,
-        batch_size=batch_size,
         rate=rate_schedule(schedule),
         beta=beta,
         clip=clip,
@@ -311,8 +333,7 @@ def _trainable(net: nn.Module, run: Run) -> Iterator[None]:
         if "more than 1 value per channel" not in str(error):
             raise
         raise OptionError(
-            f"train: batch-norm cannot normalise a batch of one row, and {run.n} rows in batches of {run.batch} leave "
-            "one over. Choose another batch_size, or leave out a row."
+            f"train: batch-norm cannot normalise a batch of one row, and {run.source.one_row_left()}"
         ) from error
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
@@ -349,13 +370,13 @@ def _name(function: Any) -> str:
     return repr(function) if not inspect.isfunction(function) else function.__qualname__
 
 
-def _check_augment(augment: str | None, sampler: Any, data: Data) -> None:
+def _check_augment(augment: str | None, source: Rows) -> None:
     if augment is None:
         return
     if augment != "crop_flip":
         raise unknown_name("augmentation", augment, ["crop_flip"])
-    if sampler is not None or data.x.ndim != 4:
-        got = "a sampler" if sampler is not None else f"inputs of shape {tuple(data.x.shape)}"
+    if isinstance(source, Sampled) or source.data.x.ndim != 4:
+        got = "a sampler" if isinstance(source, Sampled) else f"inputs of shape {tuple(source.data.x.shape)}"
         raise OptionError(f"train: augment={augment!r} needs images of shape (n, channels, height, width), got {got}.")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from pathlens.recording import Moment, Trajectory
 from pathlens.recording.inputs import computes_in
 from pathlens.records import Record, Snapshot
 from pathlens.training.augment import MOVES, crop_flip
+from pathlens.training.batches import Rows, Sampled
 from pathlens.training.checkpoints import load_checkpoint, save_checkpoint
 from pathlens.training.inputs import Data
 from pathlens.training.schedules import Schedule
@@ -80,13 +81,11 @@ class Run:
         self,
         members: list[nn.Module],
         settings: list[dict[str, Any]],
-        data: Data,
+        source: Rows,
         device: torch.device,
         *,
-        sampler: Any,
         loss: Loss,
         optimizer: str,
-        batch_size: int | None,
         rate: Schedule,
         beta: Schedule | None,
         clip: float | None,
@@ -102,14 +101,14 @@ class Run:
         augmented: bool = False,
         teacher: Teacher | None = None,
     ) -> None:
-        self.members, self.settings, self.data, self.sampler = members, settings, data, sampler
+        self.members, self.settings, self.source = members, settings, source
+        self.data = data = source.data  # the rows that the batches of a step are taken from
         self.stack = Stack(members, device, trained)
         self.validation = validation
         self.stopping = None if patience is None else EarlyStopping(self.stack, patience)
         self.loss, self.rate, self.beta, self.clip, self.full = loss, rate, beta, clip, full
         self.compiled, self.watch, self.config, self.teacher = compiled, watch, config, teacher
-        self.n = len(data.x)
-        self.batch = min(batch_size or self.n, self.n)
+        self.batch = source.batch
         self.epoch = self.step_count = 0
         self.trajectories = [Trajectory(config=config | {"member": s}) for s in settings]
         self.shuffles = [_generator(s["seed"], "shuffle") for s in settings]
@@ -124,14 +123,15 @@ class Run:
         self._lone = self.stack.lone_step(step_loss, autocast, penalty)
         self._captured: dict[tuple[int, ...], Callable[..., tuple[Tensor, Tensor]]] = {}
         self._graph_buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
-        self._dropout_shapes: dict[int, list[tuple[int, ...]]] = {}
-        few = torch.arange(min(self.n, 2), device=data.x.device)[None]  # batch-norm needs two rows
+        self._dropout_shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        few = torch.arange(min(len(data.x), 2), device=data.x.device)[None]  # batch-norm needs two rows
         rows = few if self.stack.needs_rows else None
         self._has_dropout = bool(self.stack.dropout_shapes(data.x[few], rows))
         # convolutions of one network are faster than grouped ones, and vmap leaves batch-norm no lower precision
-        self._in_lanes = device.type == "cuda" and data.x.ndim == 4 and sampler is None and not self._has_dropout
+        images = data.x.ndim == 4 and not isinstance(source, Sampled)
+        self._in_lanes = device.type == "cuda" and images and not self._has_dropout
         self._taught: Tensor | None = None  # what the teacher says of every row, where rows stay as they are
-        if teacher is not None and sampler is None and not augmented:
+        if teacher is not None and source.fixed and not augmented:
             self._taught = torch.cat([teacher.targets(part, 1) for part in data.x.split(_IMAGES_AT_ONCE)])
         self._restored_optimiser: dict[str, Tensor] | None = None
         # weights that the networks have had from outside: at the start, and at moments, whose records are taken of them
@@ -187,35 +187,33 @@ class Run:
     def _draws(self, x: Tensor, rows: Tensor | None) -> list[Tensor]:
         if not self._has_dropout:
             return []
-        size = x.shape[1]
-        if size not in self._dropout_shapes:
-            self._dropout_shapes[size] = self.stack.dropout_shapes(x, rows)
+        shape = tuple(x.shape)
+        if shape not in self._dropout_shapes:
+            self._dropout_shapes[shape] = self.stack.dropout_shapes(x, rows)
         dtype = computes_in(self.stack.pattern, x)
         return [
-            torch.stack([torch.rand(shape, generator=g, dtype=dtype) for g in self.dropouts]).to(x.device)
-            for shape in self._dropout_shapes[size]
+            torch.stack([torch.rand(size, generator=g, dtype=dtype) for g in self.dropouts]).to(x.device)
+            for size in self._dropout_shapes[shape]
         ]
 
-    def _step(self, index: Tensor | None) -> Tensor:
-        """One gradient step of all members on the batches that `index` names, or on fresh ones; their losses."""
+    def _step(self, index: Tensor) -> Tensor:
+        """One gradient step of all members on the batches that `index` names; their losses."""
         with torch.no_grad():
-            if index is not None and self._in_lanes:
-                losses, gradient = self._side_by_side(index)
-            else:
-                losses, gradient = self._stacked(*(self._fresh() if index is None else self._fetch(index)))
+            losses, gradient = self._side_by_side(index) if self._in_lanes else self._stacked(*self._fetch(index))
             self._apply(gradient)
         return losses
 
     def _stacked(self, x: Tensor, y: Tensor, w: Tensor | None, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         arguments = (self.stack.flat, x, y, w, rows, self._draws(x, rows), *self.stack.rest())
-        return self._replayed(self._gradient, tuple(x.shape), arguments)(*arguments)
+        return self._replayed(self._gradient, (*x.shape, *y.shape), arguments)(*arguments)
 
     def _side_by_side(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """One member after the other, as in `_lanes`, for a batch that is not of the graph's size."""
         found = []
         for i in range(self.stack.k):
             arguments = self._lone_arguments(index, i)
-            found.append(self._replayed(self._lone, tuple(arguments[1].shape), arguments)(*arguments))
+            key = (*arguments[1].shape, *arguments[2].shape)
+            found.append(self._replayed(self._lone, key, arguments)(*arguments))
         return torch.stack([loss for loss, _ in found]), torch.stack([gradient for _, gradient in found])
 
     def _replayed(
@@ -246,42 +244,23 @@ class Run:
             y = (self.data.y if self._taught is None else self._taught)[index]
         return x, y, None if weights is None else weights[index], rows
 
-    def _order(self) -> Iterator[Tensor]:
-        """What `_fetch` needs for each batch of one epoch, for all members: shapes (k, B), or (2, k, B) with moves."""
-        if self.batch == self.n:
-            order = torch.arange(self.n).repeat(self.stack.k, 1)
-        else:
-            order = torch.stack([torch.randperm(self.n, generator=g) for g in self.shuffles])
-        if self.moves:
-            moves = torch.stack([torch.randint(MOVES, (self.n,), generator=g) for g in self.moves])
-            order = torch.stack([order, moves])
-        yield from order.to(self.data.x.device).split(self.batch, dim=-1)
-
-    def _fresh(self) -> tuple[Tensor, Tensor, None, None]:
-        """A batch from the sampler for each member, from the member's own generator."""
-        drawn = [self.sampler.sample(self.batch, g) for g in self.shuffles]
-        x = torch.stack([d[0] for d in drawn]).to(self.data.x)
-        if self.teacher is not None:
-            return x, self.teacher.targets(x, 2), None, None
-        y = torch.stack([d[1] for d in drawn]).to(self.data.y)
-        return x, y.view(len(drawn), self.batch, *self.data.y.shape[1:]), None, None
-
-    def _epoch_of_steps(self, total: int, graph: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def _epoch_of_steps(self, epochs: int, graph: Callable[[Tensor], Tensor] | None) -> Tensor:
         """All steps of one epoch; the mean loss of each member over its batches."""
         running = torch.zeros(self.stack.k, dtype=torch.float64, device=self.stack.device)
-        if self.sampler is not None:
-            self._set_rate(self.step_count / total)
-            running += self._step(None).double()
-            self.step_count += 1
-            return running.cpu()
-        for index in self._order():
-            self._set_rate(self.step_count / total)
-            whole = index.shape[-1] == self.batch
+        steps, seen, first = self.source.steps, 0, self.source.data
+        for data, index in self.source.batches(self.shuffles):
+            self.data, rows = data, index.shape[-1]
+            # an epoch whose end is not known has one rate; a loader may give more batches than it has said
+            self._set_rate(self.epoch / epochs if steps is None else min(self.step_count / (epochs * steps), 1.0))
+            if self.moves:
+                moves = torch.stack([torch.randint(MOVES, (rows,), generator=g) for g in self.moves])
+                index = torch.stack([index, moves.to(index.device)])
+            whole = rows == self.batch and (data.x.shape, data.y.shape) == (first.x.shape, first.y.shape)
             losses = graph(index) if graph is not None and whole else self._step(index)
-            rows = index[0] if self.moves else index
-            running += losses.double() * rows.shape[1]
+            running += losses.double() * rows
+            seen += rows
             self.step_count += 1
-        return (running / self.n).cpu()
+        return (running / seen).cpu()
 
     # --- epochs ------------------------------------------------------------------------------------------------
 
@@ -295,7 +274,6 @@ class Run:
     ) -> None:
         """Train until the last epoch, or until every member is below `stop_below` or out of patience."""
         self.stack.pattern.train()
-        total = epochs * (1 if self.sampler is not None else math.ceil(self.n / self.batch))
         if self.epoch == 0:
             if self.beta is not None:
                 self.stack.set_buffer("beta", self.beta(0.0))
@@ -314,7 +292,7 @@ class Run:
         while not done():
             if self.beta is not None:
                 self.stack.set_buffer("beta", self.beta((self.epoch + 1) / epochs))
-            running = self._epoch_of_steps(total, graph)
+            running = self._epoch_of_steps(epochs, graph)
             self.epoch += 1
             self._finish_epoch(running)
             losses = self._last_losses()
@@ -339,18 +317,19 @@ class Run:
 
     def _finish_epoch(self, running: Tensor | None) -> None:
         """Write the epoch into the histories and keep what was asked for."""
-        ids = torch.arange(self.n, device=self.data.x.device) if self.stack.needs_rows else None
-        batch = max(1, (_IMAGES_AT_ONCE if self.data.x.ndim == 4 else _EVALUATED_AT_ONCE) // self.stack.k)
+        data = self.source.data
+        batch = max(1, (_IMAGES_AT_ONCE if data.x.ndim == 4 else _EVALUATED_AT_ONCE) // self.stack.k)
         columns: dict[str, Tensor | None] = {}
         if self.full or running is None:
-            losses, accuracy = self.stack.evaluate(self.data.x, self.data.y, self.loss, ids, batch, self.data.weights)
-            columns["accuracy"] = accuracy
+            losses, accuracy = self._evaluate(self.source.evaluated() if self.full else [data], batch)
+            if self.full or self.source.at_hand:  # the accuracy on one batch would stand alone
+                columns["accuracy"] = accuracy
         else:
             losses = running
         columns["loss"] = losses
-        if self.data.x_test is not None and self.data.y_test is not None and not self.stack.needs_rows:
+        if data.x_test is not None and data.y_test is not None and not self.stack.needs_rows:
             columns["test_loss"], columns["test_accuracy"] = self.stack.evaluate(
-                self.data.x_test, self.data.y_test, self.loss, None, batch
+                data.x_test, data.y_test, self.loss, None, batch
             )
         if (held := self.validation) is not None:
             columns["validation"], columns["validation_accuracy"] = self.stack.evaluate(
@@ -378,6 +357,18 @@ class Run:
         if self.stopping is not None:
             assert columns["validation"] is not None
             self.stopping.see(self.epoch, columns["validation"])
+
+    def _evaluate(self, parts: Iterable[Data], batch: int) -> tuple[Tensor, Tensor | None]:
+        """Loss and accuracy of each member on the rows of all parts."""
+        found = []
+        for data in parts:
+            ids = torch.arange(len(data.x), device=data.x.device) if self.stack.needs_rows else None
+            means = self.stack.evaluate(data.x, data.y, self.loss, ids, batch, data.weights)
+            found.append((len(data.x), *means))
+        n = sum(rows for rows, _, _ in found)
+        losses = torch.stack([loss * (rows / n) for rows, loss, _ in found]).sum(0)
+        right = [accuracy * (rows / n) for rows, _, accuracy in found if accuracy is not None]
+        return losses, torch.stack(right).sum(0) if right else None
 
     def _check_signal(self) -> None:
         """Warn if outputs do not depend on the input at the start: such a network does not begin to learn."""
@@ -414,7 +405,7 @@ class Run:
 
     def _cuda_graph(self) -> Callable[[Tensor], Tensor] | None:
         """The whole step (fetching the batch, gradient, optimiser) as one CUDA graph; weights are as before it."""
-        if self.sampler is not None:
+        if isinstance(self.source, Sampled):
             return None
         torch._dynamo.reset()  # else the compiler gives up on the ninth training of a process, and only warns
         shape = (self.stack.k, self.batch)
@@ -449,7 +440,12 @@ class Run:
         if self._restored_optimiser is not None:
             self._load_optimiser(self._restored_optimiser)
 
+        held = self.data
+
         def replay(batch_index: Tensor) -> Tensor:
+            if self.data is not held:
+                held.x.copy_(self.data.x)
+                held.y.copy_(self.data.y)
             index.copy_(batch_index)
             graph.replay()
             return losses
@@ -506,6 +502,7 @@ class Run:
         for i, (a, b) in enumerate(zip(self.shuffles, self.dropouts)):
             tensors[f"shuffle/{i}"], tensors[f"dropout/{i}"] = a.get_state(), b.get_state()
         tensors |= {f"moves/{i}": g.get_state() for i, g in enumerate(self.moves)}
+        tensors |= self.source.state()
         if self.stopping is not None:
             tensors |= self.stopping.tensors()
         moments = []
@@ -553,6 +550,7 @@ class Run:
             b.set_state(tensors[f"dropout/{i}"])
         for i, g in enumerate(self.moves):
             g.set_state(tensors[f"moves/{i}"])
+        self.source.load(tensors)
         self.epoch, self.step_count = int(meta["epoch"]), int(meta["step"])
         self.watch.reached = [set(r) for r in meta["reached"]]
         for i, (t, history, entries) in enumerate(zip(self.trajectories, meta["histories"], meta["moments"])):

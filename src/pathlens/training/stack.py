@@ -128,6 +128,7 @@ class Stack:
         self.fixed = {n: torch.stack([s[n] for s in states]).to(device) for n in shapes if n not in set(names)}
         self.buffers = {n: torch.stack([b[n] for b in buffers]).to(device) for n in buffers[0]}
         self.needs_rows = bool(getattr(first, "needs_rows", False))
+        self._edits_rows: bool | None = None  # not known yet
 
     # --- weights in and out ------------------------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ class Stack:
         rows = torch.zeros(1, dtype=torch.long, device=self.device) if self.needs_rows else None
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             self.pattern.eval()
-            self._forward(self.flat[0], x[:1], rows, [t[0] for t in self.rest()])
+            self._forward(self.flat[0], x[:1].clone(), rows, [t[0] for t in self.rest()])
             self.pattern.train()
         return 3 * self.k * len(x) * counter.get_total_flops()
 
@@ -193,7 +194,7 @@ class Stack:
         self.pattern.train()
         buffers = [t.clone() for t in self.rest()]
         with torch.no_grad(), mode:
-            self._forward(self.flat[0], x[0], None if rows is None else rows[0], [t[0] for t in buffers])
+            self._forward(self.flat[0], x[0].clone(), None if rows is None else rows[0], [t[0] for t in buffers])
         return mode.shapes
 
     def _member(self, loss: Loss, autocast: torch.dtype | None) -> Callable[..., Tensor]:
@@ -271,9 +272,21 @@ class Stack:
         """Member i's outputs in eval mode, without gradient."""
         self.pattern.eval()
         with torch.no_grad():
-            out = self._forward(self.flat[i], x, None, [t[i] for t in self.rest()])
+            out = self._forward(self.flat[i], x.clone(), None, [t[i] for t in self.rest()])
         self.pattern.train()
         return out
+
+    def _edits(self, x: Tensor, rows: Tensor | None) -> bool:
+        """Whether a forward pass in eval mode changes the rows that it is given, as `x /= 255` does.
+
+        Tried on a copy of one row: to copy all rows costs up to twice the evaluation of a small network.
+        """
+        if self._edits_rows is None:
+            first = x[:1].clone()
+            version = first._version
+            self._forward(self.flat[0], first, None if rows is None else rows[:1], [t[0].clone() for t in self.rest()])
+            self._edits_rows = first._version != version
+        return self._edits_rows
 
     def evaluate(
         self, x: Tensor, y: Tensor, loss: Loss, ids: Tensor | None, batch: int, weights: Tensor | None = None
@@ -292,21 +305,28 @@ class Stack:
 
         on_gpu_and_images, members = x.is_cuda and x.ndim == 4, range(self.k)
         with torch.no_grad():
+            edits = self._edits(x, ids)
             for lo in range(0, len(x), batch):
-                xb, yb = x[lo : lo + batch], y[lo : lo + batch]
+                xb, yb = x[lo : lo + batch], y[lo : lo + batch].clone()  # a loss may change its targets
                 rows = None if ids is None else ids[lo : lo + batch]
                 if on_gpu_and_images:  # convolutions of one network are faster than grouped ones
                     xb = xb.contiguous(memory_format=torch.channels_last)
-                    out = torch.stack([member(self.flat[i], xb, rows, *(t[i] for t in self.rest())) for i in members])
+                    alone = [
+                        member(self.flat[i], xb.clone() if edits else xb, rows, *(t[i] for t in self.rest()))
+                        for i in members
+                    ]
+                    out = torch.stack(alone)
                 else:
-                    dims = (0, None, None, *(0 for _ in self.rest()))
+                    if edits:
+                        xb = xb.expand(self.k, *xb.shape).clone()
+                    dims = (0, 0 if edits else None, None, *(0 for _ in self.rest()))
                     out = vmap(member, in_dims=dims)(self.flat, xb, rows, *self.rest())
                 w = None if weights is None else weights[lo : lo + batch]
                 mean = loss if w is None else partial(weighted_mean, loss, weights=w)
-                total += vmap(mean, in_dims=(0, None))(out, yb).double().cpu() * len(xb)
+                total += vmap(mean, in_dims=(0, None))(out, yb).double().cpu() * len(yb)
                 labels = labels and out.shape[-1] > 1
                 if labels:
-                    right = (out.argmax(-1) == yb).double()
+                    right = (out.argmax(-1) == y[lo : lo + batch]).double()
                     correct += (right if w is None else right * w).sum(-1).cpu()
         self.pattern.train()
         return total / len(x), correct / len(x) if labels else None

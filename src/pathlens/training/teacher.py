@@ -49,7 +49,7 @@ class Teacher:
         self.temperature = float(temperature)
         self.autocast = autocast
         with accepting(x, self.net, "train", "the teacher"):
-            said = self.net(x[:1])
+            said = self.net(x[:1].clone())
         if not isinstance(said, Tensor) or said.shape != (1, outputs):
             got = tuple(said.shape) if isinstance(said, Tensor) else type(said).__name__
             raise ShapeError(f"train: the teacher gives {got} for one row, the network (1, {outputs}).")
@@ -64,7 +64,7 @@ class Teacher:
 
     def targets(self, x: Tensor, leading: int) -> Tensor:
         """Targets for a batch whose first `leading` dimensions are members and rows."""
-        rows = x.flatten(0, leading - 1)
+        rows = x.flatten(0, leading - 1).clone()  # a teacher may change what it reads, and the student reads it too
         if rows.is_cuda and rows.ndim == 4:
             rows = rows.contiguous(memory_format=torch.channels_last)
         with torch.no_grad(), torch.autocast(x.device.type, self.autocast, enabled=self.autocast is not None):

@@ -1,37 +1,31 @@
-"""Workers on a Dask cluster: a local one started here, or one that is there already.
+"""Workers on a Dask cluster that is there already: of a client, or at an address.
 
 Only `pathlens.linops.cluster` imports this module, when a cluster is asked for. What every worker needs is sent as a
 worker plugin, because Dask gives it to workers that start later too: scattered data is lost with the worker that holds
-it. May import only the errors and linops.
+it. Every wait for the cluster is bounded, because a cluster without workers does not answer. May import only the errors
+and linops.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
-import subprocess
-import sys
-import tempfile
+import queue
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import distributed
-import psutil
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import KilledWorker
 
 from pathlens.errors import ClusterError, OptionError
-from pathlens.linops.cluster import Crew
+from pathlens.linops.cluster import Crew, cannot_be_sent, keeps_dying
 
 CONNECT_SECONDS = 15.0  # until an address counts as unreachable
-START_SECONDS = 120.0  # until workers count as missing; importing torch on a busy machine takes long
+START_SECONDS = 120.0  # until workers that are being prepared count as dead; they may have to import torch
 _LOOK = 2.0  # between looks at whether anybody is still alive
 _LOST = 3  # times that Dask may lose a piece without saying why
 
@@ -42,15 +36,11 @@ _turn = threading.Lock()  # pieces use torch's own threads, and row streams are 
 class _Share(distributed.WorkerPlugin):
     """Holds what all pieces share in every worker, also in those that replace a dead one."""
 
-    def __init__(self, key: str, value: Any, threads: int | None) -> None:
-        self.key, self.value, self.threads = key, value, threads
+    def __init__(self, key: str, value: Any) -> None:
+        self.key, self.value = key, value
 
     def setup(self, worker: Any) -> None:
         _shared[self.key] = self.value
-        if self.threads is not None:
-            import torch
-
-            torch.set_num_threads(self.threads)
 
     def teardown(self, worker: Any) -> None:
         _shared.pop(self.key, None)
@@ -61,15 +51,24 @@ def _piece(key: str, function: Callable[..., Any], item: tuple[Any, ...]) -> Any
         return function(_shared[key], *item)
 
 
-def _within(seconds: float, call: Callable[[], Any]) -> None:
-    """Make a call that Dask answers when every worker has, but do not wait for ever for one that is just dying."""
-    thread = ThreadPoolExecutor(1)
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """Make a call that waits for a scheduler or for workers, but no longer than so many seconds."""
+    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def make() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=make, daemon=True).start()  # one that never ends must not keep Python from ending
     try:
-        thread.submit(call).result(seconds)
-    except TimeoutError:
+        result, error = answers.get(timeout=seconds)
+    except queue.Empty:
         raise TimeoutError(f"no answer within {seconds:.0f} s") from None
-    finally:
-        thread.shutdown(wait=False)
+    if error is not None:
+        raise error
+    return result
 
 
 def _address(client: distributed.Client) -> str:
@@ -79,25 +78,24 @@ def _address(client: distributed.Client) -> str:
 class DaskCrew(Crew):
     """The workers of one Dask client."""
 
-    def __init__(self, client: distributed.Client, place: str, least: int = 1, threads: int | None = None,
-                 process: subprocess.Popen[bytes] | None = None) -> None:
-        self._client, self._threads, self._process = client, threads, process
+    def __init__(self, client: distributed.Client, place: str, timeout: float) -> None:
+        self._client, self._timeout = client, timeout
         self.place = place
+        self._check_connection()
         try:
-            client.wait_for_workers(least, timeout=START_SECONDS)
+            _within(timeout + CONNECT_SECONDS, lambda: client.wait_for_workers(1, timeout=timeout))
+            self.workers = len(_within(CONNECT_SECONDS, client.nthreads))
         except TimeoutError:
-            raise ClusterError(f"{place}: no worker came within {START_SECONDS:.0f} s. Start some with `dask worker "
-                               f"{_address(client)}`, or use client=False.") from None
-        self.workers = len(client.nthreads())
+            raise ClusterError(f"{place}: no worker came within {timeout:.0f} s. Start some with `dask worker "
+                               f"{_address(client)}`, or use client='local'.") from None
 
     def map(self, function: Callable[..., Any], shared: Any, items: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         key = f"pathlens-{uuid.uuid4().hex}"
-        plugin = _Share(key, shared, self._threads)
+        plugin = _Share(key, shared)
         try:
             dumps((plugin, function))
         except Exception as error:  # pickle raises whatever the object's own methods raise
-            raise ClusterError(f"what the workers need cannot be sent to them ({type(error).__name__}: {error}). "
-                               f"Use client=False.") from error
+            raise cannot_be_sent(error) from error
         try:
             _within(START_SECONDS, lambda: self._client.register_plugin(plugin, name=key))
         except Exception as error:  # raised in a worker, so of any kind
@@ -107,10 +105,11 @@ class DaskCrew(Crew):
         try:
             yield from self._run(key, function, iter(items), running)
         finally:
-            self._client.cancel(list(running))
             if self._client.status == "running":
+                limit = min(self._timeout, CONNECT_SECONDS)  # where workers are gone, nobody answers
                 with contextlib.suppress(Exception):  # the work is done; what stays behind does no harm
-                    _within(CONNECT_SECONDS, lambda: self._client.unregister_worker_plugin(key))
+                    _within(limit, lambda: self._client.cancel(list(running)))
+                    _within(limit, lambda: self._client.unregister_worker_plugin(key))
 
     def _run(self, key: str, function: Callable[..., Any], items: Iterator[tuple[Any, ...]],
              running: dict[distributed.Future, tuple[Any, ...]]) -> Iterator[Any]:
@@ -119,6 +118,7 @@ class DaskCrew(Crew):
         seen = time.monotonic()  # when somebody was last seen alive
 
         def submit(item: tuple[Any, ...]) -> None:
+            self._check_connection()
             running[self._client.submit(_piece, key, function, item, pure=False)] = item
 
         while True:
@@ -130,69 +130,76 @@ class DaskCrew(Crew):
                 submit(item)
             if not running:
                 break
-            try:
-                with self._client.as_current():
-                    done = distributed.wait(list(running), timeout=_LOOK, return_when="FIRST_COMPLETED").done
-            except TimeoutError:
-                seen = self._look(seen)
-                continue
-            seen = time.monotonic()
-            for future in done:
+            for future in self._done(list(running)):
                 item = running.pop(future)
-                if future.status == "finished":
-                    try:
-                        result = future.result()
-                    except distributed.CancelledError:  # its worker died before the result was fetched
-                        submit(item)
+                try:
+                    if future.status == "finished":
+                        result = future.result(timeout=_LOOK)
+                    elif future.status == "error":
+                        error = error or self._explain(future.exception(timeout=_LOOK), item)
                         continue
-                    yield item, result
-                elif future.status == "error":
-                    error = error or self._explain(future.exception(), item)
-                else:
-                    self._look(seen)
+                    else:
+                        raise distributed.CancelledError
+                except TimeoutError:  # its worker has died with the result, which Dask computes again
+                    running[future] = item
+                    break
+                except distributed.CancelledError:
                     lost[item] = lost.get(item, 0) + 1
                     if lost[item] > _LOST:
-                        error = error or ClusterError(f"{self.place}: piece {item} was lost {_LOST} times. Look at the "
-                                                      f"scheduler's log; call again to go on.")
+                        error = error or keeps_dying(self.place, item, f"lost {lost[item]} times")
                     elif error is None:
                         submit(item)
+                else:
+                    seen = time.monotonic()
+                    yield item, result
+            seen = self._look(seen)
         if error is not None:
             raise error
 
+    def _done(self, futures: list[distributed.Future]) -> list[distributed.Future]:
+        """Those that are not pending; waits a moment for the first."""
+        with contextlib.suppress(TimeoutError, distributed.CancelledError), self._client.as_current():
+            distributed.wait(futures, timeout=_LOOK, return_when="FIRST_COMPLETED")
+        return [future for future in futures if future.status != "pending"]
+
     def _explain(self, error: BaseException, item: tuple[Any, ...]) -> BaseException:
-        if isinstance(error, KilledWorker):
-            return ClusterError(f"{self.place}: workers died repeatedly while they computed piece {item}, most likely "
-                                f"for want of memory. Lower max_bytes or the number of workers, and call again: what "
-                                f"was finished stays.")
-        return error
+        return keeps_dying(self.place, item, "lost by Dask") if isinstance(error, KilledWorker) else error
+
+    def _check_connection(self) -> None:
+        """Raise if the scheduler is lost; Dask's own attempts to connect again are waited for."""
+        end = time.monotonic() + min(self._timeout, CONNECT_SECONDS)
+        while self._client.status == "connecting" and time.monotonic() < end:
+            time.sleep(0.05)
+        if self._client.status != "running":
+            raise ClusterError(f"{self.place}: the connection to the scheduler is lost. Call again when it is back, or "
+                               f"with client='local', to resume: finished pieces are kept.")
 
     def _look(self, seen: float) -> float:
         """Raise if nobody can be working any more; else when somebody was last seen."""
-        if self._client.status != "running":
-            raise ClusterError(f"{self.place}: the connection to the scheduler is lost. Call again to go on: what was "
-                               f"finished stays.")
-        if self._client.nthreads():
-            return time.monotonic()
-        if self._process is not None and self._process.poll() is not None:
-            raise ClusterError(f"{self.place}: all workers have exited (status {self._process.returncode}). Call again "
-                               f"to go on: what was finished stays.")
-        if time.monotonic() - seen > START_SECONDS:
-            raise ClusterError(f"{self.place}: no worker has been seen for {START_SECONDS:.0f} s. Start some, and call "
-                               f"again to go on: what was finished stays.")
+        if time.monotonic() - seen < _LOOK:
+            return seen
+        self._check_connection()
+        what = "no worker has been seen"
+        try:
+            if _within(min(self._timeout, CONNECT_SECONDS), self._client.nthreads):
+                return time.monotonic()
+        except OSError:  # a TimeoutError is one, too
+            what = "the scheduler has not answered"
+        if time.monotonic() - seen > self._timeout:
+            raise ClusterError(f"{self.place}: {what} for {self._timeout:g} s. Check the scheduler at "
+                               f"{_address(self._client)} and its workers, or use client='local', and call again to "
+                               f"resume: finished pieces are kept.")
         return seen
 
 
 @contextmanager
-def dask_crew(client: Any, workers: int) -> Iterator[DaskCrew]:
-    """The crew of a client, of an address, or of a new local cluster of so many processes."""
+def dask_crew(client: Any, timeout: float) -> Iterator[DaskCrew]:
+    """The crew of a client, or of an address."""
     if isinstance(client, distributed.Client):
-        yield DaskCrew(client, f"the cluster at {_address(client)}")
-    elif client == "local":
-        with _local(workers) as found:
-            yield found
+        yield DaskCrew(client, f"the cluster at {_address(client)}", timeout)
     elif isinstance(client, str):
         with _connect(client) as connected:
-            yield DaskCrew(connected, f"the cluster at {client}")
+            yield DaskCrew(connected, f"the cluster at {client}", timeout)
     else:
         raise OptionError(f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or "
                           f"False for this process; got {type(client).__name__}.")
@@ -208,52 +215,5 @@ def _connect(address: Any) -> Iterator[distributed.Client]:
     try:
         yield client
     finally:
-        client.close()
-
-
-def scheduler() -> distributed.LocalCluster:
-    """A scheduler in this process that has no workers yet, with a second try on a machine that is very busy."""
-    for _ in range(2):
-        try:
-            return distributed.LocalCluster(n_workers=0, dashboard_address=":0", host="127.0.0.1", silence_logs=50)
-        except AssertionError as error:  # Dask asserts that its event loop has started within ten seconds
-            with warnings.catch_warnings():  # what is left of it warns that nobody closed it
-                warnings.simplefilter("ignore", ResourceWarning)
-                error.__traceback__ = None
-                gc.collect()
-    raise ClusterError("The local Dask scheduler did not start within ten seconds, twice. Try again when the machine "
-                       "is less busy, or give the address of a scheduler that runs.")
-
-
-@contextmanager
-def _local(workers: int) -> Iterator[DaskCrew]:
-    """A scheduler in this process, and workers as processes of their own.
-
-    They are started by command line: Dask's own way imports the user's script anew in every worker, which fails for
-    scripts that do not guard their main part.
-    """
-    threads = max((os.cpu_count() or 1) // workers, 1)
-    scratch_folder = tempfile.TemporaryDirectory(prefix="pathlens-dask-")
-    with scheduler() as cluster, _connect(cluster) as client, scratch_folder as scratch:
-        command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address,
-                   "--nworkers", str(workers), "--nthreads", "1", "--memory-limit", "0", "--no-dashboard",
-                   "--death-timeout", "30", "--local-directory", scratch]
-        path = os.pathsep.join(part or os.getcwd() for part in sys.path)
-        with open(os.path.join(scratch, "log"), "wb") as log:
-            process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL,
-                                       stdout=log, stderr=log)
-            try:
-                yield DaskCrew(client, f"a local cluster of {workers} processes", workers, threads, process)
-            finally:
-                _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the workers that we started, at once: they hold nothing, and their farewells take seconds."""
-    family = [process]
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family += psutil.Process(process.pid).children(recursive=True)
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    process.wait()
+        with contextlib.suppress(TimeoutError):  # a scheduler that does not answer must not hide what was raised
+            client.close()
