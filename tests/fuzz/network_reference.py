@@ -488,9 +488,14 @@ def path_kernel(ref: Reference, x: Tensor) -> Tensor:
 
 def jacobian(f: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """∂f_k(s)/∂θ by one backward pass for each row and output: name → (n, c, …)."""
+    if not f.requires_grad:
+        return {name: torch.zeros(*f.shape, *p.shape, dtype=f.dtype) for name, p in parameters.items()}
     found: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for value in f.flatten():
-        grads = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
+        try:
+            grads = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
+        except RuntimeError as error:  # the template trains, because a layer whose input it changes is frozen
+            raise Unknown("in-place changes of what a frozen layer reads") from error
         for (name, p), g in zip(parameters.items(), grads):
             found[name].append(torch.zeros_like(p) if g is None else g)
     return {name: torch.stack(each).reshape(*f.shape, *parameters[name].shape) for name, each in found.items()}

@@ -179,6 +179,7 @@ def take_within(
     with torch.inference_mode(False), torch.enable_grad():
         with accepting(x, net, "record"):
             x, f, tape = _listen(net, x, ids)
+        ends = tape.ends_in(f)
         if isinstance(f, Tensor) and f.ndim == 0 and n == 1:  # a network that ends in squeeze()
             f = f.reshape(1)
         if not isinstance(f, Tensor) or f.ndim not in (1, 2) or f.shape[0] != n:
@@ -228,7 +229,7 @@ def take_within(
         x, f2.detach()[:, wanted], bits, soft, tuple(layers), layer_inputs, sensitivity, label,
         flops * (1 + (len(wanted) if sensitivities else 0)),
         tuple(k for k, train in trainable.items() if train and k not in told),
-        () if outputs is None else tuple(wanted), sensitivities, _is_chain(net, x, ids, by_weight, bits, soft),
+        () if outputs is None else tuple(wanted), sensitivities, ends and _is_chain(net, x, ids, f2, tape, bits, soft),
         tuple(tape.ungated), _learned_entry(net, by_weight, tape),
     )  # fmt: skip
 
@@ -263,44 +264,52 @@ def _held(tape: Tape, outputs: int) -> int:
 
 
 def _is_chain(
-    net: nn.Module, x: Tensor, ids: Tensor | None, by_weight: dict[str, list[Call]], bits: dict[str, Tensor],
+    net: nn.Module, x: Tensor, ids: Tensor | None, f: Tensor, tape: Tape, bits: dict[str, Tensor],
     soft: dict[str, Tensor],
 ) -> bool:  # fmt: skip
-    """Whether every value layer reads exactly gate × (pre-activation of the layer before it)."""
-    calls = _value_calls(net, by_weight)
-    if not _joined(calls, bits, soft):
+    """Whether every value layer reads exactly gate × (pre-activation of the layer before it), the last for f itself."""
+    calls = _value_calls(net, _by_weight(tape, len(x)))
+    if not _joined(calls, bits, soft) or calls[-1].out.shape != f.shape:
         return False
-    if all(bool(c.x[:_FEW].any(0).all()) for c in calls):
-        return True
-    # what is zero in these rows may be added anywhere unseen: look again where everything is positive
     generator = torch.Generator().manual_seed(0)
-    parameters = {k: _positive(p, generator) / max(1, p.shape[1:].numel()) for k, p in net.named_parameters()}
-    x, ids = x[:2], None if ids is None else ids[:2]
-    x = _positive(x, generator) if x.is_floating_point() else x
+    if isinstance(net, GatedNetwork):
+        # gates that are all open, or all closed, do not show where they stand: look again with others
+        gates = {site: _positive(bit[:2], generator, f.dtype) for site, bit in bits.items()}
+        probe: nn.Module = _Switched(net, list(gates.values()))
+        with torch.no_grad():
+            x = _positive(net.value_reads(x[:2]), generator)
+        ids, bits, soft = None, gates, gates
+    else:
+        places = [i for i, c in enumerate(tape.calls) if any(c is call for call in calls)]
+        if not all(a < tape.heard[site] <= b for a, site, b in zip(places, bits, places[1:])):
+            return False
+        if all(bool(c.x[:_FEW].any(0).all()) for c in calls):
+            return True
+        # what is zero in these rows may be added anywhere unseen: look again where everything is positive
+        probe, x = net, _positive(x[:2], generator) if x.is_floating_point() else x[:2]
+    parameters = {k: _positive(p, generator) / max(1, p.shape[1:].numel()) for k, p in probe.named_parameters()}
     with torch.no_grad():
-        _, _, tape = _listen(net, x, ids, parameters)
-        scores = None
-        if isinstance(net, GatedNetwork):
-            scores = call_with(_Scores(net), {id(p): parameters[k] for k, p in net.named_parameters()}, (x, ids))
-        tape.relus = [relu for relu in tape.relus if relu[0] in bits]
-        bits, soft, _ = _gates_of(net, x, ids, tape, scores)
+        _, _, tape = _listen(probe, x, ids, parameters)
+        if probe is net:
+            tape.relus = [relu for relu in tape.relus if relu[0] in bits]
+            bits, soft, _ = _gates_of(net, x, ids, tape)
     return _joined(_value_calls(net, _by_weight(tape, len(x))), bits, soft)
 
 
-def _positive(t: Tensor, generator: torch.Generator) -> Tensor:
+def _positive(t: Tensor, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
     """Random numbers about one half, in the shape and of the kind of a tensor."""
-    return (0.25 + torch.rand(t.shape, generator=generator) / 2).to(t)
+    return (0.25 + torch.rand(t.shape, generator=generator) / 2).to(t.device, dtype or t.dtype)
 
 
-class _Scores(nn.Module):
-    """Lets `call_with` put other weights into a gated network while it is asked what its gates read."""
+class _Switched(nn.Module):
+    """The value network with given gates."""
 
-    def __init__(self, net: GatedNetwork) -> None:
+    def __init__(self, net: GatedNetwork, gates: list[Tensor]) -> None:
         super().__init__()
-        self.net = net
+        self.values, self._gates = net.values, gates
 
-    def forward(self, x: Tensor, ids: Tensor | None) -> dict[str, Tensor]:
-        return self.net.preactivations(x, ids)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values(x, *self._gates)
 
 
 class _Values(nn.Module):
@@ -460,14 +469,14 @@ def _cat(parts: list[Tensor]) -> Tensor:
 
 
 def _gates_of(
-    net: nn.Module, x: Tensor, ids: Tensor | None, tape: Tape, scores: dict[str, Tensor] | None = None
+    net: nn.Module, x: Tensor, ids: Tensor | None, tape: Tape
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], str]:
     if not isinstance(net, GatedNetwork):
         bits = {name: b for name, _, b, _ in tape.relus}
         soft = {name: leak(b.to(computes_in(net, x)), slope) for name, slope, b, _ in tape.relus if slope}
         return bits, soft, "hard, leaky" if soft else "hard"
     with torch.no_grad():
-        scores = net.preactivations(x, ids) if scores is None else scores
+        scores = net.preactivations(x, ids)
         all_open = isinstance(net.gate, Open)
         bits = {k: torch.ones_like(q, dtype=torch.bool) if all_open else q > 0 for k, q in scores.items()}
         soft = {}

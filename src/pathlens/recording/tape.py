@@ -101,6 +101,8 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self.names, self.clone, self.stack, self.statistics = names, clone, stack, statistics
         self.calls: list[Call] = []
+        self.heard: dict[str, int] = {}  # ReLU → how many layers had been called before it
+        self._last = WeakIdKeyDictionary()  # what was computed from the last layer's result, and from no other data
         self.relus: list[tuple[str, float, Tensor, Any]] = []
         self.detached = False  # autograd's graph does not lead to everything that the output is computed from
         self._rows = len(x)
@@ -117,7 +119,11 @@ class Tape(TorchFunctionMode):
         given = list(_tensors((*args, *kwargs.values())))
         data = [t for t in given if t in self._data]
         if func is F.linear or func in _CONVOLUTIONS:
-            return self._mark(self._layer(func, args, kwargs), data)
+            count = len(self.calls)
+            out = self._mark(self._layer(func, args, kwargs), data)
+            if len(self.calls) > count:
+                self._last = WeakIdKeyDictionary({out: True})
+            return out
         name = getattr(func, "__name__", "").strip("_")
         if func in _RANDOM or func is F.batch_norm:
             self._refuse_training(func, args, kwargs)
@@ -132,10 +138,15 @@ class Tape(TorchFunctionMode):
             kind = type(module).__name__ if type(module).__module__ == nn.GELU.__module__ else name
             self._waiting.append(f"{kind} in module '{path}'" if path else kind)
         if gate is not None and data:
-            if not (out.requires_grad or any(out is t for t in data)) and torch.is_grad_enabled():
-                out = out.requires_grad_().clone()  # before any layer: from here on autograd's graph shows who reads it
+            if torch.is_grad_enabled() and not out.requires_grad:
+                # before any layer: from here on autograd's graph shows who reads it
+                if not any(out is t for t in data):
+                    out = out.requires_grad_().clone()
+                elif out._base is None:
+                    out.add_(out.new_zeros((), requires_grad=True))
             # a view that is changed in place has no node of its own in the graph
             self.relus.append((*gate, out.grad_fn if out._base is None else None))
+            self.heard[gate[0]] = len(self.calls)
         self.detached |= name in ("detach", "data") or (bool(data) and not torch.is_grad_enabled())
         used = [self.names[id(t)] for t in given if id(t) in self.names]
         if used and any(True for _ in _tensors((out,))):  # asking a weight for its shape is no use of it
@@ -145,13 +156,22 @@ class Tape(TorchFunctionMode):
             self._mark(args[0], data)
         return out if name.endswith("_like") or name.startswith("new_") else self._mark(out, data)
 
+    def ends_in(self, f: Any) -> bool:
+        """Whether f was computed from what the last layer made alone, and without further parameters."""
+        return bool(self.calls) and f in self._last and len(self.acting) == self.calls[-1].before
+
     def _mark(self, out: Any, data: list[Tensor]) -> Any:
         """Remember that `out` was computed from `data`, and so was the memory that it is a view of."""
         if data:
+            last = all(t in self._last for t in data)
             for t in _tensors((out,)):
                 self._data[t] = True
                 if t._base is not None:
                     self._data[t._base] = True
+                if last:
+                    self._last[t] = True
+                else:
+                    self._last.pop(t, None)
         return out
 
     def _is_ungated(self, name: str, args: Any, data: list[Tensor], out: Any) -> bool:
