@@ -297,7 +297,8 @@ class Record:
         False where the backward pass was skipped; `sensitivities` then refuses.
     chain : bool
         Dense layers and gates in turn: each layer reads exactly what the gates before it let through of the layer
-        before. False where a shortcut, batch-norm or a convolution comes between, which a record does not tell.
+        before, and the last one alone makes the output. False where a shortcut, batch-norm or a convolution comes
+        between, or other weights behind, which a record does not tell.
     learned_entry : bool
         Whether parameters or batch-norm act on the input before the first value layer reads it, so that what it reads
         is not what paths start from.

@@ -52,6 +52,66 @@ def test_a_record_with_a_shortcut_is_refused_and_the_network_is_not():
     assert torch.equal(pl.kernels.overlap(net, X).dense(), counts)
 
 
+class Ending(nn.Module):
+    """A chain whose last layer does not make the output alone."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 3)
+        self.w = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x):
+        f = self.b(torch.relu(self.a(x)))
+        if self.how == "joined":
+            return torch.cat([f, x], 1)
+        if self.how == "repeated":
+            return torch.cat([f, f], 1)
+        if self.how == "shortcut":
+            f += x
+            return f
+        if self.how == "weights":
+            return f @ self.w.T
+        return {"scaled": 2 * f, "softmax": f.softmax(1), "nothing": f}[self.how]
+
+
+@pytest.mark.parametrize("kind", ["plain", "relu", "dlgn"])
+@pytest.mark.parametrize("how", ["joined", "repeated", "shortcut", "weights", "scaled", "softmax", "nothing"])
+def test_a_chain_ends_in_its_last_layer(how, kind):
+    """What is added to the output, or joined with it, comes by other paths than those of the last layer."""
+    net = Ending("scaled" if how == "softmax" and kind != "plain" else how).double()  # a twin has no softmax
+    if kind != "plain":
+        net = pl.gated_twin(net, kind, X[:2], gates_from="dependent" if kind == "dlgn" else None)
+    rec = pl.record(net, X)
+    if how in ("scaled", "softmax", "nothing"):
+        assert rec.chain and pl.kernels.overlap(rec).shape == (9, 9)
+        return
+    for ask in (pl.kernels.overlap, pl.kernels.npk):
+        with pytest.raises(RecordError, match="wired"):
+            ask(rec)
+    with pytest.raises(RecordError, match="not a chain"):
+        pl.paths.top(net, X)
+
+
+class GateBehindTwoLayers(nn.Module):
+    """One gate and two layers, as a chain has them, but not between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 4)
+        nn.init.constant_(self.b.bias, 100.0)  # all gates are open, and do not show where they stand
+
+    def forward(self, x):
+        return torch.relu(self.b(self.a(x)))
+
+
+@pytest.mark.parametrize("kind", ["plain", "relu", "dln"])
+def test_open_gates_are_told_from_gates_between_layers(kind):
+    net = GateBehindTwoLayers().double()
+    rec = pl.record(net if kind == "plain" else pl.gated_twin(net, kind, X[:2]), X)
+    assert bool(rec.bits["relu@0"].all()) and not rec.chain
+
+
 class LateShortcut(EarlyShortcut):
     """Added behind the gate: nothing of it is seen where the first layer lets nothing through."""
 

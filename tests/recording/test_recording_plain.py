@@ -277,6 +277,29 @@ def test_names_of_sites_agree_with_the_twin() -> None:
         assert record(net, x).sites == record(gated_twin(net, "relu", x), x).sites
 
 
+class UnusedInPlace(nn.Module):
+    """A ReLU that changes its input in place, before any layer, and that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.a(x))
+        x = x - 1
+        x.relu_()
+        return self.b(h)
+
+
+def test_an_unused_relu_that_works_in_place_is_no_site() -> None:
+    net, x = UnusedInPlace().double(), rows(3, 4)
+    rec = record(net, x)
+    assert rec.sites == record(gated_twin(net, "relu", x), x).sites == ("relu@0",)
+    assert rec.chain
+    used = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    assert record(used, x).sites == ("0@0", "2@0") and torch.equal(record(used, x).bits["0@0"], x > 0)
+
+
 def test_a_site_that_nobody_named() -> None:
     assert record(Functional().double(), rows(3, 4)).sites == ("relu@0", "relu@1", "relu@2")
     assert record(InPlace().double(), rows(3, 4)).sites == ("relu@0", "relu@1")
