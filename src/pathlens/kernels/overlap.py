@@ -217,9 +217,9 @@ def check_chain(what: str, rec: Record, wired: bool = False) -> None:
             )
     if not rec.chain:
         raise RecordError(
-            f"{what}: something comes between the layers and gates of this record or behind them, such as a shortcut that "
-            f"is added before a gate or to the output, or batch-norm, and a record does not tell how its network is "
-            f"wired. {remedy}"
+            f"{what}: something comes between the layers and gates of this record or behind them, such as a shortcut "
+            "that is added before a gate or to the output, or batch-norm, and a record does not tell how its network "
+            f"is wired. {remedy}"
         )
 
 
