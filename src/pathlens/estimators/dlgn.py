@@ -25,7 +25,7 @@ from pathlens.estimators.fitting import fit, parted
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.estimators.portrait import portrait
 from pathlens.estimators.recipes import resolve
-from pathlens.estimators.tables import checked
+from pathlens.estimators.tables import checked, within_reach
 from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.linops.indexing import as_number
 from pathlens.models import GatedNetwork
@@ -130,7 +130,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return checked(self, X, reset=False)
+        return within_reach(self, checked(self, X, reset=False), self.model_.centre, self.model_.spread)
 
     def transform(self, X: Any) -> np.ndarray:
         """Gate bits: 1.0 where a row lies in a half-space, (n, Σ w_l), layer by layer."""

@@ -42,7 +42,7 @@ class Scale:
         largest = np.abs(A).max(axis=0, initial=0.0)
         unit = np.ldexp(1.0, np.frexp(largest)[1] - 1)  # squares of numbers beyond 1e±154 do not fit a float
         spread = np.sqrt(share @ np.square((A - centre) / unit)) * unit
-        constant = spread <= 1e-10 * largest
+        constant = spread <= np.maximum(1e-10 * largest, np.finfo(np.float64).tiny)  # below it, 1/spread is infinite
         return cls(centre, np.where(constant, 0.0, 1.0 / np.where(constant, 1.0, spread)))
 
     @property
