@@ -85,17 +85,18 @@ def table(found: dict[str, Any]) -> list[str]:
            f"fifths of the training rows as hold {JUDGED} rows, and fits all rows with the best.")  # fmt: skip
     if "factors" not in found:
         how = (f"**Measured with the former choice**, which tried {tried} times the value of the rule from 2,500 rows "
-               "on and compared the loss on one fifth of the training rows (3 times was dropped from it after a look at "
-               "test rows: it had cost score on adult, bank_marketing, churn, diamonds and telco_churn); the present one "
-               f"tries {', '.join(map(_share, SHARES))} times at all sizes and compares squared errors.")  # fmt: skip
+               "on and compared the loss on one fifth of the training rows (3 times was dropped from it after a look "
+               "at test rows: it had cost score on adult, bank_marketing, churn, diamonds and telco_churn); the "
+               f"present one tries {', '.join(map(_share, SHARES))} times at all sizes and compares squared errors."
+               )  # fmt: skip
     lines = [
         "## Larger tables", "",
         f"{how} "
         f"Accuracy in percent, or R² × 100, on test rows; at most {found['row limit']:,} training rows; means over "
         "random splits. *Before* is once that value. The best factor is the one with the highest score on the test "
         "rows of the first split, which nobody can choose. Processor seconds of a fit, one thread. Sets with * served "
-        "to design the choice, on other rows than the test rows. The other models have scikit-learn's defaults. Made by "
-        "`python -m benchmarks.weight_decay`.", "",
+        "to design the choice, on other rows than the test rows. The other models have scikit-learn's defaults. Made "
+        "by `python -m benchmarks.weight_decay`.", "",
         "| set | training rows | splits | before | default | factors chosen | default − before | best factor | "
         f"default − best | {' | '.join(PEERS)} | seconds before | seconds | "
         f"{' | '.join(f'seconds, {peer}' for peer in PEERS)} |",

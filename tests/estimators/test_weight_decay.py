@@ -88,7 +88,7 @@ def test_folds_have_equal_shares_of_the_classes(counts):
     fold = _folds(Y, len(counts), 0)
     assert np.ptp(np.bincount(fold, minlength=FOLDS)) <= 1
     for k in range(len(counts)):
-        assert np.ptp(np.bincount(fold[Y == k], minlength=FOLDS)) <= 1
+        assert np.ptp(np.bincount(fold[k == Y], minlength=FOLDS)) <= 1
     assert (fold != _folds(Y, len(counts), 1)).any()
 
 

@@ -189,7 +189,7 @@ class PathKernelRegressor(RegressorMixin, _BasePathKernel):
     --------
     >>> X = np.random.default_rng(0).uniform(-1, 1, (200, 2))
     >>> y = np.abs(X[:, 0])
-    >>> hat = PathKernelRegressor("ntk", epochs=150, random_state=0).fit(X[::2], y[::2])
+    >>> hat = PathKernelRegressor("ntk", epochs=60, random_state=0).fit(X[::2], y[::2])
     >>> hat.score(X[1::2], y[1::2]) > 0.9
     True
     """
