@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 DEMO_DIR ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench docs picture evidence clean
+.PHONY: help demo test test-slow check-install lint bench docs picture evidence clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,13 +19,13 @@ $(VENV)/.created: constraints.txt
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.created pyproject.toml
-	@echo "• installing pathlens with its plots"
-	@$(PIP) -e ".[plot]"
+	@echo "• installing pathlens with plots and tables"
+	@$(PIP) -e ".[plot,table]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "• installing the test tools"
-	@$(PIP) -e ".[plot,images,fast,scale,dev]"
+	@$(PIP) -e ".[dev]"
 	@touch $@
 
 demo: $(VENV)/.demo  ## train three networks on the circle and write a page about them
@@ -38,6 +38,18 @@ test: $(VENV)/.dev  ## lint, type-check and run the tests
 
 test-slow: $(VENV)/.dev  ## the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow
+
+# An ordinary machine has no pip configuration and no folder of wheels: what resolves only with them does not count.
+PLAIN := env -u PIP_FIND_LINKS -u PIP_INDEX_URL -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null
+RESOLVE := $(BIN)/python -m pip install -qq --disable-pip-version-check --dry-run --ignore-installed
+
+check-install: $(VENV)/.created  ## resolve every install of the README without installing: plain pip, then this machine's
+	@echo "• plain pip, newest versions: pathlens[all]"
+	@$(PLAIN) $(RESOLVE) ".[all]"
+	@echo "• plain pip, constraints.txt: what make test installs"
+	@$(PLAIN) $(RESOLVE) -c constraints.txt ".[dev]"
+	@echo "• this machine's pip, constraints.txt: what make test installs"
+	@$(RESOLVE) -c constraints.txt ".[dev]"
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	@echo "• ruff"

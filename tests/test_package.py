@@ -218,6 +218,18 @@ def test_the_version_is_one() -> None:
     assert project["version"] == pathlens.__version__
 
 
+def test_an_ordinary_machine_can_install_it() -> None:
+    """`make check-install` asks pip; this catches what once failed there, without a network."""
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), flags=re.M)
+    assert "torch" in pinned
+    # torch itself asks for one exact version of these, and its CPU and CUDA builds for different ones
+    assert not [name for name in pinned if name.startswith(("triton", "nvidia-", "cuda-", "pytorch-triton"))]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    assert set(re.split(r"[\[\],]", everything)[1:-1]) == set(extras) - {"all", "dev"}
+    assert "pathlens[all]" in extras["dev"]
+
+
 def test_types_ship() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert (SOURCE / "py.typed").is_file()

@@ -18,8 +18,6 @@ import os
 import platform
 import re
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -29,14 +27,16 @@ from typing import Any, Literal
 import numpy as np
 
 from pathlens.errors import ArtifactError, OptionError
-from pathlens.files import write_atomically
+from pathlens.files import locked, parse_json, read_npz, sealed, unsealed, write_atomically
 from pathlens.panels import Panel
 
-__all__ = ["SCHEMA", "Artifact", "Claim", "Deviation", "Spread", "Verdict", "environment", "load", "load_folder",
-           "settled"]
+__all__ = ["ORIGINS", "SCHEMA", "Artifact", "Claim", "Deviation", "Spread", "Verdict", "environment", "load",
+           "load_folder", "settled"]
 
-SCHEMA = 1
+SCHEMA = 2
+ORIGINS = ("paper", "summary", "question", "ours")
 _FORMAT = "pathlens-artifact"
+_MOST_BYTES = 1 << 28  # of all arrays of an artifact together: a small file from elsewhere must not fill the memory
 
 Verdict = Literal["reproduced", "not reproduced", "cannot tell"]
 
@@ -102,6 +102,12 @@ class Claim:
         Fewest values that allow a verdict: 3, or 1 for what has no randomness.
     agree : float
         Share of all seeds that must agree, in (½, 1].
+    origin : {"paper", "summary", "question", "ours"} or None
+        Who states the claim: the paper itself, a summary of it, a question that it leaves open, or we. None: not
+        assigned yet.
+    reduced : bool
+        Whether this row alone was measured at other sizes than the paper's. Where the whole artifact is REDUCED, all of
+        its rows are, and a loaded one has True in each.
 
     Examples
     --------
@@ -125,9 +131,16 @@ class Claim:
     row: str = ""
     needs: int = 3
     agree: float = 0.8
+    origin: str | None = None
+    reduced: bool = False
 
     def __post_init__(self) -> None:
         where = f"Claim {self.text!r}"
+        _check_texts(self, ("text", "null_text", "paper", "unit", "row"), where)
+        if self.origin is not None and self.origin not in ORIGINS:
+            raise OptionError(f"{where}: origin must be one of {', '.join(ORIGINS)}, or None, got {self.origin!r}.")
+        if not isinstance(self.reduced, bool):
+            raise OptionError(f"{where}: reduced must be True or False, got {self.reduced!r}.")
         if self.comparison not in _COMPARISONS:
             raise OptionError(f"{where}: comparison must be one of {', '.join(_COMPARISONS)}, got {self.comparison!r}.")
         for name in ("threshold", "null"):
@@ -144,9 +157,12 @@ class Claim:
                               f"{self.needs}.")
         object.__setattr__(self, "measured", tuple(_number(value, where) for value in self.measured))
 
-    def measure(self, values: Iterable[Any], row: str = "") -> Claim:
-        """The same claim with one measured value per seed, and optionally the table row they belong to."""
-        return dataclasses.replace(self, measured=tuple(values), row=row or self.row)
+    def measure(self, values: Iterable[Any], row: str = "", *, reduced: bool = False) -> Claim:
+        """The same claim with one measured value per seed, and optionally the table row they belong to.
+
+        ``reduced`` marks the row REDUCED where it was measured at other sizes than the rest of the artifact.
+        """
+        return dataclasses.replace(self, measured=tuple(values), row=row or self.row, reduced=reduced or self.reduced)
 
     @property
     def met(self) -> tuple[bool | None, ...]:
@@ -188,6 +204,15 @@ class Deviation:
     authors_code: str
     ours: str
     why: str
+
+    def __post_init__(self) -> None:
+        _check_texts(self, ("paper", "authors_code", "ours", "why"), "Deviation")
+
+
+def _check_texts(holder: Any, names: Iterable[str], where: str) -> None:
+    for name in names:
+        if not isinstance(getattr(holder, name), str):
+            raise OptionError(f"{where}: {name} must be a string, got {getattr(holder, name)!r}.")
 
 
 def settled(verdicts: Iterable[Verdict]) -> Verdict:
@@ -235,8 +260,9 @@ class Artifact:
         Never of dtype object.
     figures : sequence of Panel
         What a page draws of the arrays; a panel that refers to an array that is not there is refused.
-    duration_seconds, created, environment
-        Filled by :func:`pathlens.experiments.registry.perform`; ``created`` is ISO 8601 in UTC.
+    duration_seconds, created, environment, source
+        Filled by :func:`pathlens.experiments.registry.perform`; ``created`` is ISO 8601 in UTC, ``source`` the SHA-256
+        of the file that registered an experiment of the user's own, empty for those of the package.
 
     Examples
     --------
@@ -267,11 +293,13 @@ class Artifact:
     created: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     figures: Sequence[Panel] = ()
+    source: str = ""
 
     def __post_init__(self) -> None:
         where = f"Artifact {self.name!r}"
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise OptionError(f"{where}: a name is lower-case words joined by dots, such as 'hs.fig2'.")
+        _check_texts(self, ("title", "paper", "created", "source"), where)
         if self.scale not in _SCALES:
             raise OptionError(f"{where}: scale must be 'quick' or 'paper', got {self.scale!r}.")
         for name in ("config", "metrics", "paper_config", "paper_numbers", "environment", "gates"):
@@ -298,6 +326,10 @@ class Artifact:
             if not key.isidentifier() or array.dtype.hasobject or key in ("file", "allow_pickle"):
                 raise OptionError(f"{where}.arrays: {key!r} of dtype {array.dtype} cannot be stored. Use an identifier "
                                   "as name and a dtype without objects.")
+        total = sum(array.nbytes + 1024 for array in arrays.values())  # each has a header in the file
+        if total > _MOST_BYTES:
+            raise OptionError(f"{where}.arrays have {total} bytes, at most {_MOST_BYTES} can be stored. Store fewer "
+                              "numbers, or narrower ones: float32 in place of float64.")
         object.__setattr__(self, "arrays", arrays)
         for panel in self.figures:
             panel.check(arrays, where)
@@ -313,9 +345,13 @@ class Artifact:
         """Whether any size differs from the paper's."""
         return bool(self.reductions)
 
+    def reduced_row(self, claim: Claim) -> bool:
+        """Whether the row of this claim is REDUCED: by itself, or because the whole artifact is."""
+        return self.reduced or claim.reduced
+
     def verdict_of(self, claim: Claim) -> Verdict:
-        """The claim's verdict, except that a REDUCED run cannot reproduce anything at paper scale."""
-        if self.scale == "paper" and self.reduced and claim.verdict == "reproduced":
+        """The claim's verdict, except that a REDUCED row cannot reproduce anything at paper scale."""
+        if self.scale == "paper" and self.reduced_row(claim) and claim.verdict == "reproduced":
             return "cannot tell"
         return claim.verdict
 
@@ -328,7 +364,8 @@ class Artifact:
         """Write ``<name>.<scale>.json`` and its arrays into ``folder`` and return the path of the JSON.
 
         The arrays go first, under a name that contains their SHA-256; the JSON that names them is renamed into place
-        last. A crash at any moment leaves the previous artifact complete.
+        last. A crash at any moment leaves the previous artifact complete, and of several processes that save the same
+        one the last decides.
 
         Examples
         --------
@@ -348,11 +385,13 @@ class Artifact:
         text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         try:
             target.mkdir(parents=True, exist_ok=True)
-            before = set(target.glob(f"{self.name}.{self.scale}.*.npz"))
-            write_atomically(arrays_path, data)
-            write_atomically(path, text.encode())
-            for stale in before - {arrays_path}:  # only now does nothing refer to them
-                stale.unlink(missing_ok=True)
+            with locked(target) as alone:
+                before = set(target.glob(f"{self.name}.{self.scale}.*.npz"))
+                write_atomically(arrays_path, data)
+                write_atomically(path, text.encode())
+                # only now does nothing refer to them; without a lock they may be another's, whose JSON is still to come
+                for stale in before - {arrays_path} if alone else ():
+                    stale.unlink(missing_ok=True)
         except OSError as error:
             raise ArtifactError(f"Artifact {self.name!r} cannot be written to {target}: {error.strerror or error}. "
                                 "Choose a folder that can be written.") from error
@@ -363,7 +402,7 @@ class Artifact:
         for claim in self.claims:
             entry = dataclasses.asdict(claim)
             entry["measured"] = list(claim.measured)
-            claims.append({**entry, "verdict": claim.verdict})
+            claims.append({**entry, "reduced": self.reduced_row(claim), "verdict": claim.verdict})
         manifest = {key: {"shape": list(a.shape), "dtype": str(a.dtype)} for key, a in self.arrays.items()}
         document = {
             "format": _FORMAT, "schema": SCHEMA, "name": self.name, "title": self.title, "paper": self.paper,
@@ -372,17 +411,17 @@ class Artifact:
             "paper_numbers": self.paper_numbers, "gates": self.gates,
             "deviations": [dataclasses.asdict(deviation) for deviation in self.deviations],
             "duration_seconds": self.duration_seconds, "created": self.created, "environment": self.environment,
-            "figures": [panel.document() for panel in self.figures],
+            "source": self.source, "figures": [panel.document() for panel in self.figures],
             "arrays": {"file": file, "sha256": digest, "contents": manifest},
         }
-        return _tag_infinities(document)
+        return sealed(_tag_infinities(document))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
 def load(path: str | os.PathLike[str]) -> Artifact:
-    """Read one artifact and check it: schema version, fields, checksum and contents of its arrays, verdicts.
+    """Read one artifact and check it: schema version, its checksum and that of its arrays, fields, verdicts.
 
     Parameters
     ----------
@@ -400,8 +439,8 @@ def load(path: str | os.PathLike[str]) -> Artifact:
     except OSError as error:
         raise ArtifactError(f"Artifact {file} cannot be read: {error.strerror or error}.") from error
     try:
-        document = json.loads(text, object_hook=_untag_infinity, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(text, _refuse_constant)
+    except ValueError as error:
         raise ArtifactError(f"Artifact {file} is not complete JSON ({error}). {_AGAIN}") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise ArtifactError(f"{file} is not a Pathlens artifact: its \"format\" is not {_FORMAT!r}.")
@@ -411,9 +450,16 @@ def load(path: str | os.PathLike[str]) -> Artifact:
         remedy = "Install a newer Pathlens." if newer else _AGAIN
         raise ArtifactError(f"Artifact {file} has schema version {version!r}; this Pathlens reads {SCHEMA}. {remedy}")
     try:
+        document = _untag_infinities(unsealed(document))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ArtifactError(f"Artifact {file}: {error}: it was edited or damaged after it was written. It was left "
+                            f"untouched. Restore it from a copy. {_AGAIN}") from error
+    try:
         artifact = Artifact(**_fields(document, file), arrays=_load_arrays(document, file))
     except OptionError as error:
         raise ArtifactError(f"Artifact {file} holds an invalid entry: {error}") from error
+    if [claim["reduced"] for claim in document["claims"]] != list(map(artifact.reduced_row, artifact.claims)):
+        raise ArtifactError(f"Artifact {file} is REDUCED, but not all of its rows say so. {_AGAIN}")
     stored = [claim.get("verdict") for claim in document["claims"]]
     computed = [claim.verdict for claim in artifact.claims]
     if stored != computed or document.get("verdict") != artifact.verdict or document.get("reduced") != artifact.reduced:
@@ -455,8 +501,11 @@ def _refuse_constant(constant: str) -> None:
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "name": str, "title": str, "paper": str, "scale": str, "config": dict, "seeds": list, "claims": list,
     "metrics": dict, "paper_config": dict, "paper_numbers": dict, "deviations": list, "gates": dict,
-    "duration_seconds": (int, float), "created": str, "environment": dict,
+    "duration_seconds": (int, float), "created": str, "environment": dict, "source": str, "figures": list,
 }
+
+
+_CLAIM_KEYS = {field.name for field in dataclasses.fields(Claim)} | {"verdict"}
 
 
 def _fields(document: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -468,13 +517,15 @@ def _fields(document: dict[str, Any], file: Path) -> dict[str, Any]:
             raise ArtifactError(f"Artifact {file}: \"{key}\" should be a {wanted}, found {came}. {_AGAIN}")
         values[key] = document[key]
     try:
+        for claim in values["claims"]:
+            if set(claim) != _CLAIM_KEYS:
+                raise KeyError(", ".join(sorted(map(str, set(claim) ^ _CLAIM_KEYS))))
         values["claims"] = [
             Claim(**{key: value for key, value in claim.items() if key != "verdict"}) for claim in values["claims"]
         ]
         values["deviations"] = [Deviation(**deviation) for deviation in values["deviations"]]
         values["seeds"] = [operator.index(seed) for seed in values["seeds"]]
-        # artifacts were first written without descriptions of figures
-        values["figures"] = [Panel.from_document(panel) for panel in document.get("figures", [])]
+        values["figures"] = [Panel.from_document(panel) for panel in values["figures"]]
     except (TypeError, AttributeError, KeyError) as error:  # a missing or unknown key, or an entry that is no object
         raise ArtifactError(f"Artifact {file}: a claim, deviation, seed or figure is malformed ({error}). {_AGAIN}") \
             from error
@@ -498,9 +549,8 @@ def _load_arrays(document: dict[str, Any], file: Path) -> dict[str, np.ndarray]:
         raise ArtifactError(f"Arrays {path} ({len(data)} bytes) have SHA-256 {digest[:12]}…, but {file.name} expects "
                             f"{str(entry.get('sha256'))[:12]}…: the file is truncated or was replaced. {_AGAIN}")
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        arrays = read_npz(data, _MOST_BYTES)
+    except ValueError as error:
         raise ArtifactError(f"Arrays {path} are not a readable NPZ file ({error}). {_AGAIN}") from error
     contents = {key: {"shape": list(a.shape), "dtype": str(a.dtype)} for key, a in arrays.items()}
     if contents != entry.get("contents"):
@@ -554,8 +604,10 @@ def _tag_infinities(value: Any) -> Any:
     return value
 
 
-def _untag_infinity(document: dict[str, Any]) -> Any:
-    return float(document[_TAG]) if set(document) == {_TAG} else document
+def _untag_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return float(value[_TAG]) if set(value) == {_TAG} else {k: _untag_infinities(v) for k, v in value.items()}
+    return [_untag_infinities(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_time(text: str, where: str) -> None:

@@ -187,11 +187,17 @@ def run(
     failed = [outcome for outcome in outcomes if outcome.error]
     if len(failed) < len(outcomes):
         try:
-            page = write_page(load_folder(out / "artifacts"), out)
+            shown = load_folder(out / "artifacts")
+        except ArtifactError as error:  # an older one that lies there too; those of this run are safe
+            shown = []
+            console.print(f"No page: {error}", style="yellow", highlight=False, markup=False)
+        try:
+            page = write_page(shown, out) if shown else None
         except MissingExtraError as error:  # the artifacts are safe; the page can be made elsewhere
             console.print(f"No page: {error}", style="yellow", highlight=False, markup=False)
         else:
-            console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+            if page is not None:
+                console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
     if failed:
         console.print(f"{len(failed)} of {len(chosen)} failed: {', '.join(outcome.name for outcome in failed)}. "
                       "The same command goes on with them; --again starts all of them over.", style="red",

@@ -53,6 +53,8 @@ class Series:
             if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
                 raise OptionError(f"Series {self.label!r}: {reference!r} does not name an array. Write 'loss', or a "
                                   "part with integers and colons: 'error[0, :, 3]'.")  # fmt: skip
+        if not isinstance(self.label, str):
+            raise OptionError(f"Series {self.values!r}: the label must be a string, got {self.label!r}.")
         if self.style not in _STYLES:
             raise OptionError(f"Series {self.label!r}: style must be one of {', '.join(_STYLES)}, got {self.style!r}.")
 
@@ -122,6 +124,9 @@ class Panel:
 
     def __post_init__(self) -> None:
         where = f"Panel {self.title!r}"
+        for name in ("title", "x", "x_label", "y_label", "note"):
+            if not isinstance(getattr(self, name), str):
+                raise OptionError(f"{where}: {name} must be a string, got {getattr(self, name)!r}.")
         object.__setattr__(self, "series", tuple(self.series))
         try:
             object.__setattr__(self, "marks", tuple((float(value), str(text)) for value, text in self.marks))

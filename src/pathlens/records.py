@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pathlens.errors import FileFormatError, RecordError, ShapeError
-from pathlens.files import sealed, sync_folder, unsealed, write_atomically
+from pathlens.files import parse_json, sealed, sync_folder, unsealed, write_atomically
 
 FORMAT_VERSION = 1
 
@@ -40,7 +40,7 @@ def read_header(path: Path, kind: str, error: type[FileFormatError] = FileFormat
     if not path.is_file():
         raise error(f"{path}: no such file. Is this the place where the {kind} was saved?")
     try:
-        meta = json.loads(path.read_bytes())
+        meta = parse_json(path.read_bytes())
     except ValueError as e:
         raise error(f"{path}: not valid JSON ({e}); it was left untouched. Restore it from a copy.") from e
     if not isinstance(meta, dict) or meta.get("format") != f"pathlens.{kind}":
@@ -86,7 +86,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[
     checksum = hashlib.sha256(data).hexdigest()
     if pair.pending.exists() and pair.header.exists():  # finish an interrupted save before its tensors are replaced
         try:
-            claimed = json.loads(pair.header.read_bytes()).get("sha256")
+            claimed = parse_json(pair.header.read_bytes()).get("sha256")
         except (ValueError, AttributeError):
             claimed = None
         if claimed == hashlib.sha256(pair.pending.read_bytes()).hexdigest():

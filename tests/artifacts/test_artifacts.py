@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from pathlens import artifacts
 from pathlens.artifacts import Artifact, Claim, Deviation, load, load_folder, settled
 from pathlens.errors import ArtifactError, OptionError
+from pathlens.files import sealed
 
 NAN, INF = math.nan, math.inf
 
@@ -227,10 +229,14 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def edit(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    """Change entries and the checksum with them, as somebody who wants to deceive would."""
+    content = {key: value for key, value in json.loads(path.read_text()).items() if key != "seal"}
+    path.write_text(json.dumps(sealed({**content, **changes})))
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(2, "newer Pathlens"), (0, "again"), (None, "again"), ("1", "again")])
+@pytest.mark.parametrize(("version", "remedy"), [
+    (3, "newer Pathlens"), (1, "again"), (0, "again"), (None, "again"), ("2", "again"),
+])
 def test_unknown_versions_are_refused(tmp_path: Path, version: object, remedy: str) -> None:
     path = full().save(tmp_path)
     edit(path, schema=version)
@@ -278,7 +284,7 @@ def test_pickled_arrays_are_never_opened(tmp_path: Path) -> None:
     {"format": "other"}, {"arrays": {"file": "../x.npz", "sha256": ""}}, {"arrays": {"file": "/etc/passwd"}},
     {"arrays": []}, {"name": 3}, {"name": "../x"}, {"metrics": []}, {"claims": [{"texts": "x"}]}, {"claims": [3]},
     {"seeds": ["a"]}, {"seeds": [1.5]}, {"deviations": [{"paper": "x"}]}, {"gates": {"k": "firm"}},
-    {"verdict": "not reproduced"}, {"reduced": True},
+    {"verdict": "not reproduced"}, {"reduced": True}, {"source": 3}, {"figures": None}, {"title": None},
 ])
 def test_entries_of_the_wrong_kind_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     path = full().save(tmp_path)
@@ -293,6 +299,7 @@ def test_an_edited_verdict_is_refused(tmp_path: Path, times: int) -> None:
     text = path.read_text()
     assert text.count('"verdict": "not reproduced"') == 2
     path.write_text(text.replace('"verdict": "not reproduced"', '"verdict": "reproduced"', times))
+    edit(path)
     with pytest.raises(ArtifactError, match="computed, not edited"):
         load(path)
 
@@ -303,6 +310,128 @@ def test_the_edited_verdict_of_one_claim_is_refused(tmp_path: Path) -> None:
     edit(path, claims=[{**claims[0], "verdict": "cannot tell"}])
     with pytest.raises(ArtifactError, match="computed, not edited"):
         load(path)
+
+
+@pytest.mark.parametrize("changes", [
+    {"origin": "hearsay"}, {"origin": 3}, {"reduced": 1}, {"reduced": None}, {"text": 3}, {"unit": None}, {"more": 1},
+])
+def test_claims_of_the_wrong_kind_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    path = full().save(tmp_path)
+    edit(path, claims=[{**json.loads(path.read_text())["claims"][0], **changes}])
+    with pytest.raises(ArtifactError, match=path.name.replace(".", r"\.")):
+        load(path)
+
+
+@pytest.mark.parametrize("missing", ["origin", "reduced"])
+def test_claims_without_origin_or_mark_are_refused(tmp_path: Path, missing: str) -> None:
+    path = full().save(tmp_path)
+    edit(path, claims=[{k: v for k, v in json.loads(path.read_text())["claims"][0].items() if k != missing}])
+    with pytest.raises(ArtifactError, match=f"malformed.*{missing}"):
+        load(path)
+
+
+def test_origins_round_trip(tmp_path: Path) -> None:
+    claims = [claim(text=str(origin), origin=origin) for origin in (None, *artifacts.ORIGINS)]
+    after = load(dataclasses.replace(full(), claims=claims).save(tmp_path))
+    assert [one.origin for one in after.claims] == [None, "paper", "summary", "question", "ours"]
+    with pytest.raises(OptionError, match="origin must be one of paper, summary, question, ours, or None"):
+        claim(origin="hearsay")
+
+
+def test_rows_carry_the_mark_of_the_whole(tmp_path: Path) -> None:
+    rows = [claim(row=row, measured=[3, 3, 3]) for row in ("ReLU", "DLGN")]
+    made = Artifact("hs.a", "t", "p", "paper", config={"width": 8}, seeds=[0, 1, 2], claims=rows,
+                    paper_config={"width": 16})
+    path = made.save(tmp_path)
+    stored = json.loads(path.read_text())
+    assert stored["reduced"] is True and [one["reduced"] for one in stored["claims"]] == [True, True]
+    assert [one.reduced for one in load(path).claims] == [True, True]
+    assert load(path).save(tmp_path / "again").read_bytes() == path.read_bytes()
+    edit(path, claims=[{**stored["claims"][0], "reduced": False}, stored["claims"][1]])
+    with pytest.raises(ArtifactError, match="not all of its rows say so"):
+        load(path)
+
+
+def test_one_row_can_be_reduced_alone(tmp_path: Path) -> None:
+    rows = [claim(row="ReLU").measure([3, 3, 3]), claim(row="DLGN").measure([3, 3, 3], reduced=True)]
+    made = load(Artifact("hs.a", "t", "p", "paper", seeds=[0, 1, 2], claims=rows).save(tmp_path))
+    assert [one.reduced for one in made.claims] == [False, True] and not made.reduced
+    assert [made.verdict_of(one) for one in made.claims] == ["reproduced", "cannot tell"]
+    assert made.verdict == "cannot tell"
+
+
+def test_no_damage_to_a_committed_artifact_passes_for_another_result(tmp_path: Path) -> None:
+    origin = Path(__file__).parents[2] / "results" / "hs.fig6.paper.json"
+    before, whole = load(origin), origin.read_bytes()
+    file = tmp_path / origin.name
+    for arrays in origin.parent.glob("hs.fig6.paper.*.npz"):
+        (tmp_path / arrays.name).write_bytes(arrays.read_bytes())
+    rng = np.random.default_rng(0)
+    digits = [i for i, byte in enumerate(whole) if chr(byte).isdigit()]
+    passed = 0
+    for k in range(1500):
+        damaged = bytearray(whole)
+        if k % 2:  # a digit becomes another one
+            at = digits[rng.integers(len(digits))]
+            damaged[at] = 48 + (damaged[at] - 48 + rng.integers(1, 10)) % 10
+        else:
+            damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        file.write_bytes(bytes(damaged))
+        try:
+            after = load(file)
+        except ArtifactError:
+            continue
+        passed += 1
+        assert same(after, before), bytes(damaged)
+    assert passed < 75, "few changes leave every value as it is: of white space, or of a last digit beyond precision"
+
+
+def test_an_edit_is_reported_with_its_remedy(tmp_path: Path) -> None:
+    path = full().save(tmp_path)
+    path.write_text(path.read_text().replace("3.0", "3.5", 1))
+    with pytest.raises(ArtifactError, match=r"hs\.fig3.*checksum.*edited or damaged.*copy.*again"):
+        load(path)
+
+
+SAVE_MANY = """
+import sys, numpy as np
+from pathlens.artifacts import Artifact
+for k in range(25):
+    arrays = {"k": np.array([int(sys.argv[2]), k])}
+    Artifact("hs.a", "t", "p", "quick", arrays=arrays).save(sys.argv[1])
+"""
+
+
+def test_two_processes_that_save_at_once_leave_one_whole_artifact(tmp_path: Path) -> None:
+    savers = [subprocess.Popen([sys.executable, "-c", SAVE_MANY, str(tmp_path), str(k)]) for k in range(2)]
+    assert [saver.wait() for saver in savers] == [0, 0]
+    assert load(tmp_path / "hs.a.quick.json").arrays["k"][1] == 24
+    assert len(list(tmp_path.iterdir())) == 2, "no file is left over"
+
+
+def test_a_saver_waits_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one begins where it would do harm: between the arrays of the first and the JSON that names them."""
+    first, second = (Artifact("hs.a", "t", "p", "quick", arrays={"k": np.full(2, k)}) for k in range(2))
+    other = threading.Thread(target=second.save, args=(tmp_path,))
+    real = artifacts.write_atomically
+
+    def slow(path: Path, data: bytes) -> None:
+        real(path, data)
+        if not other.ident:
+            other.start()
+            other.join(0.3)
+
+    monkeypatch.setattr(artifacts, "write_atomically", slow)
+    path = first.save(tmp_path)
+    other.join()
+    assert same(load(path), second)
+    assert len(list(tmp_path.iterdir())) == 2, "no file is left over"
+
+
+def test_arrays_that_are_too_large_are_refused_when_made() -> None:
+    huge = np.broadcast_to(np.zeros(1), 1 << 26)
+    with pytest.raises(OptionError, match="268435456 can be stored"):
+        Artifact("hs.a", "t", "p", "quick", arrays={"k": huge})
 
 
 def test_arrays_outside_the_folder_are_never_opened(tmp_path: Path) -> None:

@@ -130,6 +130,17 @@ def test_what_is_finished_is_kept_unless_it_would_differ(tmp_path: Path) -> None
     assert len(TRAININGS) == 4
 
 
+def test_an_artifact_of_an_older_schema_is_made_anew_or_named(tmp_path: Path) -> None:
+    for name in ("fake.one", "fake.two"):
+        invoke("run", name, "--device", "cpu")
+        file = tmp_path / "runs" / "artifacts" / f"{name}.quick.json"
+        file.write_text(file.read_text().replace('"schema": 2', '"schema": 1'))
+    output = " ".join(invoke("run", "fake.one", "--device", "cpu").split())
+    assert "fake.one reproduced" in output and "kept from" not in output
+    assert "No page: Artifact" in output and "schema version 1; this Pathlens reads 2. Run the experiment" in output
+    assert "The page" in invoke("run", "fake.one", "fake.two", "--device", "cpu")
+
+
 def test_an_artifact_of_other_claims_or_another_version_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("run", "fake.one", "--device", "cpu")
     invoke(*words)

@@ -77,8 +77,22 @@ def test_an_interrupt_is_for_the_process_that_started_the_others() -> None:
 def test_what_is_finished_is_kept_until_the_file_changes() -> None:
     assert "kept from" not in invoke("run", "one.py", "--device", "cpu")
     assert "own.one reproduced, kept from" in invoke("run", "one.py", "--device", "cpu")
-    os.utime("one.py", (time.time() + 5, time.time() + 5))
+    text = Path("one.py").read_text()
+    Path("one.py").write_text(text + "\n")
     assert "kept from" not in invoke("run", "one.py", "--device", "cpu")
+    assert "own.one reproduced, kept from" in invoke("run", "one.py", "--device", "cpu")
+    os.utime("one.py", (time.time() + 5, time.time() + 5))  # a date alone is no change
+    assert "own.one reproduced, kept from" in invoke("run", "one.py", "--device", "cpu")
+
+
+def test_an_edited_file_with_its_old_date_and_length_runs_anew() -> None:
+    """As a restored backup or a checkout of another version has; Python's own bytecode cache looks at just these."""
+    assert "own.one reproduced" in invoke("run", "one.py", "--device", "cpu")
+    date, text = os.stat("one.py").st_mtime_ns, Path("one.py").read_text()
+    Path("one.py").write_text(text.replace("[VALUE + ", "[VALUE - "))
+    os.utime("one.py", ns=(date, date))
+    assert "own.one not reproduced" in invoke("run", "one.py", "--device", "cpu")
+    assert load(Path("runs/artifacts/own.one.quick.json")).claims[0].measured[0] == -1
 
 
 def test_a_log_shows_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_sets import planar, tar_gz
 
-from pathlens.data import checksums, cifar10, cifar100, fashion_mnist, mnist, store
+from pathlens.data import checksums, cifar10, cifar100, fashion_mnist, formats, mnist, store
 from pathlens.errors import DataCorruptError, DataMissingError, PathlensWarning, StoreError, UnknownNameError
 
 
@@ -110,44 +110,71 @@ def test_missing_says_everything(data_root, empty_cache):
         store.check("fashion")
 
 
-def test_recompressed_files_pass(data_root, tiny_mnist, tiny_cifar10):
-    """Array checksums are the definitive ones: another gzip level or a repacked archive is the same data."""
+def test_repacked_files_are_refused_unopened_and_pass_unpacked(data_root, tiny_mnist, tiny_cifar10, monkeypatch):
+    """A checksum that is known decides before anything is decoded; what the files hold has checksums of its own."""
     folder = tiny_mnist.write(data_root, "idx.gz")
     path = folder / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), 1))
     archive = tar_gz({f"./cifar-10-batches-py/{k}": v for k, v in reversed(tiny_cifar10.files["python"].items())})
     (data_root / "cifar-10-python.tar.gz").write_bytes(archive)
-    assert_loads(tiny_mnist)
-    assert_loads(tiny_cifar10)
-    assert [s.state for s in store.status(["mnist", "cifar10"])] == ["ok", "ok"]
+    with monkeypatch.context() as patch:
+        for module, name in ((formats, "gunzip"), (store.tarfile, "open"), (formats, "read_cifar_python")):
+            patch.setattr(module, name, None)
+        assert [s.state for s in store.status(["mnist", "cifar10"])] == ["corrupt", "corrupt"]
+        for load in (lambda: mnist(split="test"), cifar10, lambda: store.import_from(data_root, ["cifar10"])):
+            with pytest.raises(DataCorruptError, match="unpack it and import the files"):
+                load()
+    for name, data in tiny_mnist.files["idx"].items():
+        (folder / f"{name}.gz").unlink()
+        (folder / name).write_bytes(data)
+    (data_root / "cifar-10-python.tar.gz").unlink()
+    tiny_cifar10.write(data_root, "python")
+    assert assert_loads(tiny_mnist).verified and assert_loads(tiny_cifar10).verified
 
 
-def test_cifar100_repacked_python_passes_by_its_members(data_root, tiny_cifar100):
-    files = {f"cifar-100-python/{k}": v for k, v in tiny_cifar100.files["python"].items()}
-    (data_root / "cifar-100-python.tar.gz").write_bytes(tar_gz({"readme": b"hi", **files}))
-    assert assert_loads(tiny_cifar100).verified
+def test_gzipped_files_without_their_ending_are_read(data_root, tiny_mnist):
+    """No checksum is known of them, so what they hold decides."""
+    folder = tiny_mnist.write(data_root, "idx")
+    for name, data in tiny_mnist.files["idx"].items():
+        (folder / name).write_bytes(gzip.compress(data))
+    assert assert_loads(tiny_mnist).verified
 
 
 # --- corruption -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("damage", "part"),
-    [(lambda p: p.write_bytes(p.read_bytes()[:-30]), "gzip stream is broken"),
-     (lambda p: flip_byte(p, 12), "sha256"), (lambda p: p.write_bytes(b""), "magic"),
-     (lambda p: p.write_bytes(gzip.compress(gzip.decompress(p.read_bytes())[:-1])), "promises")],
+    "damage",
+    [lambda p: p.write_bytes(p.read_bytes()[:-30]), lambda p: flip_byte(p, 12), lambda p: p.write_bytes(b""),
+     lambda p: p.write_bytes(gzip.compress(gzip.decompress(p.read_bytes())[:-1]))],
 )
-def test_damaged_idx_is_named(data_root, tiny_mnist, damage, part):
+def test_damaged_idx_is_named(data_root, tiny_mnist, damage):
     folder = tiny_mnist.write(data_root, "idx.gz")
     path = folder / "train-images-idx3-ubyte.gz"
     damage(path)
     before = snapshot(data_root)
-    with pytest.raises(DataCorruptError, match=part) as caught:
+    with pytest.raises(DataCorruptError, match="sha256 is") as caught:
         mnist()
     text = str(caught.value)
     assert str(path) in text and tiny_mnist.form("idx.gz").digests[path.name].value in text
     assert snapshot(data_root) == before
     assert store.status(["mnist"])[0].state == store.check("mnist").state == "corrupt"
+    assert len(mnist(split="test")) == 20, "the other split is intact"
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [(lambda data: gzip.compress(data)[:-30], "gzip stream is broken"), (lambda data: b"", "magic"),
+     (lambda data: data[:-1], "promises"), (lambda data: data + bytes(10**6), "expected at most"),
+     (lambda data: gzip.compress(data + bytes(10**6)), "more than 47056 bytes")],
+)
+def test_damaged_unpacked_idx_is_named(data_root, tiny_mnist, damage, part):
+    path = tiny_mnist.write(data_root, "idx") / "train-images-idx3-ubyte"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataCorruptError, match=part) as caught:
+        mnist()
+    assert str(path) in str(caught.value)
+    assert store.check("mnist").state == "corrupt"
     assert len(mnist(split="test")) == 20, "the other split is intact"
 
 
@@ -187,25 +214,24 @@ def test_malicious_batch_is_refused(data_root, tiny_cifar10, tmp_path):
 
     folder = tiny_cifar10.write(data_root, "python")
     (folder / "data_batch_2").write_bytes(pickle.dumps({"data": Attack(), "labels": []}))
-    with pytest.raises(DataCorruptError, match=r"data_batch_2.*refused"):
+    with pytest.raises(DataCorruptError, match=r"data_batch_2: md5 is .*, expected "):
         cifar10()
     assert not (tmp_path / "pwned").exists()
 
 
-def test_archive_without_the_member(data_root, tiny_cifar10):
+def test_another_archive_is_refused(data_root, tiny_cifar10):
     (data_root / "cifar-10-binary.tar.gz").write_bytes(tar_gz({"../cifar-10-batches-bin/data_batch_1.bin": b"x"}))
-    with pytest.raises(DataCorruptError, match=r"no cifar-10-batches-bin/data_batch_1\.bin"):
+    with pytest.raises(DataCorruptError, match=r"cifar-10-binary\.tar\.gz: md5 is .*, expected "):
         cifar10()
 
 
-def test_repacked_cifar100_with_another_pixel_is_refused(data_root, tiny_cifar100):
-    """The archive is not the published one, so its batches must be: no array checksum stands behind them."""
-    files = {f"cifar-100-python/{k}": v for k, v in tiny_cifar100.files["python"].items()}
-    batch = pickle.loads(files["cifar-100-python/train"])
+def test_cifar100_with_another_pixel_is_refused(data_root, tiny_cifar100):
+    """The batch must be the published one: no array checksum stands behind it."""
+    folder = tiny_cifar100.write(data_root, "python")
+    batch = pickle.loads(tiny_cifar100.files["python"]["train"])
     batch[b"data"][0, 0] ^= 1
-    files["cifar-100-python/train"] = pickle.dumps(batch, 2)
-    (data_root / "cifar-100-python.tar.gz").write_bytes(tar_gz(files))
-    with pytest.raises(DataCorruptError, match=r"cifar-100-python\.tar\.gz.*md5") as caught:
+    (folder / "train").write_bytes(pickle.dumps(batch, 2))
+    with pytest.raises(DataCorruptError, match=r"cifar-100-python/train: md5") as caught:
         cifar100(split="train")
     assert tiny_cifar100.form("python").digests["train"].value in str(caught.value)
     assert len(cifar100(split="test")) == 100, "the other batch is the published one"
@@ -396,5 +422,7 @@ def test_published_checksums_are_well_formed():
             digests = [*form.digests.values(), *([form.archive_digest] if form.archive_digest else [])]
             assert all(len(d.value) == {"md5": 32, "sha256": 64}[d.algorithm] for d in digests)
             assert set(form.digests) <= set(form.files())
+            assert bool(form.archive) == bool(form.archive_digest)
+            assert form.name != "python" or set(form.digests) == set(form.files()), "a pickle needs a checksum"
         assert all(len(value) == 64 for value in facts.arrays.values())
         assert len(set(facts.label_names)) == facts.classes

@@ -1,6 +1,9 @@
 """The nearest row with another prediction: against all cells one by one, and against random rows."""
 
+import re
 import time
+from dataclasses import replace
+from html import unescape
 from itertools import pairwise, product
 
 import numpy as np
@@ -9,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 from sklearn.exceptions import NotFittedError
 
 from pathlens import DLGNClassifier, DLGNRegressor
 from pathlens.errors import LabelError, OptionError, RegionError, ShapeError, UnknownNameError
 from pathlens.estimators import HalfSpaceModel, counterfactuals
-from pathlens.estimators.counterfactuals import Goal, Room, Search, counterfactual, find_nearest
+from pathlens.estimators.counterfactuals import Counterfactual, Goal, Room, Search, counterfactual, find_nearest
+from pathlens.estimators.portrait import document_of
+from pathlens.report.model import _other
 
 
 def random_model(seed, d, hidden, c=1, spread=1.0, constant=False):
@@ -143,7 +148,7 @@ def test_a_rare_category_is_as_far_as_it_is():
     model = HalfSpaceModel((np.array([[0.0, 1.0]]),), (np.array([-0.5]),), (np.array([[0.1, 2.0]]), one),
                            zero * 2, zero, zero, np.zeros(1, int), rows.std(0), rows.mean(0))  # fmt: skip
     goal, far = Goal(one, np.array([1.5])), 1 / rows[:, 1].std()
-    point, distance, at_least = counterfactual(model, rows[0], goal, "high", rows, [], None, 20.0)
+    point, distance, at_least, _ = counterfactual(model, rows[0], goal, "high", rows, [], None, 20.0)
     assert point.tolist() == [-1, 1]  # nothing else changes
     assert distance == pytest.approx(far) and at_least == pytest.approx(far, rel=2e-4)
     with pytest.raises(RegionError, match="within the ranges of `within` no row"):
@@ -249,16 +254,136 @@ def test_it_prints_what_changes_and_what_is_proved(flowers):
     assert sum(abs(bar.get_width()) for bar in ax.patches) == pytest.approx(told.distance)
 
 
+# --- values that are typed in as printed -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wine():
+    table = load_wine(as_frame=True)
+    X, y = table.data, table.target_names[table.target]
+    return X, DLGNClassifier(hidden=(8,), epochs=30, weight_decay=1.0, random_state=0).fit(X, y)
+
+
+def typed_in(row, values):
+    """The row with values that were read as text."""
+    return row.assign(**{name: float(text) for name, text in values.items()})
+
+
+def from_repr(text):
+    lines = (re.fullmatch(r"  (.*?) +(\S+) → (\S+)", line) for line in text.splitlines()[1:])
+    return {line[1]: line[3] for line in lines}
+
+
+def from_page(html):
+    return {unescape(name): new for name, _, new in
+            re.findall("<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", html)}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", ["cancer", "wine"])
+def test_what_is_printed_has_the_other_class(table, request, tmp_path):
+    X, model = request.getfixturevalue(table)
+    rows = np.linspace(0, len(X) - 1, 20).astype(int)
+    for row in (X.iloc[[i]] for i in rows):
+        other = model.counterfactual(row, within=X, seconds=0.1)
+        page = _other(document_of(other))
+        for texts in (from_repr(repr(other)), from_page(page)):
+            assert list(texts) == list(other.changes)
+            assert model.predict(typed_in(row, texts))[0] == other.after != other.before
+            np.testing.assert_array_equal(typed_in(row, texts).to_numpy()[0], other.point)
+        assert other.at_least <= other.unrounded <= other.distance <= other.unrounded * 1.001
+        assert other.distance == pytest.approx(np.abs((other.point - row.to_numpy()[0]) / model.model_.spread).sum())
+    several = X.iloc[rows]
+    path = model.report(several, model.predict(several), tmp_path, within=X, seconds=0.1)
+    articles = path.read_text(encoding="utf-8").split("<article>")[1:]
+    assert len(articles) > 1
+    for article in articles:
+        row = several.loc[[int(re.search(r"Row (\d+): predicted <b>", article)[1])]]
+        changed = typed_in(row, from_page(article.partition("What would have to be different")[2]))
+        assert model.predict(changed)[0] != model.predict(row)[0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([(3,), (2, 3)]), st.booleans())
+def test_rounded_rows_stay_what_rows_may_be(seed, hidden, constant):
+    """In their ranges, whole, of one category; features that were not changed keep their bits."""
+    model = random_model(seed, 6, hidden, constant=constant)
+    rng = np.random.default_rng(seed + 1)
+    rows = np.column_stack([rng.normal(size=(40, 2)) * 2, rng.integers(-3, 4, 40), np.eye(3)[rng.integers(0, 3, 40)]])
+    row, kept = rows[0], int(rng.integers(0, 3))
+    room = Room.of(row, model.spread, rows, [kept], None)
+    search = Search(model, row, flip(model, row), room)
+    find_nearest(search, rows, 60.0)
+    if search.found is None:
+        return
+    point, distance = search.rounded(np.inf)
+    assert search.goal.margin(model.outputs(point[None]))[0] > 0
+    assert (point >= rows.min(0)).all() and (point <= rows.max(0)).all()
+    assert point[kept] == row[kept] and point[2] == np.round(point[2]) and sorted(point[3:]) == [0, 0, 1]
+    same = search.point(search.found) == row
+    assert np.array_equal(point[same], row[same])
+    assert search.at_least - 1e-5 <= distance <= search.distance * 1.001
+    ends = (point == rows.min(0)) | (point == rows.max(0))  # as long as they are in the data
+    assert all(len(str(value)) <= 9 for value in point[:2][~(same | ends)[:2]])
+
+
+def test_a_corner_that_rounding_away_from_the_row_would_leave():
+    """a + b > 1 and a < b + 0.20000037: more of both crosses the wall, so that a point deeper inside is rounded."""
+    one, zero = np.ones((1, 1)), (np.zeros(1),)
+    model = HalfSpaceModel((np.array([[-1.0, 1.0]]),), (np.array([0.20000037]),), (np.ones((1, 2)), one),
+                           (np.zeros(1), -np.ones(1)), zero, zero, np.zeros(1, int), np.array([1.5, 1.0]),
+                           np.zeros(2))  # fmt: skip
+    goal, box = Goal(one, np.zeros(1)), np.array([[-2.0, -2.0], [2.5, 2.5], [0.25, -0.75]])
+    row = np.zeros(2)
+    point, distance, at_least, unrounded = counterfactual(model, row, goal, "high", box, [], None, 20.0)
+    a, b = 0.600000185, 0.399999815
+    assert unrounded == pytest.approx(a / 1.5 + b, abs=1e-5) and at_least == pytest.approx(unrounded, rel=2e-4)
+    assert unrounded < distance <= unrounded * 1.001
+    assert point.sum() > 1 and point[0] - point[1] < 0.20000037
+    assert all(len(str(value)) <= 6 for value in point)
+
+
+def test_values_are_printed_in_full_and_differ_from_those_before():
+    before, after = np.array([2020.3712, 1 / 3, 1e6]), np.array([2020.37, -0.125, 1234567.5])
+    told = Counterfactual(before, after, 0, 1, 2.0, 1.0, 2.0, ("year", "share", "count"), np.ones(3))
+    assert told.printed == {
+        "count": ("1e+06", "1234567.5"), "share": ("0.333333", "-0.125"), "year": ("2020.371", "2020.37"),
+    }  # fmt: skip
+    assert "(" not in repr(told) and "none is nearer than 1\n" in repr(told)
+    rounded = replace(told, distance=2.001, at_least=2.0)
+    assert rounded.nearest and "distance 2 (0.001 by rounding) standard deviations, none is nearer\n" in repr(rounded)
+
+
+def test_a_margin_is_how_far_beyond_the_boundary(cancer, flowers):
+    X, model = cancer
+    row = X.iloc[[20]]
+    near, far = (model.counterfactual(row, within=X, seconds=2, margin=margin) for margin in (0, 2.2))
+    sure = model.predict_proba(pd.DataFrame([near.point, far.point], columns=X.columns)).max(1)
+    assert sure[0] < 0.6 and 1 / (1 + np.exp(-2.2)) <= sure[1] < 0.93
+    assert far.distance > near.distance and far.at_least >= near.at_least - 1e-6
+    X, model = flowers
+    asked = model.counterfactual(X[50:51], 2, within=X, margin=1.5)
+    f = np.sort(model.decision_function(pd.DataFrame([asked.point], columns=X.columns))[0])
+    assert asked.after == 2 and f[-1] - f[-2] >= 1.5
+    either = model.counterfactual(X[50:51], within=X, margin=1.5)
+    f = model.decision_function(pd.DataFrame([either.point], columns=X.columns))[0]
+    assert either.after != 1 and f.max() - f[1] >= 1.5 and either.distance <= asked.distance * 1.001
+    with pytest.raises(RegionError, match="no row is predicted 2 with a margin of 1000"):
+        model.counterfactual(X[50:51], 2, within=X, margin=1000)
+    for wrong in (-1, np.nan, np.inf, "1"):
+        with pytest.raises(OptionError, match="margin must be a finite number of at least 0"):
+            model.counterfactual(X[50:51], margin=wrong)
+
+
 def test_out_of_time_it_tells_what_it_has_and_what_is_proved():
     model = random_model(3, 12, (60, 60))
     row = np.zeros(12)
     sign = -np.sign(model.outputs(row[None])[0, 0])
     rows = np.random.default_rng(0).normal(size=(200, 12)) * 3
-    point, distance, at_least = counterfactual(
+    point, distance, at_least, unrounded = counterfactual(
         model, row, Goal(np.array([[sign]]), np.zeros(1)), "other", rows, [], None, 0.2
     )  # fmt: skip
     assert sign * model.outputs(point[None])[0, 0] > 0
-    assert 0 <= at_least <= distance
+    assert 0 <= at_least <= unrounded <= distance
 
 
 @pytest.mark.parametrize("d, hidden, whole", [(64, (64,), True), (784, (128,) * 4, False)], ids=["whole", "wide"])
@@ -299,6 +424,13 @@ def test_a_regression_reaches_a_value_from_either_side():
     assert down.nearest and down.after <= at - 0.5
     with pytest.raises(OptionError, match="which is at most"):
         hat.counterfactual(X[0], at_most=at + 1)
+    farther = hat.counterfactual(X[0], at_least=at + 0.25, within=X, margin=0.25)
+    assert farther.after >= at + 0.5 and farther.distance == pytest.approx(up.distance)
+    assert hat.counterfactual(X[0], at_most=at - 0.25, within=X, margin=0.25).after <= at - 0.5
+    typed = X[:1].copy()
+    for name, text in from_repr(repr(up)).items():
+        typed[0, int(name[1:])] = float(text)
+    assert hat.predict(typed)[0] == up.after
     assert repr(up).startswith(f"{up.before:.6g} becomes {up.after:.6g} with")
     with pytest.raises(RegionError, match=r"within the ranges of `within` no row is predicted at least 1e\+06"):
         hat.counterfactual(X[0], at_least=1e6, within=X)

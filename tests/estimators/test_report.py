@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -113,7 +115,17 @@ def test_a_regressor(tmp_path: Path) -> None:
 def test_a_model_that_is_constant_on_cells(flowers: Any, tmp_path: Path) -> None:
     _, X, y = flowers
     model = DLGNClassifier(hidden=(8,), epochs=50, piecewise_constant=True, random_state=0).fit(X, y)
-    assert "constant on each cell" in words(model.report(X, y, tmp_path, within=X, seconds=0.5))
+    text = words(model.report(X, y, tmp_path, within=X, seconds=0.5))
+    largest = np.abs(model.explain(X, layer=0).contributions).max(axis=(0, 1)).argmax()
+    looks = text.partition("What it looks at")[2].partition("Its half-spaces")[0]
+    assert "jumps" in looks and escape(X.columns[largest]) in looks
+
+
+def test_a_model_that_predicts_the_same_everywhere_looks_at_nothing(flowers: Any, tmp_path: Path) -> None:
+    model, X, y = flowers
+    still = DLGNClassifier(hidden=(8,), epochs=1, random_state=0).fit(X, y)
+    still.model_ = replace(model.model_, weights=(*model.model_.weights[:-1], 0 * model.model_.weights[-1]))
+    assert "no feature changes its output" in words(still.report(X, y, tmp_path, seconds=0.1))
 
 
 def test_what_does_not_fit_is_refused(flowers: Any, tmp_path: Path) -> None:

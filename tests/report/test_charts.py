@@ -15,6 +15,7 @@ import pytest
 
 from pathlens.artifacts import Artifact, load
 from pathlens.errors import ArtifactError, OptionError
+from pathlens.files import sealed, unsealed
 from pathlens.panels import KINDS, Panel, Series, array_at
 from pathlens.report import write_page
 from pathlens.report.axes import _log_ticks, _tick_texts, band, mark
@@ -94,17 +95,18 @@ def test_descriptions_are_saved_and_read(tmp_path: Path) -> None:
     arrays = {"a": np.ones((2, 3)), "x": np.arange(3)}
     path = Artifact("x.y", "t", "p", "quick", arrays=arrays, figures=described).save(tmp_path)
     assert load(path).figures == described
-    document = json.loads(path.read_text())
+    document = unsealed(json.loads(path.read_text()))
     assert document["figures"][1] == {"kind": "matrices", "title": "m", "note": "see", "series": [
         {"values": "a", "label": "", "x": "", "style": "line"}]}  # fmt: skip
     for broken in ([{"kind": "lines"}], [3], [{**document["figures"][1], "colour": "red"}],
                    [{**document["figures"][1], "kind": "pie"}]):  # fmt: skip
-        path.write_text(json.dumps({**document, "figures": broken}))
+        path.write_text(json.dumps(sealed({**document, "figures": broken})))
         with pytest.raises(ArtifactError, match=r"malformed|invalid entry"):
             load(path)
-    del document["figures"]  # as artifacts were written before there were descriptions
-    path.write_text(json.dumps(document))
-    assert load(path).figures == ()
+    del document["figures"]
+    path.write_text(json.dumps(sealed(document)))
+    with pytest.raises(ArtifactError, match=r'"figures" should be a list, found nothing'):
+        load(path)
 
 
 def test_every_kind_has_a_renderer() -> None:

@@ -1,29 +1,31 @@
 """Bytes to uint8 arrays, for each form that the image sets are published in: idx, CIFAR batches, packed WebP strips.
 
 Nothing here knows where files lie or what their checksums are (`store.py`, `checksums.py`). A pickle is read with an
-unpickler that can build plain containers and byte arrays and nothing else. May import `pathlens.errors` only.
+unpickler that can build plain containers and byte arrays and nothing else; even so it can take any amount of time and
+memory, and must be a published file. The other decoders are bounded whatever they read. May import `pathlens.errors`
+and `pathlens.files`.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import pickle
 import struct
-import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pathlens.errors import FileFormatError, need_extra
+from pathlens.files import gunzip, read_npz
 
 Bytes = NDArray[np.uint8]
+_MOST_BYTES = 1 << 26  # of an unpacked file; the largest, MNIST's training images, has 47,040,016
 SIDE = 32  # CIFAR images are 32 x 32 x 3, planar: 1,024 bytes of red, then green, then blue
 
 
-def read_idx(data: bytes, where: str) -> Bytes:
-    """An idx file (unsigned bytes, big-endian header), gzipped or not, as an array.
+def read_idx(data: bytes, where: str, most: int = _MOST_BYTES) -> Bytes:
+    """An idx file (unsigned bytes, big-endian header), gzipped or not, as an array; at most ``most`` bytes unpacked.
 
     Examples
     --------
@@ -32,8 +34,8 @@ def read_idx(data: bytes, where: str) -> Bytes:
     """
     if data[:2] == b"\x1f\x8b":
         try:
-            data = gzip.decompress(data)
-        except (EOFError, OSError, zlib.error) as error:
+            data = gunzip(data, most)
+        except ValueError as error:
             raise FileFormatError(f"{where}: the gzip stream is broken ({error}).") from error
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
         raise FileFormatError(f"{where}: starts with {data[:4].hex()!r}, expected the idx magic 000008 and a rank.")
@@ -69,7 +71,8 @@ def read_cifar_binary(data: bytes, where: str, label_bytes: int) -> tuple[Bytes,
 def read_cifar_python(data: bytes, where: str, label_keys: tuple[str, ...]) -> tuple[Bytes, Bytes]:
     """A CIFAR Python batch (a pickle): labels (n, len(label_keys)) and images (n, 32, 32, 3).
 
-    The pickle may hold dictionaries, lists, strings, numbers and uint8 arrays; anything else is refused unrun.
+    The pickle may hold dictionaries, lists, strings, numbers and uint8 arrays; anything else is refused unrun. Compare
+    the checksum of the data before: a pickle of a few bytes can take gigabytes, or forever.
     """
     batch = _restricted_load(data, where)
     if not isinstance(batch, dict):
@@ -92,16 +95,17 @@ def read_cifar_python(data: bytes, where: str, label_keys: tuple[str, ...]) -> t
     return np.array(columns, np.uint8).T, _planar(pixels)
 
 
-def read_webp_strips(data: bytes, where: str) -> Bytes:
+def read_webp_strips(data: bytes, where: str, most: int = 50_000) -> Bytes:
     """A packed part, lossless WebP strips 32 pixels wide with images stacked, one file after another; (n, 32, 32, 3).
 
-    A WebP file's length is its bytes 4 to 8 (little-endian) plus 8, so the part needs no index.
+    A WebP file's length is its bytes 4 to 8 (little-endian) plus 8, so the part needs no index. It may hold ``most``
+    images.
     """
     try:
         from PIL import Image
     except ImportError as error:
         raise need_extra("images", "pillow", f"reading the packed images in {where}") from error
-    strips, at = [], 0
+    strips, at, left = [], 0, most
     while at < len(data):
         head = data[at : at + 12]
         if len(head) < 12 or head[:4] != b"RIFF" or head[8:] != b"WEBP":
@@ -111,12 +115,17 @@ def read_webp_strips(data: bytes, where: str) -> Bytes:
             raise FileFormatError(f"{where}: the WebP file at byte {at} ends at byte {end}, the part at {len(data)}.")
         try:
             with Image.open(io.BytesIO(data[at:end]), formats=("WEBP",)) as image:
-                strip = np.asarray(image.convert("RGB"))
+                width, height = image.size  # of the header: no pixel is decoded yet
+                fits = width == SIDE and height % SIDE == 0
+                strip = np.asarray(image.convert("RGB")) if fits else None
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise FileFormatError(f"{where}: the WebP file at byte {at} does not decode ({error}).") from error
-        if strip.shape[1] != SIDE or strip.shape[0] % SIDE:
-            raise FileFormatError(f"{where}: the strip at byte {at} is {strip.shape[1]} x {strip.shape[0]} pixels, "
-                                  f"expected {SIDE} wide and a multiple of {SIDE} high.")
+        if strip is None:
+            raise FileFormatError(f"{where}: the strip at byte {at} is {width} x {height} pixels, expected {SIDE} wide "
+                                  f"and a multiple of {SIDE} high.")
+        left -= height // SIDE
+        if left < 0:
+            raise FileFormatError(f"{where}: more than {most} images.")
         strips.append(strip.reshape(-1, SIDE, SIDE, 3))
         at = end
     if not strips:
@@ -127,12 +136,9 @@ def read_webp_strips(data: bytes, where: str) -> Bytes:
 def read_labels_npz(data: bytes, where: str, key: str) -> Bytes:
     """One label array (uint8) of a packed set's ``labels.npz``; object arrays are refused."""
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            labels = arrays[key]
-    except (OSError, ValueError, KeyError, EOFError, zlib.error, NotImplementedError) as error:
+        labels = read_npz(data, 1 << 20, (key,))[key]
+    except (ValueError, KeyError) as error:
         raise FileFormatError(f"{where}: no readable array {key!r} ({error}).") from error
-    except Exception as error:  # zipfile.BadZipFile is not an OSError, and its import is not worth a name
-        raise FileFormatError(f"{where}: not a readable npz file ({error}).") from error
     if labels.dtype != np.uint8 or labels.ndim != 1:
         raise FileFormatError(f"{where}: {key!r} is {labels.dtype} {labels.shape}, expected uint8 (n,).")
     return labels

@@ -1,20 +1,21 @@
 """Where the published image sets lie on this machine: finding, checking, importing and caching them.
 
 The command line's `pathlens data` stands on `status`, `check` and `import_from`; `images.py` on `load_split`. Nothing
-here ever uses the network, and a file that fails its check is reported and left as it is. May import `pathlens.errors`
-and this folder's `checksums` and `formats`.
+here ever uses the network, and a file that fails its check is reported and left as it is. A file whose checksum is
+known is compared with it before anything decodes it. May import `pathlens.errors`, `pathlens.files` and this folder's
+`checksums` and `formats`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tarfile
 import tempfile
 import warnings
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from pathlens.errors import (
     StoreError,
     unknown_name,
 )
+from pathlens.files import parse_json, read_npy
 
 Split = Literal["train", "test"]
 State = Literal["ok", "absent", "corrupt", "unverified"]
@@ -309,6 +311,7 @@ def _missing(facts: SetFacts, splits: Sequence[str]) -> DataMissingError:
 
 # --- reading and checking ---------------------------------------------------------------------------------------
 
+_REPACKED = " (if it was only packed again, unpack it and import the files: they are checked by what they hold)"
 _UNVERIFIED = "complete, labels in range and balanced, but no published checksum is known for this form"
 
 
@@ -323,36 +326,20 @@ class _Mismatch:
 
 
 def _read(source: Source, split: Split) -> Loaded:
-    """Decodes one split and checks it: file checksums, shapes, labels, array checksums."""
-    facts, form = source.facts, source.form
-    mismatches: list[_Mismatch] = []
-    archive_good = False
-    if source.archive is not None and form.archive_digest is not None:
-        mismatches += _mismatch(source.archive, _digest_file(source.archive, form.archive_digest), form.archive_digest)
-        archive_good = not mismatches
+    """Checks the files of one split, decodes them, and checks the result: shapes, labels, array checksums."""
+    facts = source.facts
     files = _read_files(source, split)
-    if not archive_good:
-        for name, data in files.items():
-            if digest := form.digests.get(name):
-                found = hashlib.new(digest.algorithm, data, usedforsecurity=False).hexdigest()
-                mismatches += _mismatch(source.place / name, found, digest)
-    members_good = all(name in form.digests for name in files) and not any(
-        m.path != source.archive for m in mismatches)
-    # Array checksums settle everything where they are known, so a recompressed copy passes. Where they are not, and
-    # before bytes go to an image decoder, the files themselves must be the published ones.
-    if mismatches and not members_good and (form.name == "packed" or not facts.arrays):
-        raise _corrupt(facts, mismatches, "")
     try:
         arrays = _decode(source, split, files)
         _check_shapes(facts, split, arrays, source)
     except FileFormatError as error:
-        raise _corrupt(facts, mismatches, str(error)) from error
+        raise _corrupt(facts, [], str(error)) from error
     for name, array in arrays.items():
         expected = facts.arrays.get(f"{split}_{name}")
         if expected is not None and (found := _sha256(array)) != expected:
-            raise _corrupt(facts, mismatches, f"{source.place}: the decoded {split} {name} have sha256 {found}, "
-                                              f"expected {expected}")
-    verified = bool(facts.arrays) or archive_good or members_good
+            raise _corrupt(facts, [], f"{source.place}: the decoded {split} {name} have sha256 {found}, "
+                                      f"expected {expected}")
+    verified = bool(facts.arrays) or source.archive is not None or all(name in source.form.digests for name in files)
     return Loaded(arrays, source.describe(), verified)
 
 
@@ -365,6 +352,7 @@ def _corrupt(facts: SetFacts, mismatches: Sequence[_Mismatch], reason: str) -> D
     return DataCorruptError(
         f"{facts.title} is corrupt. " + "; ".join(part for part in facts_found if part)
         + ". Nothing was changed. Get the file again, then run: pathlens data import FOLDER_OR_ARCHIVE"
+        + (_REPACKED if any(mismatch.path.suffix == ".gz" for mismatch in mismatches) else "")
     )
 
 
@@ -377,31 +365,53 @@ def _sha256(array: Bytes) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
+def _largest(facts: SetFacts, split: Split) -> int:
+    """More bytes than the files of a split have in any form: a pickle as text has one and a half times those of its
+    images, and no image comes with as many as 64 bytes of its own."""
+    return 2 * facts.rows[split] * (math.prod(facts.image) + 64) + 8192
+
+
 def _read_files(source: Source, split: Split) -> dict[str, bytes]:
-    names = source.form.splits[split]
-    if source.archive is None:
-        return {name: (source.folder / name).read_bytes() for name in names}
-    wanted = {f"{source.form.member_folder}/{name}": name for name in names}
-    found: dict[str, bytes] = {}
-    try:
+    """The bytes of a split's files, which have their checksums wherever those are known.
+
+    Raises
+    ------
+    DataCorruptError
+        A checksum does not agree, or a file is larger than any of this set; nothing is decoded then.
+    """
+    facts, form, names = source.facts, source.form, source.form.splits[split]
+    most = _largest(facts, split)
+    if source.archive is not None:
+        assert form.archive_digest is not None  # every published archive has a checksum
+        found = _digest_file(source.archive, form.archive_digest)
+        if mismatches := _mismatch(source.archive, found, form.archive_digest):
+            raise _corrupt(facts, mismatches, "")
+        wanted = {f"{form.member_folder}/{name}": name for name in names}
+        members: dict[str, bytes] = {}
         with tarfile.open(source.archive, "r:gz") as archive:
             for member in archive:  # members are read by exact name into memory; nothing is unpacked to disk
                 name = wanted.get(member.name.removeprefix("./"))
-                if name is not None and member.isfile():
-                    stream = archive.extractfile(member)
-                    found[name] = stream.read() if stream is not None else b""
-                if len(found) == len(wanted):
+                if name is not None and (stream := archive.extractfile(member)) is not None:
+                    members[name] = stream.read()
+                if len(members) == len(wanted):
                     break
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        reason = f"{source.archive}: the archive cannot be read ({error})"
-        digest = source.form.archive_digest
-        found_digest = _digest_file(source.archive, digest) if digest else ""
-        mismatches = _mismatch(source.archive, found_digest, digest) if digest else []
-        raise _corrupt(source.facts, mismatches, reason) from error
-    absent = [name for name in names if name not in found]
-    if absent:
-        raise _corrupt(source.facts, [], f"{source.archive}: no {source.form.member_folder}/{absent[0]} in the archive")
-    return {name: found[name] for name in names}
+        return {name: members[name] for name in names}
+    files: dict[str, bytes] = {}
+    mismatches, left = [], most
+    for name in names:
+        path = source.folder / name
+        left -= (size := path.stat().st_size)
+        if left < 0:
+            raise _corrupt(facts, mismatches, f"{path}: {size} bytes, expected at most {most} in all of "
+                                              f"{', '.join(names)}")
+        data = path.read_bytes()
+        if digest := form.digests.get(name):
+            found = hashlib.new(digest.algorithm, data, usedforsecurity=False).hexdigest()
+            mismatches += _mismatch(path, found, digest)
+        files[name] = data
+    if mismatches:
+        raise _corrupt(facts, mismatches, "")
+    return files
 
 
 def _decode(source: Source, split: Split, files: dict[str, bytes]) -> dict[str, Bytes]:
@@ -411,7 +421,8 @@ def _decode(source: Source, split: Split, files: dict[str, bytes]) -> dict[str, 
         return str(source.place / name)
 
     if form.name in ("idx.gz", "idx"):
-        images, labels = (formats.read_idx(data, where(name)) for name, data in files.items())
+        most = 16 + facts.rows[split] * math.prod(facts.image)
+        images, labels = (formats.read_idx(data, where(name), most) for name, data in files.items())
         return {"images": images, "labels": labels}
     if form.name == "packed":
         labels = formats.read_labels_npz(files.pop("labels.npz"), where("labels.npz"), f"{split}_labels")
@@ -488,8 +499,6 @@ def _status(facts: SetFacts) -> SetStatus:
     found = source.describe(), source.place
     if not bad and known:
         return SetStatus(facts.name, facts.title, "ok", *found, "every file has its published checksum")
-    if known and form.name != "packed":
-        return check(facts.name)  # a recompressed copy is fine, a broken one is not: only decoding tells them apart
     if bad:
         return SetStatus(facts.name, facts.title, "corrupt", *found, str(_corrupt(facts, bad, "")))
     return SetStatus(facts.name, facts.title, "unverified", *found,
@@ -525,9 +534,13 @@ def _belongs(source: Source) -> bool:
     if any(_digest_file(source.folder / name, digest) == digest.value
            for name, digest in source.form.digests.items() if name in names):
         return True
-    try:  # unzipped or recompressed: the decoded labels tell
-        name = source.form.splits["test"][1]
-        labels = formats.read_idx((source.folder / name).read_bytes(), str(source.folder / name))
+    if source.form.digests:
+        return False
+    path = source.folder / source.form.splits["test"][1]
+    if path.stat().st_size > _largest(source.facts, "test"):
+        return False
+    try:  # unpacked: no file has a checksum, and the labels decide
+        labels = formats.read_idx(path.read_bytes(), str(path), 8 + source.facts.rows["test"])
     except FileFormatError:
         return False
     return _sha256(labels) == source.facts.arrays.get("test_labels")
@@ -594,10 +607,11 @@ def _read_cache(facts: SetFacts, split: Split) -> Loaded | None:
         if facts.arrays:
             expected = {name: facts.arrays[f"{split}_{name}"] for name in paths}
         else:  # no published array checksum: the one noted when a checked archive was decoded
-            expected = json.loads((_decoded_folder() / f"{facts.name}-{split}.json").read_text(encoding="utf-8"))
+            expected = parse_json((_decoded_folder() / f"{facts.name}-{split}.json").read_bytes())
         arrays = {}
         for name, path in paths.items():
-            array = np.load(path, allow_pickle=False)
+            with path.open("rb") as stream:
+                array = read_npy(stream, path.stat().st_size)
             shape = (facts.rows[split], *(facts.image if name == "images" else ()))
             if array.dtype != np.uint8 or array.shape != shape or _sha256(array) != expected[name]:
                 return None

@@ -12,7 +12,6 @@ import csv
 import gzip
 import hashlib
 import io
-import json
 import lzma
 import re
 import zipfile
@@ -26,8 +25,10 @@ import numpy as np
 
 from pathlens.data.store import data_folders
 from pathlens.errors import DataCorruptError, DataMissingError, FileFormatError, OptionError, need_extra, unknown_name
+from pathlens.files import gunzip, parse_json
 
 TARGET = "target"  # the last column of every file
+_MOST_BYTES = 1 << 26  # of an unpacked file
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _manifest() -> tuple[Path, dict[str, dict[str, Any]]] | None:
         if not path.is_file():
             continue
         try:
-            entries = {e["name"]: e for e in json.loads(path.read_text(encoding="utf-8"))["datasets"]}
+            entries = {e["name"]: e for e in parse_json(path.read_bytes())["datasets"]}
             for e in entries.values():
                 _ = e["file"], e["sha256"], e["task"], e["rows"], e["columns"]
                 if Path(e["file"]).name != e["file"]:
@@ -167,8 +168,8 @@ def _manifest() -> tuple[Path, dict[str, dict[str, Any]]] | None:
 
 def _parse(name: str, path: Path, data: bytes, entry: Mapping[str, Any]) -> Table:
     try:
-        rows = list(csv.reader(io.StringIO(gzip.decompress(data).decode("utf-8"), newline="")))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        rows = list(csv.reader(io.StringIO(gunzip(data, _MOST_BYTES).decode("utf-8"), newline="")))
+    except (ValueError, csv.Error) as error:
         raise FileFormatError(f"Table {name!r}: {path} is not a gzipped CSV file ({error}).") from error
     header, body = (rows[0], rows[1:]) if rows else ([], [])
     n, m = int(entry["rows"]), int(entry["columns"])

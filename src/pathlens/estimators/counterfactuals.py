@@ -2,7 +2,8 @@
 
 Inside a cell of the half-spaces f is affine, so that the nearest point of a cell with the prediction asked for is a
 linear program. Which cell it lies in is a mixed integer one: a gate is a variable only where its boundary can be
-reached within the distance looked at. May import the half-spaces, errors, pictures and the progress bar; solvers are
+reached within the distance looked at. What is found lies on the boundary, and is rounded to the other side of it:
+users get values that they can type in. May import the half-spaces, errors, pictures and the progress bar; solvers are
 scipy's.
 """
 
@@ -30,6 +31,9 @@ _GAP = 1e-4  # relative difference between distance and bound that counts as non
 _TOLERANCE = 1e-6  # of the solvers, in standard deviations
 _MANY = 1e9  # whole numbers are looked for up to here
 _INSIDE = (1e-7, 1e-6, 1e-5)  # how far inside a cell to stay, likewise: more where rounding puts the point outside
+_ROUNDING = 1e-3  # share of the distance that rounding values to few decimals may add
+_POLISHING = 0.5  # seconds for it, beside those of the search
+_DECIMALS = 12  # most decimals tried, counted from the leading digit of the standard deviation
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,17 @@ class Counterfactual:
     Attributes
     ----------
     row, point : (d,)
-        The row asked about, and what it would have to be.
+        The row asked about, and what it would have to be. The values of `point` are rounded, and are what is printed:
+        typed in, they have the prediction `after`.
     before, after : object
         What the model predicts for them.
     distance : float
-        Σ_j |change of feature j| / (its standard deviation in training).
+        Σ_j |change of feature j| / (its standard deviation in training), from `row` to `point`.
     at_least : float
         Proved: no row with the prediction asked for is nearer than this, up to the solver's tolerance of 1e-6. Points
         that are less than 1e-7 from a boundary do not count: rounding could put them on either side.
+    unrounded : float
+        The distance before values were rounded, which adds a thousandth to it at most.
     """
 
     row: np.ndarray
@@ -55,13 +62,14 @@ class Counterfactual:
     after: Any
     distance: float
     at_least: float
+    unrounded: float
     names: tuple[str, ...]
     spread: np.ndarray
 
     @property
     def nearest(self) -> bool:
-        """Whether it is proved that no other is nearer, to a relative 1e-4."""
-        return self.distance <= self.at_least * (1 + _GAP) + _TOLERANCE
+        """Whether it is proved that no other is nearer than this was before rounding, to a relative 1e-4."""
+        return self.unrounded <= self.at_least * (1 + _GAP) + _TOLERANCE
 
     @property
     def changes(self) -> dict[str, tuple[float, float]]:
@@ -71,29 +79,55 @@ class Counterfactual:
         return {self.names[j]: (float(self.row[j]), float(self.point[j])) for j in order}
 
     @property
+    def printed(self) -> dict[str, tuple[str, str]]:
+        """`changes` as text: the new values in full, so that ``float(text)`` is the value in `point`."""
+        return {name: (_as_text(old, new), _in_full(new)) for name, (old, new) in self.changes.items()}
+
+    @property
     def _what(self) -> str:
         before, after = (f"{v:.6g}" if isinstance(v, float) else v for v in (self.before, self.after))
         return f"{before} becomes {after}"
 
     def plot(self, ax: Any = None) -> Any:
         """Each change as a bar in standard deviations, with its values from and to; returns matplotlib axes."""
-        changes = list(self.changes.items())[::-1]
+        changes, texts, scale = self.changes, self.printed, dict(zip(self.names, self.spread))
         ax = axes(ax, "drawing a counterfactual", (8.0, 0.45 * len(changes) + 1.5))
-        scale = dict(zip(self.names, self.spread))
-        ax.barh([f"{name}: {old:.4g} → {new:.4g}" for name, (old, new) in changes],
-                [(new - old) / scale[name] for name, (old, new) in changes], color="0.45")  # fmt: skip
+        ax.barh([f"{name}: {' → '.join(texts[name])}" for name in reversed(changes)],
+                [(new - old) / scale[name] for name, (old, new) in reversed(changes.items())],
+                color="0.45")  # fmt: skip
         ax.axvline(0, color="black", linewidth=0.8)
         ax.set(xlabel="change in standard deviations", title=self._what)
         return ax
 
     def __repr__(self) -> str:
         proved = "none is nearer" if self.nearest else f"none is nearer than {self.at_least:.3g}"
+        added = self.distance - self.unrounded
+        rounding = f" ({added:.1g} by rounding)" if added > _TOLERANCE else ""
         lines = [f"{self._what} with {len(self.changes)} of {len(self.names)} features changed; "
-                 f"distance {self.distance:.3g} standard deviations, {proved}"]  # fmt: skip
+                 f"distance {self.distance:.3g}{rounding} standard deviations, {proved}"]  # fmt: skip
         width = max((len(name) for name in self.changes), default=0)
-        for name, (old, new) in self.changes.items():
-            lines.append(f"  {name:<{width}}  {old:.6g} → {new:.6g}")
+        lines += [f"  {name:<{width}}  {old} → {new}" for name, (old, new) in self.printed.items()]
         return "\n".join(lines)
+
+
+def _in_full(value: float) -> str:
+    """The shortest text that reads back as the value.
+
+    >>> _in_full(0.1), _in_full(3.0), _in_full(-20250.75)
+    ('0.1', '3', '-20250.75')
+    """
+    return repr(float(value)).removesuffix(".0")
+
+
+def _as_text(value: float, other: float) -> str:
+    """Six digits of a value, or as many as it takes to print it on the side of the other that it is on.
+
+    >>> _as_text(1 / 3, 0.5), _as_text(2020.3712, 2020.37)
+    ('0.333333', '2020.371')
+    """
+    texts = (f"{value:.{digits}g}" for digits in range(6, 18))
+    return next((text for text in texts if (float(text) < other) == (value < other) and float(text) != other),
+                _in_full(value))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -260,11 +294,8 @@ class Search:
 
     # --- one cell ----------------------------------------------------------------------------------------------
 
-    def _cell(self, bits: Sequence[np.ndarray], part: np.ndarray, until: float) -> np.ndarray | None:
-        """The nearest point of a cell that meets a part of the goal: a linear program over increases and decreases.
-
-        Out of time it may be one that is not the nearest; `unsure` tells so.
-        """
+    def _walls(self, bits: Sequence[np.ndarray], part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A cell, and a part of the goal in it, as inequalities left · change ≥ right, the largest coefficient 1."""
         signs, low = self.goal.signs[part], self.goal.low[part]
         slope, value = self.model.weights[-1], self.model.biases[-1]
         for gate, weight, bias in zip(bits[::-1], self.model.weights[-2::-1], self.model.biases[-2::-1]):
@@ -280,7 +311,14 @@ class Search:
             side = np.where(gate, 1.0, -1.0)
             rows.append(side[:, None] * normal)
             least.append(-side * offset)
-        left, right = np.concatenate(rows), np.concatenate(least)
+        return np.concatenate(rows), np.concatenate(least)
+
+    def _cell(self, bits: Sequence[np.ndarray], part: np.ndarray, until: float) -> np.ndarray | None:
+        """The nearest point of a cell that meets a part of the goal: a linear program over increases and decreases.
+
+        Out of time it may be one that is not the nearest; `unsure` is set then.
+        """
+        left, right = self._walls(bits, part)
         moved = np.abs(left).max(1, initial=0) > 0  # the others do not depend on the change
         if (right[~moved] > 0).any():
             return None
@@ -358,6 +396,64 @@ class Search:
                 found.append(points[good[0]])
         found.sort(key=lambda change: float(np.abs(change).sum()))
         return found[:_IMPROVED]
+
+    # --- values that can be typed in ---------------------------------------------------------------------------
+
+    def rounded(self, until: float) -> tuple[np.ndarray, float]:
+        """The point found with values of few decimals, and its distance: in the same cell, a share farther at most.
+
+        Values are rounded away from the row. Where that leaves the cell, since larger changes may cross its walls, a
+        point deeper inside it is rounded. Where no decimals will do, values stay as they are, which is known to work.
+        """
+        assert self.found is not None
+        exact = self.point(self.found)
+        bits, part = [b[0] for b in self.model.bits(exact[None])], self.goal.part(self.model.outputs(exact[None])[0])
+        left, right = self._walls(bits, part)
+        some = np.setdiff1d(np.flatnonzero(self.found), self.whole)
+        steps = 10.0 ** np.floor(np.log10(self.scale[some])) / self.scale[some]  # of one decimal, at most 1
+        for decimals in range(1, _DECIMALS + 1):
+            room = _INSIDE[0] + float(steps.sum()) * 10.0**-decimals
+            for deeper in (False, True):
+                change = self._deeper(some, left, right + room, until) if deeper else self.found
+                if change is None:
+                    continue
+                point = self._outward(some, change, decimals)
+                moved = (point - self.row)[self.moves] / self.scale
+                inside = (left @ moved - right)[np.abs(left).max(1, initial=0) > 0] >= _INSIDE[0] / 2
+                distance = float(np.abs(moved).sum())
+                near = distance <= self.distance * (1 + _ROUNDING)
+                if near and inside.all() and self.goal.margin(self.model.outputs(point[None]))[0] > 0:
+                    return point, distance
+        return exact, self.distance
+
+    def _outward(self, some: np.ndarray, change: np.ndarray, decimals: int) -> np.ndarray:
+        """The changed row with some features rounded away from the row, no farther than to the end of their range."""
+        point = self.point(change)
+        for j in some:
+            at, old = self.moves[j], self.row[self.moves[j]]
+            places = decimals - int(np.floor(np.log10(self.scale[j])))
+            value = round(float(point[at]), places)
+            if abs(value - old) < abs(point[at] - old):
+                value = round(value + float(np.copysign(10.0**-places, point[at] - old)), places)
+            point[at] = np.clip(value, self.lowest[j], self.highest[j])
+        return point
+
+    def _deeper(self, some: np.ndarray, left: np.ndarray, right: np.ndarray, until: float) -> np.ndarray | None:
+        """The nearest change of some features alone, each in the direction that it has, with left · change ≥ right."""
+        assert self.found is not None
+        fixed, sign = self.found.copy(), np.sign(self.found[some])
+        fixed[some] = 0
+        A = left[:, some] * sign
+        there = np.abs(A).max(1, initial=0) > 0
+        if not there.any() or time.monotonic() > until:
+            return None
+        most = np.where(sign > 0, self.up[some], -self.down[some])
+        solved = linprog(np.ones(len(some)), -A[there], (left @ fixed - right)[there], None, None,
+                         np.stack([0 * most, most], axis=1), "highs", options={"time_limit": _left(until)})  # fmt: skip
+        if solved.status != 0:
+            return None
+        fixed[some] = sign * solved.x
+        return fixed
 
     # --- all cells ---------------------------------------------------------------------------------------------
 
@@ -526,12 +622,13 @@ def find_nearest(search: Search, rows: np.ndarray | None, seconds: float) -> Non
 def counterfactual(
     model: HalfSpaceModel, row: np.ndarray, goal: Goal, what: str, within: np.ndarray | None, keep: Sequence[int],
     whole: Sequence[int] | None, seconds: float,
-) -> tuple[np.ndarray, float, float]:  # fmt: skip
-    """The nearest row with outputs as the goal has them; `what` tells in words what it would be predicted.
+) -> tuple[np.ndarray, float, float, float]:  # fmt: skip
+    """The nearest row with outputs as the goal has them; `what` describes what it would be predicted.
 
     Returns
     -------
-    point, distance, at_least
+    point, distance, at_least, unrounded
+        The point has rounded values, and the distance is to it; `unrounded` is that of the point found first.
     """
     room = Room.of(row, model.spread, within, keep, whole)
     if not len(room.moves):
@@ -546,4 +643,5 @@ def counterfactual(
         raise RegionError(f"counterfactual: found no row that is predicted {what} in {seconds:g} s (none is nearer "
                           f"than {search.at_least:.3g} standard deviations). Give more `seconds`, or training rows as "
                           "`within` to start from.")  # fmt: skip
-    return search.point(search.found), search.distance, search.at_least
+    point, distance = search.rounded(time.monotonic() + _POLISHING)
+    return point, distance, search.at_least, min(search.distance, distance)

@@ -162,6 +162,8 @@ def inequality(
 class Explanation:
     """Predictions as exact sums: f_k(x) = bias_k + Σ_g contributions_{k,g}(x) over groups of a layer's half-spaces.
 
+    Or over features: see `HalfSpaceModel.feature_contributions`.
+
     Half-spaces that hold the same training rows form a group; it bears the rule of its most important member. A row
     gets a contribution from a half-space only if it lies inside. For classes, f is the log-odds of the second class
     (two classes) or the centred logits; for regression it is the prediction.
@@ -171,7 +173,7 @@ class Explanation:
     contributions : (n, c, G)
     bias : (n, c)
         The biases after the layer; before the last layer they depend on the row, since gates switch them. Of layer 0,
-        what the row's affine piece of f gives at the means of the features.
+        f at the means of the features, the same for every row.
     outputs : (n, c)
         f, computed without the decomposition.
     labels : tuple of str
@@ -278,9 +280,11 @@ def explanation_of(
     layer = layers if layer is None else layer
     if not isinstance(layer, Integral) or layer not in range(layers + 1):
         raise OptionError(f"explain: layer must be a number from 1 to {layers}, or 0 for features, got {layer!r}.")
-    parts, bias = model.split(X, layer)
     if layer == 0:
+        parts, base = model.feature_contributions(X)
+        bias = np.broadcast_to(base, outputs.shape)
         return Explanation(parts, bias, outputs, labels, chosen, tuple(names), 0, layers, np.ones(model.d))
+    parts, bias = model.split(X, layer)
     shares = model.open_shares[layer - 1]
     groups = model.groups
     if layer < layers:  # which rows the others hold is not kept: all, none, or some of its own

@@ -56,11 +56,18 @@ def load_estimator(cls: type[E], path: str | Path) -> E:
         if "feature_names" in meta:
             setattr(estimator, "feature_names_in_", np.asarray(meta["feature_names"], dtype=object))  # noqa: B010
         if "classes" in meta:
-            values, dtype = meta["classes"]["values"], meta["classes"]["dtype"]
-            setattr(estimator, "classes_", np.asarray(values, dtype=np.dtype(dtype)))  # noqa: B010
+            setattr(estimator, "classes_", _labels(**meta["classes"]))  # noqa: B010
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FileFormatError(f"{path}: the file lacks or misstates {error}. Save the estimator again.") from error
     return estimator
+
+
+def _labels(values: list[Any], dtype: str) -> np.ndarray:
+    """Class labels in the type they had, which may be wider than these labels need, but not without limit."""
+    kind = np.dtype(dtype)
+    if len(values) * kind.itemsize > 1 << 26:
+        raise ValueError(f"{len(values)} class labels of dtype {dtype!r}, more than a model has")
+    return np.asarray(values, dtype=kind)
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ How the arrays come about is `fitting.py`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,9 @@ from pathlens.errors import ShapeError
 from pathlens.models import GatedNetwork, dlgn_shallow
 
 _ROWS = 4096  # rows worked on at once
+_SEGMENTS = 128  # segments followed at once
+_TOGETHER = 1e-9  # gates that switch within this share of a segment do so together: their order could be rounding
+_LOST = 1e-6  # changes of features that cancel to this share of their sizes are rounding
 
 # building a network traces it, and training sets torch's thread count and global generator: one at a time per process
 ONE_AT_A_TIME = threading.RLock()
@@ -75,9 +78,13 @@ class HalfSpaceModel:
         """Half-spaces that cut the training rows in two and whose gate matters for some of them."""
         return sum(int(((s > 0) & (s < 1) & (i > 0)).sum()) for s, i in zip(self.open_shares, self.importances))
 
+    def sides(self, X: np.ndarray) -> list[np.ndarray]:
+        """Per layer, N_l x + o_l: positive inside, (n, w_l)."""
+        return [X @ normal.T + offset for normal, offset in zip(self.normals, self.offsets)]
+
     def bits(self, X: np.ndarray) -> list[np.ndarray]:
         """Per layer, which rows lie in which half-space: bool (n, w_l)."""
-        return [X @ normal.T + offset > 0 for normal, offset in zip(self.normals, self.offsets)]
+        return [side > 0 for side in self.sides(X)]
 
     def units(self, X: np.ndarray) -> list[np.ndarray]:
         """h_1, …, h_L: what the open gates let through, (n, w_l) each."""
@@ -96,18 +103,74 @@ class HalfSpaceModel:
         """What flows through each unit of a layer to each output, (n, c, w_l), and what starts at later biases, (n, c).
 
         f is linear in each h_l, so their sum is f: the first is h_{l,i} · ∂f_k/∂h_{l,i}, what closing a gate would take
-        away. Layer 0 is the input, less the features' means; what these bring is with the biases.
+        away. Layers count from 1.
         """
-        gates, units = self.bits(X), [X - self.centre, *self.units(X)]
+        gates = self.bits(X)
         slope = np.broadcast_to(self.weights[-1], (len(X), *self.weights[-1].shape))
         biases = np.broadcast_to(self.biases[-1], (len(X), self.c))
         for upper in range(len(gates) - 1, layer - 1, -1):
             slope = slope * gates[upper][:, None, :]
             biases = biases + slope @ self.biases[upper]
             slope = slope @ self.weights[upper]
-        if layer == 0:
-            biases = biases + slope @ self.centre
-        return slope * units[layer][:, None, :], biases
+        return slope * self.units(X)[layer - 1][:, None, :], biases
+
+    # --- features ----------------------------------------------------------------------------------------------
+
+    def feature_contributions(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What each feature adds on the straight way from the means r to a row, (n, c, d), and f(r), (c,).
+
+        f(x) − f(r) = Σ_j (x_j − r_j) · [∫_0^1 ∂f/∂x_j dt + Σ_g jump_g · n_{g,j} / n_g·(x − r)]
+
+        The integral is over r + t(x − r), the sum over gates g that switch on the way: each does so once. The jump of
+        f is shared out among the features in proportion to what they contribute to crossing the boundary. Gates that
+        switch together share their jump as if all opened and closed evenly: jump_g = ∫_0^1 ∂f/∂s_g ds along the
+        diagonal of their states s. This is the limit of integrated gradients for gates that become sharp. O(n·c·w²)
+        for each gate that switches.
+        """
+        start, out = self.sides(self.centre[None]), np.zeros((len(X), self.c, self.d))
+        for lo in range(0, len(X), _ROWS):  # as in `outputs`, so that rounding puts each row on the same sides
+            sides = self.sides(X[lo : lo + _ROWS])
+            switches = sum(((a > 0) != (b > 0)).sum(1) for a, b in zip(start, sides))
+            rows = np.argsort(switches, kind="stable")  # those that take as many steps are followed together
+            for some in (rows[at : at + _SEGMENTS] for at in range(0, len(rows), _SEGMENTS)):
+                out[lo + some] = self._along_segments(X[lo + some], start, [side[some] for side in sides])
+        return out, self.outputs(self.centre[None])[0]
+
+    def _along_segments(self, X: np.ndarray, start: list[np.ndarray], end: list[np.ndarray]) -> np.ndarray:
+        """`feature_contributions` of a few rows, given `sides` of the means and of the rows."""
+        away = X - self.centre
+        times, stages = _switches(np.concatenate(start, axis=1), np.concatenate(end, axis=1))
+        by_layer = np.split(stages, np.cumsum(self.hidden)[:-1], axis=1)
+        gates = [np.repeat(side > 0, len(X), axis=0).astype(np.float64) for side in start]
+        jumps = [np.zeros((len(X), self.c, w)) for w in self.hidden]
+        through = np.zeros_like(jumps[0])  # ∫ ∂f/∂h_1 over the time that each gate of the first layer is open
+        value, growth = self.centre @ self.weights[0].T + self.biases[0], away @ self.weights[0].T
+        nodes, shares = np.polynomial.legendre.leggauss((len(gates) + 1) // 2)  # exact: f has degree L in s
+        for stage, (since, now) in enumerate(zip(np.pad(times, ((0, 0), (1, 0))).T, times.T)):
+            through += self._slopes(gates)[0] * (gates[0] * (now - since)[:, None])[:, None]
+            turns = [np.where(own == stage, 1 - 2 * gate, 0) for own, gate in zip(by_layer, gates)]
+            for node, share in zip((nodes + 1) / 2, shares / 2):
+                between = [gate + node * turn for gate, turn in zip(gates, turns)]
+                z = value + now[:, None] * growth
+                for i, slope in enumerate(self._slopes(between)):
+                    z = z if i == 0 else (between[i - 1] * z) @ self.weights[i].T + self.biases[i]
+                    jumps[i] += slope * (share * turns[i] * z)[:, None]
+            gates = [gate + turn for gate, turn in zip(gates, turns)]
+        rates, shared = np.tensordot(through, self.weights[0], 1), np.zeros((len(X), self.c, self.d))
+        sizes = np.abs(away) + np.finfo(float).eps * (np.abs(X) + np.abs(self.centre))  # with what rounding adds
+        for jump, normal in zip(jumps, self.normals):
+            across, size = away @ normal.T, sizes @ np.abs(normal).T
+            lost = np.abs(across) <= _LOST * size  # shared out by the sizes of the changes instead
+            rates += np.tensordot(jump / np.where(lost, np.inf, across)[:, None], normal, 1)
+            shared += np.tensordot(jump / np.where(lost & (size > 0), size, np.inf)[:, None], np.abs(normal), 1)
+        return rates * away[:, None] + shared * sizes[:, None]
+
+    def _slopes(self, gates: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """∂f/∂h_1, …, ∂f/∂h_L where the gates are as given, (n, c, w_l) each."""
+        out = [np.broadcast_to(self.weights[-1], (len(gates[0]), *self.weights[-1].shape))]
+        for gate, weight in zip(gates[:0:-1], self.weights[-2:0:-1]):
+            out.append(np.tensordot(out[-1] * gate[:, None], weight, 1))
+        return out[::-1]
 
     def measured(self, X: np.ndarray, share: np.ndarray) -> HalfSpaceModel:
         """A copy with importances, open shares and groups taken on rows of these weights (they sum to one)."""
@@ -172,6 +235,28 @@ class HalfSpaceModel:
         if any(n != layers for n in counts) or any(found != wanted for found, wanted in shapes):
             raise ShapeError(f"HalfSpaceModel: {layers} layers of arrays whose shapes do not fit together.")
         return model
+
+
+def _switches(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """When gates switch on segments, 0 to 1, from their sides at the ends, (1, w) and (n, w).
+
+    Returns
+    -------
+    times : (n, k)
+        In ascending order and without repetition; where there are fewer than k the others are 1, as is the last.
+    stages : (n, w) of int
+        The index of each gate's time, or −1 where it does not switch.
+    """
+    switch = (start > 0) != (end > 0)
+    when = np.divide(start, start - end, out=np.full(end.shape, 2.0), where=switch)
+    order = when.argsort(axis=1, kind="stable")
+    ascending = np.take_along_axis(when, order, axis=1)
+    ranks = np.pad((np.diff(ascending, axis=1) > _TOGETHER).cumsum(axis=1), ((0, 0), (1, 0)))
+    times = np.ones((len(end), ranks.max(initial=0) + 2))
+    np.put_along_axis(times, ranks[:, ::-1], np.minimum(ascending, 1.0)[:, ::-1], axis=1)  # the first of each stage
+    stages = np.empty_like(ranks)
+    np.put_along_axis(stages, order, ranks, axis=1)
+    return times, np.where(switch, stages, -1)
 
 
 _PER_LAYER = ("normals", "offsets", "weights", "biases", "importances", "open_shares")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pathlens.errors import EmptyDataError, RegionError, ShapeError
+from pathlens.estimators.counterfactuals import Counterfactual
 from pathlens.linops.progress import Meter
 from pathlens.report import MODEL_FORMAT
 
@@ -154,9 +155,16 @@ def _other(model: Any, x: Any, predicted: np.ndarray, row: int, within: Any, sec
         other = model.counterfactual(x, **options)
     except RegionError as error:  # there is none in reach
         return {"none": str(error)}
+    return document_of(other)
+
+
+def document_of(other: Counterfactual) -> dict[str, Any]:
+    """A counterfactual as plain values, with the texts that a page prints."""
+    texts = other.printed
     return {"before": _plain(other.before), "after": _plain(other.after), "distance": other.distance,
-            "at_least": other.at_least, "nearest": bool(other.nearest),
-            "changes": [{"feature": name, "from": a, "to": b} for name, (a, b) in other.changes.items()]}  # fmt: skip
+            "at_least": other.at_least, "unrounded": other.unrounded, "nearest": bool(other.nearest),
+            "changes": [{"feature": name, "from": a, "to": b, "text": texts[name]}
+                        for name, (a, b) in other.changes.items()]}  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pathlens.errors import CheckpointError
 from pathlens.experiments.registry import Run
-from pathlens.files import write_atomically
+from pathlens.files import parse_json, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,7 +117,7 @@ def remembered(file: Path | None, compute: Callable[[], dict[str, Any]]) -> dict
 def _numbers_in(file: Path) -> dict[str, Any]:
     """What was written to a file of results, if it is whole."""
     try:
-        found: Any = json.loads(file.read_bytes())
+        found: Any = parse_json(file.read_bytes())
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -12,6 +12,7 @@ import dataclasses
 import fnmatch
 import glob
 import hashlib
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -203,8 +204,9 @@ class Experiment:
     shares : str
         A word that experiments have in common if they share trainings through :meth:`Run.once`: they then run in one
         process. Those of one module do so anyway.
-    file : str
-        The file of yours that registered it, filled by `load_file`; empty for experiments of the package.
+    file, source : str
+        The file of yours that registered it, and the SHA-256 of what it held, filled by `load_file`; empty for
+        experiments of the package.
     """
 
     name: str
@@ -218,6 +220,7 @@ class Experiment:
     flops: float | Callable[[dict[str, Any]], float] | None = None
     shares: str = ""
     file: str = ""
+    source: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claims", tuple(self.claims))
@@ -329,14 +332,16 @@ def load_file(path: str | Path) -> list[Experiment]:
     if there:
         return there
     before, name = set(_REGISTERED), f"_pathlens_{file.stem}_{_digest(str(file))}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise OptionError(f"{path} is no Python file. Give one that registers experiments.")
+    loader = importlib.machinery.SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None  # there is a loader
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     try:
-        spec.loader.exec_module(module)
+        text = file.read_bytes()
+        # not exec_module: it would take cached bytecode for the file wherever date and length are the same
+        exec(loader.source_to_code(text, str(file)), module.__dict__)
     except Exception as error:
         for added in set(_REGISTERED) - before:
             del _REGISTERED[added]
@@ -347,8 +352,9 @@ def load_file(path: str | Path) -> list[Experiment]:
     if not new:
         raise OptionError(f"{path} registers no experiment. Decorate a function with "
                           "pathlens.experiments.registry.experiment.")  # fmt: skip
+    source = hashlib.sha256(text).hexdigest()
     for name in new:
-        _REGISTERED[name] = dataclasses.replace(_REGISTERED[name], file=str(file))
+        _REGISTERED[name] = dataclasses.replace(_REGISTERED[name], file=str(file), source=source)
     return [_REGISTERED[name] for name in new]
 
 
@@ -394,7 +400,7 @@ def _gpu(device: str) -> dict[str, str]:
 
 
 def perform(entry: Experiment, run: Run) -> Artifact:
-    """Run one experiment, check that it measured every claim it registered, and stamp sizes, time and environment.
+    """Run one experiment, check that it measured every claim it registered, and add sizes, time and environment.
 
     The paper's sizes are those of :mod:`pathlens.experiments.sizes`, whatever the experiment says, and its own sizes
     are added where its configuration leaves them out: nothing that is smaller escapes the mark REDUCED. The duration
@@ -425,6 +431,7 @@ def perform(entry: Experiment, run: Run) -> Artifact:
         duration_seconds=seconds,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         environment=environment(**{"device": run.device, **_gpu(run.device), **artifact.environment}),
+        source=entry.source,
     )
     for key, value in artifact.paper_config.items():
         if done.paper_config.get(key) != value:

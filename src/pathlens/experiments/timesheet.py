@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pathlens.files import write_atomically
+from pathlens.files import parse_json, write_atomically
 
 __all__ = ["Timesheet"]
 
@@ -105,7 +105,7 @@ class Timesheet:
         if self._folder is None:
             return None
         try:
-            found = json.loads((self._folder / f"{name}.json").read_text(encoding="utf-8"))
+            found = parse_json((self._folder / f"{name}.json").read_bytes())
             return {str(key): float(value) for key, value in found.items()}
         except (OSError, ValueError, TypeError, AttributeError):  # times are worth no error
             return None

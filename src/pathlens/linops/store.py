@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pathlens.errors import FileFormatError, need_extra
-from pathlens.files import sealed, sync_folder, unsealed, write_atomically
+from pathlens.files import parse_json, sealed, sync_folder, unsealed, write_atomically
 from pathlens.linops.budget import blocks, human_bytes
 from pathlens.linops.indexing import Index, as_index, as_tensor, same_index
 from pathlens.linops.operator import KernelOperator
@@ -85,12 +85,28 @@ class Description:
         """Rows and columns of the blocks."""
         return blocks(self.shape[0], self.block[0]), blocks(self.shape[1], self.block[1])
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """How many rows and columns of blocks there are."""
+        return -(-self.shape[0] // self.block[0]), -(-self.shape[1] // self.block[1])
+
     def pairs(self) -> Iterator[tuple[int, int]]:
         """The blocks that are computed: all, or those on and above the diagonal of a symmetric kernel."""
-        rows, cols = self.ranges()
-        for i in range(len(rows)):
-            for j in range(i if self.symmetric else 0, len(cols)):
+        rows, cols = self.grid
+        for i in range(rows):
+            for j in range(i if self.symmetric else 0, cols):
                 yield i, j
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks are computed, without going through them."""
+        rows, cols = self.grid
+        return rows * (rows + 1) // 2 if self.symmetric else rows * cols
+
+    def has(self, i: int, j: int) -> bool:
+        """Whether a block is one of those."""
+        rows, cols = self.grid
+        return (i if self.symmetric else 0) <= j < cols and 0 <= i < rows
 
 
 @dataclass
@@ -150,21 +166,23 @@ class Layout:
 
     def read_finished(self) -> None:
         """Read what is recorded."""
-        wanted = set(self.description.pairs())
         self.finished, self.damaged_rows = {}, []
-        for i in {i for i, _ in wanted}:
-            file = self.own("finished", f"{i}.json")
-            if not file.exists():
+        # the files that are there, not the rows that there should be: a description may claim any number of them
+        for file in sorted(self.own("finished").glob("*.json")):
+            if not file.stem.isdecimal() or not int(file.stem) < self.description.grid[0]:
                 continue
+            i = int(file.stem)
             try:
-                document = unsealed(json.loads(file.read_bytes()))
+                document = unsealed(parse_json(file.read_bytes()))
                 if document["format"] != f"{FORMAT}-row" or document["row"] != i:
                     raise ValueError("it belongs elsewhere")
                 entries = {(i, int(j)): tuple(map(str, sums)) for j, sums in document["blocks"].items()}
+                if any(len(sums) != len(self.files(*key)) for key, sums in entries.items()):
+                    raise ValueError("a block has a checksum for each of its files")
             except (ValueError, KeyError, AttributeError, TypeError):
                 self.damaged_rows.append(file.name)
                 continue
-            self.finished |= {key: sums for key, sums in entries.items() if key in wanted}
+            self.finished |= {key: sums for key, sums in entries.items() if self.description.has(*key)}
 
     @property
     def missing(self) -> list[tuple[int, int]]:
@@ -247,6 +265,10 @@ def open_layout(path: Path) -> Layout:
         if (array.shape, array.chunks, str(array.dtype), codecs) != (
                 found.shape, found.block, found.dtype, ["BytesCodec"]):
             raise ValueError("the array is not the one described")
+        if min(*found.shape, *found.block) < 1:
+            raise ValueError("a kernel and its blocks have rows and columns")
+        if found.symmetric and (found.shape[0] != found.shape[1] or found.block[0] != found.block[1]):
+            raise ValueError("a symmetric kernel is square, and its blocks are")
     except (ValueError, TypeError, KeyError) as error:
         raise FileFormatError(f"{path / 'zarr.json'}: edited or damaged ({error}). It was left untouched; restore it "
                               f"from a copy.") from error
@@ -399,9 +421,9 @@ def from_zarr(path: str | os.PathLike[str], *, verify: bool = False, max_bytes: 
     if layout.damaged_rows:
         raise FileFormatError(f"{layout.own('finished', layout.damaged_rows[0])}: the record of finished blocks is "
                               f"damaged. {_AGAIN}")
-    missing, total = len(layout.missing), len(list(layout.description.pairs()))
-    if missing:
-        raise FileFormatError(f"{path}: {total - missing} of {total} blocks are finished. {_AGAIN}")
+    finished, total = len(layout.finished), layout.description.blocks
+    if finished < total:
+        raise FileFormatError(f"{path}: {finished} of {total} blocks are finished. {_AGAIN}")
     kernel = StoredKernel(layout, max_bytes)
     if verify:
         kernel.verify()

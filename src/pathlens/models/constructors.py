@@ -6,12 +6,13 @@ All go through the same core as `gated_twin`; for other architectures give a tem
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import OptionError
+from pathlens.errors import OptionError, ShapeError
 from pathlens.models.gates import Gate, gate_name, make_gate
 from pathlens.models.initialisation import Init
 from pathlens.models.network import GatedNetwork
@@ -399,6 +400,13 @@ def from_recipe(recipe: Mapping[str, Any], state: Mapping[str, Tensor]) -> Gated
     sizes, options = recipe["sizes"], dict(recipe["source"])
     inputs, hidden, bias = sizes["inputs"], sizes["hidden"], sizes["bias"]
     name = options.pop("name")
+    check_sizes(inputs, hidden, sizes["outputs"])
+    # the state holds every weight and every entry of a table: what it cannot fill is not built in the first place
+    widths, held = [inputs, *hidden, sizes["outputs"]], sum(tensor.numel() for tensor in state.values())
+    needed = sum(a * b for a, b in pairwise(widths))
+    needed += sum(hidden) * (inputs * options.get("rank", 0) + options.get("examples", 0))
+    if needed > held:
+        raise ShapeError(f"a network of widths {widths} has at least {needed} numbers, and the state has {held}")
     made: dict[str, Callable[[], GateSource]] = {
         "shallow": lambda: ShallowSource(inputs, hidden, bias),
         "quadratic": lambda: QuadraticSource(inputs, hidden, bias, **options),

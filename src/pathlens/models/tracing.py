@@ -568,20 +568,22 @@ def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) 
             node.kwargs = {k: v for k, v in options.items() if k in kept}
 
 
-def _name_sites(relus: list[fx.Node], root: nn.Module) -> tuple[Site, ...]:
+def _name_relus(root: nn.Module, graph: fx.Graph) -> dict[fx.Node, Site]:
+    """Every ReLU call with its name; one whose result nobody reads is counted too, as `record` counts it."""
     calls: Counter[str] = Counter()
-    sites = []
-    for node in relus:
+    found = {}
+    for node in graph.nodes:
+        slope = _relu_slope(root, node)
+        if slope is None:
+            continue
         if node.op == "call_module":
             path = str(node.target)
         else:
             owner = owner_of(node)
             path = f"{owner}.relu" if owner else "relu"
-        slope = _relu_slope(root, node)
-        assert slope is not None
-        sites.append(Site(f"{path}@{calls[path]}", slope))
+        found[node] = Site(f"{path}@{calls[path]}", slope)
         calls[path] += 1
-    return tuple(sites)
+    return found
 
 
 def _find_entry(root: nn.Module, graph: fx.Graph, role: dict[fx.Node, int], relus: list[fx.Node]) -> str | None:
@@ -655,6 +657,7 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
             "its forward does not return a single tensor",
             "Wrap it so that it returns the logits alone",
         )
+    sites = _name_relus(root, graph)
     graph.eliminate_dead_code()
     role, relus, pools = _classify(root, graph, affine)
     if not relus:
@@ -664,9 +667,8 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
             "Use a template with nn.ReLU, F.relu or LeakyReLU",
             NoGateError,
         )
-    sites = _name_sites(relus, root)
     entry = _find_entry(root, graph, role, relus)
-    return Traced(root, graph, sites, tuple(n.name for n in relus), entry, tuple(pools))
+    return Traced(root, graph, tuple(sites[n] for n in relus), tuple(n.name for n in relus), entry, tuple(pools))
 
 
 # --- graphs of the two networks ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import RecordError
+from pathlens.errors import NotFiniteError, RecordError
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
 from pathlens.recording.inputs import accepting, computes_in, first_reads
@@ -42,6 +42,20 @@ def check_net(net: nn.Module) -> None:
                 f"record: module '{name}' has no running statistics, so that it mixes the rows of a batch in eval "
                 "mode too. Set track_running_stats=True."
             )
+    if (name := _not_finite(net)) is not None:
+        raise NotFiniteError(
+            f"'{name}' of this {type(net).__name__} contains NaN or infinity, so that it has neither gates nor paths. "
+            "Load an earlier checkpoint, or train again with a lower lr or clip=1.0."
+        )
+
+
+def _not_finite(net: nn.Module) -> str | None:
+    """The first weight, or statistic of a batch-norm, that holds NaN or infinity."""
+    norms = {f"{name}.{key}" for name, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+             for key in ("running_mean", "running_var")}  # fmt: skip
+    tensors = (*net.named_parameters(), *((k, b) for k, b in net.named_buffers() if k in norms))
+    # one sum notices NaN and infinity at a tenth of the cost; a sum of huge finite numbers is looked at again
+    return next((k for k, t in tensors if not t.sum().isfinite() and not t.isfinite().all()), None)
 
 
 def exact_gates(net: nn.Module) -> nn.Module:
@@ -87,7 +101,7 @@ def _run(
     parameters = parameters or {k: p.detach() for k, p in net.named_parameters()}
     names = {id(p): k for k, p in parameters.items()}
     stack: list[tuple[str, nn.Module]] = []
-    tape = Tape(names, clone=clone, stack=stack)
+    tape = Tape(names, clone=clone, stack=stack, x=x)
     own = {id(p): parameters[k] for k, p in net.named_parameters()}
     if isinstance(net, GatedNetwork):
         with tape:
@@ -161,9 +175,16 @@ def take_within(
                 f"{tuple(x.shape)}.{first_reads(net)} Wrap it so that it returns its outputs alone, rows first."
             )
         f2 = f if f.ndim == 2 else f[:, None]
+        if bool(f2.isnan().any()):
+            bad = int(f2.isnan().any(1).nonzero()[0])
+            raise NotFiniteError(
+                f"record: the network returns NaN for row {bad}: numbers inside it overflow. Scale the inputs, or "
+                "compute in float64."
+            )
         wanted = list(range(f2.shape[1])) if outputs is None else list(outputs)
         if not wanted or any(not 0 <= k < f2.shape[1] for k in wanted):
             raise RecordError(f"record: outputs {wanted} asked for, the network has {f2.shape[1]}, numbered from 0.")
+        _drop_unused_relus(tape, f)
         by_weight = _by_weight(tape, n)
         if limit is not None and _held(tape, len(wanted)) > limit:
             return None
@@ -197,10 +218,27 @@ def take_within(
     )  # fmt: skip
 
 
+def _drop_unused_relus(tape: Tape, f: Tensor) -> None:
+    """Forget ReLUs whose result does not enter the output: they are no gates, and a twin of the network has none there.
+
+    Autograd's graph leads to all that do, unless some part of the network runs without it.
+    """
+    if tape.detached or not any(node for *_, node in tape.relus):
+        return
+    seen: set[Any] = set()
+    waiting = [f.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+    tape.relus = [relu for relu in tape.relus if relu[3] is None or relu[3] in seen]
+
+
 def _held(tape: Tape, outputs: int) -> int:
     """Bytes of a record of what the tape heard, with the sensitivities of so many outputs."""
     layers = sum(call.x.nbytes + outputs * call.out.nbytes for call in tape.calls)
-    return layers + sum(bits.nbytes for _, _, bits in tape.relus)
+    return layers + sum(bits.nbytes for _, _, bits, _ in tape.relus)
 
 
 def _is_chain(
@@ -223,6 +261,7 @@ def _is_chain(
         scores = None
         if isinstance(net, GatedNetwork):
             scores = _call(_Scores(net), {id(p): parameters[k] for k, p in net.named_parameters()}, (x, ids))
+        tape.relus = [relu for relu in tape.relus if relu[0] in bits]
         bits, soft, _ = _gates_of(net, x, ids, tape, scores)
     return _joined(_value_calls(net, _by_weight(tape, len(x))), bits, soft)
 
@@ -351,8 +390,8 @@ def _gates_of(
     net: nn.Module, x: Tensor, ids: Tensor | None, tape: Tape, scores: dict[str, Tensor] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], str]:
     if not isinstance(net, GatedNetwork):
-        bits = {name: b for name, _, b in tape.relus}
-        soft = {name: leak(b.to(computes_in(net, x)), slope) for name, slope, b in tape.relus if slope}
+        bits = {name: b for name, _, b, _ in tape.relus}
+        soft = {name: leak(b.to(computes_in(net, x)), slope) for name, slope, b, _ in tape.relus if slope}
         return bits, soft, "hard, leaky" if soft else "hard"
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         scores = net.preactivations(x, ids) if scores is None else scores

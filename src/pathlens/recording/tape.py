@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pathlens.errors import RecordError
 from pathlens.records import Convolution
@@ -21,10 +22,19 @@ _CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 _RELUS = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.leaky_relu, F.leaky_relu_}
 # a ReLU's gate is 0 or 1 by the sign of what it reads; these have none, or another
 _UNGATED = {
-    "celu", "elu", "erf", "gelu", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "log_sigmoid", "mish",
-    "prelu", "relu6", "rrelu", "selu", "sigmoid", "silu", "softplus", "softshrink", "softsign", "tanh", "tanhshrink",
-    "threshold",
+    "abs", "absolute", "acos", "acosh", "amax", "amin", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "celu",
+    "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh", "cumprod", "elu", "erf", "erfc", "exp", "exp2", "expm1",
+    "floor", "fmax", "fmin", "frac", "gelu", "glu", "group_norm", "hardshrink", "hardsigmoid", "hardswish", "hardtanh",
+    "heaviside", "hypot", "instance_norm", "layer_norm", "local_response_norm", "log", "log10", "log1p", "log2",
+    "log_sigmoid", "log_softmax", "logsigmoid", "logsumexp", "max", "maximum", "median", "min", "minimum", "mish",
+    "multi_head_attention_forward", "norm", "normalize", "pow", "prelu", "prod", "reciprocal", "relu6", "rms_norm",
+    "round", "rpow", "rrelu", "rsqrt", "scaled_dot_product_attention", "selu", "sgn", "sigmoid", "sign", "silu", "sin",
+    "sinh", "softmax", "softmin", "softplus", "softshrink", "softsign", "sort", "sqrt", "square", "std", "tan", "tanh",
+    "tanhshrink", "threshold", "topk", "trunc", "var", "where",
 }  # fmt: skip
+# linear in one argument while the others are constants; `where` is, while its condition is one
+_PRODUCTS = {"baddbmm", "bilinear", "bmm", "cdist", "div", "divide", "dot", "einsum", "matmul", "mm", "mul", "multiply",
+             "outer", "rdiv", "tensordot", "true_divide", "truediv"}  # fmt: skip
 _BEHIND_AUTOGRAD = {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.data_ptr}  # type: ignore[attr-defined]
 _RANDOM = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu}
 
@@ -78,14 +88,18 @@ class Tape(TorchFunctionMode):
 
     `names` maps the id of a parameter's stand-in to its name. With `clone` it holds copies, which a network that works
     in place cannot rewrite. `other` collects parameters that also enter a computation in some other way, so that the
-    calls do not tell their whole gradient, and `ungated` activations between layers that are no ReLUs.
+    calls do not tell their whole gradient, and `ungated` nonlinear functions of the data between layers that are no
+    ReLUs. `relus` holds the ReLUs that read data: name, slope, gates, and the node of autograd's graph that it became.
     """
 
-    def __init__(self, names: dict[int, str], clone: bool, stack: list[tuple[str, nn.Module]]) -> None:
+    def __init__(self, names: dict[int, str], clone: bool, stack: list[tuple[str, nn.Module]], x: Tensor) -> None:
         super().__init__()
         self.names, self.clone, self.stack = names, clone, stack
         self.calls: list[Call] = []
-        self.relus: list[tuple[str, float, Tensor]] = []
+        self.relus: list[tuple[str, float, Tensor, Any]] = []
+        self.detached = False  # autograd's graph does not lead to everything that the output is computed from
+        self._rows = len(x)
+        self._data = WeakIdKeyDictionary({x: True})  # what was computed from the inputs
         self.counts: Counter[str] = Counter()
         self.other: set[str] = set()
         self.ungated: list[str] = []
@@ -94,34 +108,66 @@ class Tape(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        given = list(_tensors((*args, *kwargs.values())))
+        data = [t for t in given if t in self._data]
         if func is F.linear or func in _CONVOLUTIONS:
-            return self._layer(func, args, kwargs)
-        if func in _RELUS and self.stack:  # gated networks tell their gates themselves
-            self._gate(func, args, kwargs)
-        elif func in _RANDOM or func is F.batch_norm:
+            return self._mark(self._layer(func, args, kwargs), data)
+        name = getattr(func, "__name__", "").strip("_")
+        if func in _RANDOM or func is F.batch_norm:
             self._refuse_training(func, args, kwargs)
         elif func in _BEHIND_AUTOGRAD:
             self.unseen = True
-        if self.stack and (called := getattr(func, "__name__", "").strip("_")) in _UNGATED:
-            path, module = self.stack[-1]
-            kind = type(module).__name__ if type(module).__module__ == nn.GELU.__module__ else called
-            self._waiting.append(f"{kind} in module '{path}'" if path else kind)
+        gated = func in _RELUS and bool(self.stack)  # gated networks tell their gates themselves
+        gate = self._gate(func, args, kwargs) if gated else None
         out = func(*args, **kwargs)
-        used = [self.names[id(t)] for t in _tensors((*args, *kwargs.values())) if id(t) in self.names]
+        if self.stack and data and self._is_ungated(name, args, data, out):
+            path, module = self.stack[-1]
+            kind = type(module).__name__ if type(module).__module__ == nn.GELU.__module__ else name
+            self._waiting.append(f"{kind} in module '{path}'" if path else kind)
+        if gate is not None and data:
+            if not (out.requires_grad or any(out is t for t in data)) and torch.is_grad_enabled():
+                out = out.requires_grad_().clone()  # before any layer: from here on autograd's graph shows who reads it
+            # a view that is changed in place has no node of its own in the graph
+            self.relus.append((*gate, out.grad_fn if out._base is None else None))
+        self.detached |= name in ("detach", "data") or (bool(data) and not torch.is_grad_enabled())
+        used = [self.names[id(t)] for t in given if id(t) in self.names]
         if used and any(True for _ in _tensors((out,))):  # asking a weight for its shape is no use of it
             self.other.update(used)
+        if name == "setitem":
+            self._mark(args[0], data)
+        return out if name.endswith("_like") or name.startswith("new_") else self._mark(out, data)
+
+    def _mark(self, out: Any, data: list[Tensor]) -> Any:
+        """Remember that `out` was computed from `data`, and so was the memory that it is a view of."""
+        if data:
+            for t in _tensors((out,)):
+                self._data[t] = True
+                if t._base is not None:
+                    self._data[t._base] = True
         return out
 
-    def _gate(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _is_ungated(self, name: str, args: Any, data: list[Tensor], out: Any) -> bool:
+        """Whether rows of the data passed a nonlinear function; one number for all of them is no activation."""
+        if not any(t.is_floating_point() and t.shape[:1] == (self._rows,) for t in _tensors((out,))):
+            return False
+        if name == "where":
+            return bool(args) and isinstance(args[0], Tensor) and args[0] in self._data
+        if name in _PRODUCTS:
+            divisor = name in ("div", "divide", "true_divide", "truediv") and len(args) > 1
+            return len(data) > 1 or (divisor and any(args[1] is t for t in data)) or name == "rdiv"
+        return name in _UNGATED
+
+    def _gate(self, func: Any, args: Any, kwargs: Any) -> tuple[str, float, Tensor]:
         q = args[0] if args else kwargs["input"]
         slope = 0.0
         if "leaky" in func.__name__:
             slope = float(args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01))
         path, module = self.stack[-1]
         key = path if isinstance(module, (nn.ReLU, nn.LeakyReLU)) else f"{path}.relu" if path else "relu"
-        # q > 0 (and NaN), which torch computes at a third of the speed of these two
-        self.relus.append((f"{key}@{self.counts[key]}", slope, q.detach().relu().bool()))
+        call = self.counts[key]
         self.counts[key] += 1
+        # q > 0 (and NaN), which torch computes at a third of the speed of these two
+        return f"{key}@{call}", slope, q.detach().relu().bool()
 
     def _refuse_training(self, func: Any, args: Any, kwargs: Any) -> None:
         bound = inspect.signature(func).bind(*args, **kwargs)

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from pathlens.errors import FileFormatError, RecordError, unknown_name
+from pathlens.errors import FileFormatError, NotFiniteError, RecordError, unknown_name
 from pathlens.linops.plotting import axes, whole_numbers
+from pathlens.recording.inputs import as_rows
 from pathlens.recording.streams import record, snapshot
 from pathlens.records import Record, Snapshot, read_header, write_header
 
@@ -65,6 +66,8 @@ class Trajectory:
     ) -> Moment:
         """Keep the network's weights, and its record on X where X is given.
 
+        A network that has diverged to NaN has no record; its weights are kept all the same.
+
         Parameters
         ----------
         net : nn.Module
@@ -80,12 +83,15 @@ class Trajectory:
         """
         taken = None
         if X is not None:
+            x = as_rows(X, net)
             mode = {m: m.training for m in net.modules()}
             net.eval()
             try:
-                made = record(net, X, sensitivities=sensitivities, rows=rows, stream=False)
+                made = record(net, x, sensitivities=sensitivities, rows=rows, stream=False)
                 assert isinstance(made, Record)
                 taken = made
+            except NotFiniteError:  # of the network: the inputs were checked above
+                pass
             finally:
                 for m, training in mode.items():
                     m.training = training

@@ -76,8 +76,8 @@ def write_model(document: Mapping[str, Any], out: str | os.PathLike[str], *, tit
             "predicts with is what is shown here, not an approximation of it.")  # fmt: skip
     sections = [_quality(document, note), _looks_at(document), _half_spaces(document), _examples(document)]
     footer = (f"<footer><p>Sums of contributions equal the outputs to a relative {document['error']:.0e}. "
-              f"{document['estimator']}, {document['half_spaces']} half-spaces, of which {document['in_use']} cut the "
-              "training rows in two and matter.</p></footer>")  # fmt: skip
+              f"{escape(str(document['estimator']))}, {escape(str(document['half_spaces']))} half-spaces, of which "
+              f"{escape(str(document['in_use']))} cut the training rows in two and matter.</p></footer>")  # fmt: skip
     return save_page(full_page(heading, lead, "", sections, footer, _STYLE), out)
 
 
@@ -144,11 +144,11 @@ def _confusion(document: Mapping[str, Any]) -> str:
 def _looks_at(document: Mapping[str, Any]) -> str:
     entries = document["influence"]
     if not entries:
-        alone = "The model is constant on each cell of its half-spaces: it looks at nothing but on which side rows lie."
+        alone = "On these rows no feature changes its output."
         return _section("What it looks at", f'<p class="remark">{alone}</p>')
     largest = max(one["mean"] for one in entries)
-    lead = (f"Mean size of what each feature contributes to the {document['output']}: its difference from the mean of "
-            "the training rows times the slope where the row lies.")  # fmt: skip
+    lead = (f"Mean size of what each feature contributes to the {document['output']} on the straight way from the "
+            "means of the training rows to the row, with the jumps where half-spaces begin and end.")  # fmt: skip
     lines = [_bar(escape(one["feature"]), 0, one["mean"] / largest, _number(one["mean"])) for one in entries]
     return _section("What it looks at", f'<p class="remark">{escape(lead)}</p>', _bars(lines))
 
@@ -173,8 +173,8 @@ def _half_spaces(document: Mapping[str, Any]) -> str:
 
 
 def _examples(document: Mapping[str, Any]) -> str:
-    lead = ("Each prediction is a sum, exactly: what the row’s affine piece of the model gives at the means of all "
-            "features, and what each feature adds by differing from its mean.")  # fmt: skip
+    lead = ("Each prediction is a sum, exactly: what the model gives where all features are at their means, and what "
+            "each feature adds by differing from its mean.")  # fmt: skip
     return _section("Rows taken apart", f'<p class="remark">{escape(lead)}</p>',
                     *(_example(one) for one in document["examples"]))  # fmt: skip
 
@@ -218,10 +218,13 @@ def _other(other: Mapping[str, Any]) -> str:
     if "none" in other:
         return f'{title}<p class="note">{escape(other["none"])}</p>'
     after = _number(other["after"]) if isinstance(other["after"], float) else str(other["after"])
-    proved = ("no smaller change does it: that is proved" if other["nearest"]
+    added = other["distance"] - other["unrounded"]
+    rounding = f", of which {added:.1g} by rounding" if added > 1e-6 else ""
+    proved = (f"no smaller change does it{' but for rounding' if rounding else ''}: that is proved" if other["nearest"]
               else f"no change below {other['at_least']:.3g} does it, as far as was proved")  # fmt: skip
-    rows = "".join(f"<tr><td>{escape(c['feature'])}</td><td>{_number(c['from'])}</td><td>{_number(c['to'])}</td></tr>"
-                   for c in other["changes"])  # fmt: skip
-    note = f"For {escape(after)}, changes of {other['distance']:.3g} standard deviations in all; {proved}."
+    cells = ([c["feature"], *c["text"]] for c in other["changes"])  # texts that can be copied
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in cells)
+    note = (f"For {escape(after)}, changes of {other['distance']:.3g} standard deviations in all{rounding}; {proved}. "
+            "Typed in as they are printed, the new values give that prediction.")  # fmt: skip
     head = "<thead><tr><th>feature</th><th>from</th><th>to</th></tr></thead>"
     return f'{title}<p class="note">{note}</p><div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'

@@ -217,7 +217,8 @@ def _claim(artifact: Artifact, claim: Claim) -> str:
     if (claim.needs, claim.agree) != (Claim.needs, Claim.agree):
         facts.append(f"decided by at least {claim.needs} value{'s' * (claim.needs > 1)} and {claim.agree:.0%} of all")
     row = f"{escape(claim.row)}: " if claim.row else ""
-    return (f"<li>{_verdict_chip(artifact.verdict_of(claim))}<div><p>{row}{escape(claim.text)}</p>"
+    alone = f" {_REDUCED}" if claim.reduced and not artifact.reduced else ""  # else the section says it of all rows
+    return (f"<li>{_verdict_chip(artifact.verdict_of(claim))}<div><p>{row}{escape(claim.text)}{alone}</p>"
             f'<p class="numbers">{" · ".join(facts)}</p></div>{_strip(claim)}</li>')
 
 

@@ -125,14 +125,14 @@ def inline_svg(figure: Figure, key: str, label: str) -> str:
     text = text[text.index("<svg"):]
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # "axes_1" in every figure; only paths and clips are referred to
-    text = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font)", text)
+    text = re.sub(r"'DejaVu Sans'[^;\"<]*", "var(--font)", text)
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)  # it would apply to the whole page; see page.css
     for name, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
     box = re.search(r'viewBox="([^"]*)"', text)
     assert box is not None
     opening = f'<svg viewBox="{box.group(1)}" role="img" aria-label="{escape(label)}">'
-    return re.sub(r"<svg[^>]*>", opening, text, count=1)
+    return re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1)  # a label may hold a backslash
 
 
 def wave_map() -> Colormap:

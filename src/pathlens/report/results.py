@@ -149,13 +149,13 @@ def _opening(entries: Sequence[Entry], found: Mapping[str, Sequence[Artifact]]) 
 def _overview(entry: Entry, artifacts: Sequence[Artifact], reasons: Mapping[str, str]) -> list[list[str]]:
     if not artifacts:
         cost = f" (expected: {entry.cost})" if entry.cost else ""
-        return [[f"`{entry.name}`", entry.what, f"not run: {reasons[entry.name]}{cost}", *[""] * 5]]
+        return [[_Markdown(f"`{entry.name}`"), entry.what, f"not run: {reasons[entry.name]}{cost}", *[""] * 5]]
     rows = []
     for artifact in artifacts:
         scale = "" if artifact.scale == "paper" else f" ({artifact.scale})"
         rows.append([
-            f"[`{entry.name}`](#{_anchor(artifact)})", entry.what,
-            f"{_verdict(artifact.verdict)}{scale}{', REDUCED' if artifact.reduced else ''}",
+            _Markdown(f"[`{entry.name}`](#{_anchor(artifact)})"), entry.what,
+            _Markdown(f"{_verdict(artifact.verdict)}{scale}{', REDUCED' if artifact.reduced else ''}"),
             tally(artifact), str(len(artifact.seeds) or "–"), artifact.created[:10] or "–",
             where_it_ran(artifact), duration(artifact.duration_seconds),
         ])  # fmt: skip
@@ -169,7 +169,7 @@ def _section(artifact: Artifact, remark: str) -> str:
     facts += [artifact.created[:10], where_it_ran(artifact), duration(artifact.duration_seconds)]
     facts += [f"{part}: {gates}" for part, gates in artifact.gates.items()]
     title = artifact.title if artifact.title.endswith("?") else f"{artifact.title}."
-    parts = [f"### {_heading(artifact)}", f"{title} {_verdict(artifact.verdict)}. "
+    parts = [f"### {_heading(artifact)}", f"{_text(title)} {_verdict(artifact.verdict)}. "
              f"{_text(' · '.join(fact for fact in facts if fact))}"]  # fmt: skip
     if artifact.reduced:
         parts.append(f"REDUCED: {_text(reductions(artifact))}.")
@@ -192,11 +192,13 @@ def _claim(artifact: Artifact, claim: Claim) -> list[str]:
     text = f"{claim.row}: {claim.text}" if claim.row else claim.text
     unit = f" [{claim.unit}]" if claim.unit else ""
     told = "" if there else " (not measured)"
+    if claim.reduced and not artifact.reduced:
+        told += " (REDUCED)"
     if artifact.verdict_of(claim) != claim.verdict:
         told = " (met, but REDUCED)"
     return [
-        text + unit, _verdict(artifact.verdict_of(claim)) + told, mean_sd(there), read_spread(there) + missing,
-        f"{SIGNS[claim.comparison]} {number(claim.threshold)}",
+        text + unit, _Markdown(_verdict(artifact.verdict_of(claim)) + told), mean_sd(there),
+        read_spread(there) + missing, f"{SIGNS[claim.comparison]} {number(claim.threshold)}",
         number(claim.null) + (f" ({claim.null_text})" if claim.null_text else ""), claim.paper or "–",
     ]  # fmt: skip
 
@@ -213,6 +215,10 @@ def _verdict(verdict: str) -> str:
     return f"**{verdict}**"
 
 
+class _Markdown(str):
+    """A cell that is Markdown already: everything else in a table is plain text, whatever it begins with."""
+
+
 def _text(text: str) -> str:
     """Words that Markdown must not take for marks."""
     for mark in ("\\", "|", "*", "_", "<", "[", "]"):
@@ -224,5 +230,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
 
-    body = [line(cell if cell.startswith(("**", "`", "[`")) else _text(cell) for cell in row) for row in rows]
+    body = [line(cell if isinstance(cell, _Markdown) else _text(cell) for cell in row) for row in rows]
     return "\n".join([line(map(_text, head)), line("---" for _ in head), *body])

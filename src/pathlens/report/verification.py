@@ -1,27 +1,29 @@
 """The page of ``pathlens verify``: every statement of the papers, with the error that was measured.
 
 Made from the document that ``pathlens verify --json`` writes, so neither the checks nor torch are needed. May import
-the errors only.
+the errors and files.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from pathlens.errors import ArtifactError
+from pathlens.files import parse_json
 from pathlens.report.figures import number
 from pathlens.report.shell import full_page, save_page
 
 __all__ = ["FORMAT", "write_verification"]
 
 FORMAT = "pathlens-verification"
-_NEEDED = ("name", "paper", "where", "claim", "error", "tolerance", "printed_error", "verdict")
+_TEXTS, _NUMBERS = ("name", "paper", "where", "claim", "verdict"), ("error", "tolerance", "printed_error")
+_NEEDED = (*_TEXTS, *_NUMBERS)
 _CHIPS = {"holds": ("reproduced", "holds"), "fails": ("fails", "fails"),
           "printed form wrong, corrected holds": ("not-reproduced", "erratum")}  # fmt: skip
 _LEAD = (
@@ -69,8 +71,8 @@ def write_verification(document: Mapping[str, Any] | str | os.PathLike[str], out
     for check in checks:
         papers.setdefault(check["paper"], []).append(check)
     sections = [
-        f'<section id="{_anchor(paper)}"><h2>{escape(paper)}</h2><ul class="claims">{"".join(map(_line, own))}</ul>'
-        "</section>"
+        f'<section id="{_anchor(paper.lower())}"><h2>{escape(paper)}</h2>'
+        f'<ul class="claims">{"".join(map(_line, own))}</ul></section>'
         for paper, own in papers.items()
     ]
     return save_page(
@@ -80,7 +82,7 @@ def write_verification(document: Mapping[str, Any] | str | os.PathLike[str], out
 
 def _load(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArtifactError(
             f"{path} cannot be read: {error}. Write it with `pathlens verify --json {path}`."
@@ -97,16 +99,37 @@ def _checks(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         )
     for check in checks:
         missing = [key for key in _NEEDED if key not in check] if isinstance(check, Mapping) else list(_NEEDED)
+        missing = missing or _malformed(check)
         if missing or check["verdict"] not in _CHIPS:
             raise ArtifactError(
                 f"A check of this verification lacks {', '.join(missing) or 'a known verdict'}. Write it again with "
                 "`pathlens verify --json FILE`."
             )
+    seconds, environment = document.get("seconds"), document.get("environment")
+    if not (seconds is None or _is_number(seconds)) or not (environment is None or isinstance(environment, Mapping)):
+        raise ArtifactError("This verification has no readable seconds or environment. Write it again with `pathlens "
+                            "verify --json FILE`.")  # fmt: skip
     return checks
 
 
-def _anchor(paper: str) -> str:
-    return paper.lower().replace(" ", "-")
+def _is_number(value: Any) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 10**300  # a larger one is no float
+    return isinstance(value, float)
+
+
+def _malformed(check: Mapping[str, Any]) -> list[str]:
+    """What is there but is no text, or no number, as it has to be."""
+    wrong = [f"a text as {key}" for key in _TEXTS if not isinstance(check[key], str)]
+    wrong += [f"a text as {key}" for key in ("erratum", "detail") if not isinstance(check.get(key) or "", str)]
+    missing = ("error", "printed_error")  # None stands for no finite number
+    return wrong + [f"a number as {key}" for key in _NUMBERS
+                    if not _is_number(check[key]) and not (check[key] is None and key in missing)]  # fmt: skip
+
+
+def _anchor(name: str) -> str:
+    """A name as an address within the page: letters, digits, dots and hyphens only, which need no escaping."""
+    return re.sub(r"[^\w.-]+", "-", name)
 
 
 def _chip(verdict: str) -> str:
@@ -121,7 +144,7 @@ def _tally(checks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _contents(papers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    lines = (f'<a href="#{_anchor(paper)}"><span class="title">{escape(paper)}</span>'
+    lines = (f'<a href="#{_anchor(paper.lower())}"><span class="title">{escape(paper)}</span>'
              f'<span class="chip">{_tally(own)}</span></a>' for paper, own in papers.items())  # fmt: skip
     return f'<nav aria-label="Contents">{"".join(lines)}</nav>'
 
@@ -135,7 +158,7 @@ def _line(check: Mapping[str, Any]) -> str:
     erratum = f'<p class="erratum">{escape(check["erratum"])}</p>' if check.get("erratum") else ""
     source = f"{escape(check['where'])} · <code>{escape(check['name'])}</code>"
     return (
-        f'<li id="{escape(check["name"])}">{_chip(check["verdict"])}<div><p class="source">{source}</p>'
+        f'<li id="{_anchor(check["name"])}">{_chip(check["verdict"])}<div><p class="source">{source}</p>'
         f'<p>{escape(check["claim"])}</p>{erratum}<p class="numbers">{" · ".join(facts)}</p></div>{_strip(check)}</li>'
     )
 
