@@ -435,28 +435,21 @@ def table(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the split and of the fit.")] = 0,
 ) -> None:
     """Fit a DLGN to a column of a table and write a page that takes it apart (half a minute)."""
-    import csv
     import time
 
-    from pathlens.errors import FileFormatError, need_extra, unknown_name
-
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise need_extra("table", "pandas", "Reading tables") from error
-    from pathlens.estimators.frames import fit_table
+    from pathlens.data.tabular import read_csv
+    from pathlens.errors import unknown_name
+    from pathlens.estimators.frames import fit_table, refuse_infinite
 
     console = _console()
-    try:
-        frame = pd.read_csv(file, sep=None, engine="python")
-    except (OSError, ValueError, csv.Error) as error:  # pandas' own are ValueErrors
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise FileFormatError(f"{file} cannot be read as a table: {reason}. Give a CSV file with column names.") \
-            from error
+    frame, notes = read_csv(file)
+    for line in notes:
+        console.print(f"{line}.", style="bright_black", soft_wrap=True, highlight=False, markup=False)
     for name in drop or ():
         if name not in frame.columns:
             raise unknown_name("column to drop", name, list(map(str, frame.columns)))
     frame = frame.drop(columns=list(drop or ()))
+    refuse_infinite(frame)  # before rows are drawn: the message counts them as the file does
     note = "held out"
     if len(frame) > rows:
         note = f"held out, of {rows:,} of {len(frame):,} rows"

@@ -90,7 +90,7 @@ class BudgetError(PathlensError, MemoryError):
 
 
 class ScaleError(PathlensError, OverflowError):
-    """A kernel's numbers do not fit its dtype, or cannot be scaled as asked."""
+    """Numbers of a kernel or of a table do not fit their dtype, or cannot be scaled as asked."""
 
 
 class SolverError(PathlensError, ArithmeticError):

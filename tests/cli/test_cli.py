@@ -323,9 +323,10 @@ def test_the_package_is_the_command_line_too() -> None:
 
 def test_table(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(80, 2))
-    lines = [f"{a};{b};{'yes' if a > b else 'no'};{i}" for i, (a, b) in enumerate(x)]
-    Path("t.csv").write_text("\n".join(["a;b;kind;id", *lines]) + "\n", encoding="utf-8")
+    lines = [f"{a};{b};{'yes' if a > b else 'no'};{i}".replace(".", ",") for i, (a, b) in enumerate(x)]
+    Path("t.csv").write_text("\n".join(["a;b;kind;id", *lines]) + "\n", encoding="utf-16")
     text = invoke("table", "t.csv", "--target", "kind", "--drop", "id", "--rows", "60", "--out", "page.html")
+    assert "numbers read with decimal commas: a, b" in text
     assert "45 rows fitted" in text and "accuracy on 15 held out" in text and "gradient boosting" in text
     page = Path("page.html").read_text(encoding="utf-8")
     assert "kind, from t.csv" in page and "of 60 of 80 rows" in page and "What would have to be different" in page
@@ -335,3 +336,91 @@ def test_table(tmp_path: Path) -> None:
     for name in ("none.csv", "empty.csv"):
         Path("empty.csv").write_text("")
         assert "cannot be read as a table" in invoke("table", name, "--target", "kind", code=1)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The table that `pathlens table` reads from the bytes of a file, and what it prints; nothing is fitted."""
+    from pathlens.estimators import frames
+
+    def reader(data: bytes, name: str = "t.csv", target: str = "kind") -> tuple[Any, str]:
+        seen = []
+
+        def stop(frame: Any, *_: Any, **__: Any) -> None:
+            seen.append(frame)
+            raise OptionError("Enough was seen.")
+
+        monkeypatch.setattr(frames, "fit_table", stop)
+        Path(name).write_bytes(data)
+        text = invoke("table", name, "--target", target, code=1)
+        assert "Enough was seen" in text
+        return seen[0], text
+
+    return reader
+
+
+ROWS = [(1.5, "Köln"), (20.25, "Rome"), (-0.125, "Köln")]
+
+
+def written(separator: str, comma: bool = False) -> str:
+    cells = [(f"{size}".replace(".", "," if comma else "."), city) for size, city in ROWS]
+    return "\r\n".join(separator.join(row) for row in [("größe", "kind"), *cells]) + "\r\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252"])
+@pytest.mark.parametrize(("separator", "comma"), [(",", False), (";", False), (";", True), ("\t", True), ("|", False)])
+def test_tables_of_any_program(read: Any, encoding: str, separator: str, comma: bool) -> None:
+    frame, text = read(written(separator, comma).encode(encoding))
+    assert list(frame.columns) == ["größe", "kind"]
+    assert frame["größe"].tolist() == [1.5, 20.25, -0.125] and frame["kind"].tolist() == ["Köln", "Rome", "Köln"]
+    assert ("read as Windows-1252" in text) == (encoding == "cp1252")
+    assert ("decimal commas: größe" in text) == comma
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zip"])
+def test_compressed_tables(read: Any, suffix: str) -> None:
+    import bz2
+    import gzip
+    import io
+    import lzma
+    import zipfile
+
+    data, packed = written(";", True).encode("cp1252"), io.BytesIO()
+    if suffix == ".zip":
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("t.csv", data)
+        found = packed.getvalue()
+    else:
+        found = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix](data)
+    assert read(found, f"t.csv{suffix}")[0]["größe"].tolist() == [1.5, 20.25, -0.125]
+
+
+@pytest.mark.parametrize(("data", "words"), [
+    (b"a,kind\n1,x\ninf,y\n-inf,x\n", "Column 'a' holds inf in row 2 (counted from 1, without the header), 2 infinite"),
+    (b"a;kind\n1,234;x\n2,345;y\n", "column 'a' holds '1,234' in row 1"),
+    (b"a,b,kind\n1,5,2,5,x\n", "line 2 has 5 cells separated by ',', the header has 3"),
+    (b"a,kind\n1,\x81\n", "line 2 is not text in"),
+    ("a,kind\n1,x\n".encode("utf-16-le"), "a zero byte, as in UTF-16 without a byte-order mark"),
+    (b"\xff\xfea\x00,", "is not text in utf-16"),
+])  # fmt: skip
+def test_tables_that_cannot_be_read_say_where(data: bytes, words: str) -> None:
+    Path("t.csv").write_bytes(data)
+    text = invoke("table", "t.csv", "--target", "kind", code=1)
+    assert words in text and "Traceback" not in text
+
+
+def test_an_infinite_number_in_a_column_that_is_dropped(read: Any) -> None:
+    Path("t.csv").write_bytes(b"a,b,kind\n1,inf,x\n2,1,y\n")
+    text = invoke("table", "t.csv", "--target", "kind", "--drop", "b", code=1)
+    assert "too few" in text
+
+
+def test_commas_in_words_beside_decimal_points_stay_words(read: Any) -> None:
+    frame, text = read(b"a;b;kind\n1.5;1,2;x\n2;3,45;y\n")
+    assert frame["b"].tolist() == ["1,2", "3,45"] and "read as words for their commas, as a has" in text
+
+
+def test_thousands_with_points_and_decimal_commas(read: Any) -> None:
+    frame, _ = read(b"a;b;kind\n1.234,5;1,234;x\n-2;;y\n+,5;12,5e-1;x\n")
+    np.testing.assert_array_equal(frame["a"], [1234.5, -2.0, 0.5])
+    np.testing.assert_array_equal(frame["b"], [1.234, np.nan, 1.25])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import threading
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from sklearn.preprocessing import OneHotEncoder
 
 import pathlens as pl
 from pathlens import DLGNClassifier, DLGNRegressor, PathKernelClassifier, paths
-from pathlens.errors import DTypeError, FileFormatError, LabelError, OptionError, RowIndexError, ShapeError
+from pathlens.errors import DTypeError, FileFormatError, LabelError, OptionError, RowIndexError, ScaleError, ShapeError
 from pathlens.estimators import predict_from_export
 
 # --- one function in all its forms -----------------------------------------------------------------------------
@@ -494,6 +495,55 @@ def test_tables_that_must_be_encoded_are_told_how(kind):
         model.predict(X[["city"]].rename(columns={"city": "age"}))
     with pytest.raises(ValueError, match="Input X contains NaN"):  # numbers that are missing are said to be
         kind().fit(X[["age"]].astype(float).replace(3.0, np.nan), [0, 1] * 4)
+
+
+@pytest.mark.parametrize("kind", [DLGNClassifier, DLGNRegressor, PathKernelClassifier])
+def test_text_and_categories_are_not_read_as_numbers(kind):
+    pandas = pytest.importorskip("pandas")
+    codes = pandas.Series(["1", "2", "3", "4"] * 3)
+    y = [0, 1] * 6
+    model = kind(hidden=(3,), epochs=2, random_state=0)
+    for column in (codes, codes.astype(object), codes.astype("string"), codes.astype(int).astype("category")):
+        X = pandas.DataFrame({"age": np.arange(12.0), "code": column})
+        with pytest.raises(DTypeError, match=r"no numbers: 'code'\. Encode .* If 'code' .* astype\(float\)"):
+            model.fit(X, y)
+        model.fit(X.astype(float), y)
+        with pytest.raises(DTypeError, match="no numbers: 'code'"):
+            model.predict(X)
+    text = X.astype(str).to_numpy(dtype=object)
+    for rows in (text, text.astype(str), text.tolist()):
+        with pytest.raises(DTypeError, match="X holds text, expected numbers"):
+            model.fit(rows, y)
+    model.fit(X.astype(float).astype(object), y)  # objects may be numbers
+    if kind is DLGNRegressor:
+        with pytest.raises(DTypeError, match="y holds text, expected numbers"):
+            model.fit(np.eye(12), codes)
+
+
+@pytest.mark.parametrize("name", ["flowers", "pair", "patients"])
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e150])
+def test_numbers_that_overflow_are_named(request, iris, diabetes, name, value):
+    X = (diabetes if name == "patients" else iris)[0].astype(float).copy()
+    model, column = request.getfixturevalue(name), X.columns[2]
+    X.iloc[3, 2] = value
+    answer = model.predict if name == "patients" else model.predict_proba
+    for use in (answer, model.predict, model.transform, model.explain):
+        with pytest.raises(ScaleError, match=rf"column {re.escape(repr(column))} holds .* in row 3 \(counted from 0\)"):
+            use(X)
+    X.iloc[3, 2] = model.model_.centre[2] + np.copysign(1e99, value) * model.model_.spread[2]
+    assert np.isfinite(answer(X)).all()  # what is nearer is answered
+
+
+def test_numbers_that_cannot_be_fitted_are_named(iris, quick):
+    X, y = iris[0].copy(), iris[1]
+    target = X.iloc[:, 0].to_numpy() * 1e200
+    X.iloc[5, 1] = 1e308
+    with pytest.raises(ScaleError, match=r"column 'sepal width \(cm\)' holds 1e\+308 in row 5"):
+        DLGNClassifier(**quick).fit(X, y)
+    with pytest.raises(ScaleError, match="y: column 0 holds"):
+        DLGNRegressor(**quick).fit(iris[0], target)
+    X.iloc[:, 1] = np.arange(150) * 5e-324  # too small to be divided by
+    assert np.isfinite(DLGNClassifier(**quick).fit(X, y).predict_proba(X)).all()
 
 
 # --- pictures --------------------------------------------------------------------------------------------------

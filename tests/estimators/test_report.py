@@ -15,7 +15,15 @@ import pytest
 from sklearn.datasets import load_diabetes, load_iris
 
 from pathlens import DLGNClassifier, DLGNRegressor
-from pathlens.errors import ArtifactError, DTypeError, EmptyDataError, OptionError, PathlensError, ShapeError
+from pathlens.errors import (
+    ArtifactError,
+    DTypeError,
+    EmptyDataError,
+    NotFiniteError,
+    OptionError,
+    PathlensError,
+    ShapeError,
+)
 from pathlens.estimators.frames import fit_table
 from pathlens.estimators.portrait import portrait
 from pathlens.report import write_model
@@ -177,6 +185,16 @@ def test_gaps_of_every_kind(values: Any) -> None:
     assert not found.train.isna().any().any() and found.train.dtypes.eq(np.float64).all()
 
 
+@pytest.mark.parametrize("dtype", ["category", "string", object])
+def test_codes_are_categories(dtype: Any) -> None:
+    codes = pd.Series([1, 2, 3, None] * 30, dtype="Int64")
+    codes = codes.astype("category") if dtype == "category" else codes.astype("string").astype(dtype)
+    frame = pd.DataFrame({"x": np.arange(120.0), "code": codes, "y": pd.Categorical([1, 2] * 60, categories=[0, 1, 2])})
+    found = fit_table(frame, "y", hidden=(4,), epochs=2, random_state=0)
+    assert list(found.train) == ["x", "code=1", "code=2", "code=3", "code=missing"] and not found.notes
+    assert isinstance(found.model, DLGNClassifier) and found.model.classes_.tolist() == [1, 2]
+
+
 def test_rows_held_out_are_not_looked_at() -> None:
     """What fills gaps is the median of the rows that are fitted."""
     frame = mixed()
@@ -205,6 +223,7 @@ def test_classes_or_numbers(values: list[Any], classes: bool) -> None:
     (mixed(6), {"target": "kind"}, EmptyDataError, "too few"),
     (mixed()[["always", "when", "name", "kind"]], {"target": "kind"}, DTypeError, "No column"),
     (mixed().assign(kind="no"), {"target": "kind"}, EmptyDataError, "1 values"),
+    (mixed().assign(size=np.inf), {"target": "kind"}, NotFiniteError, "'size' holds inf in row 1 .* 200 infinite"),
 ])  # fmt: skip
 def test_tables_that_cannot_be_fitted(frame: Any, options: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):

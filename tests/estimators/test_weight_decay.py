@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from pathlens import DLGNClassifier, DLGNRegressor
-from pathlens.estimators.fitting import fit
-from pathlens.estimators.recipes import ENOUGH, FEW, SHARES, SMALL, resolve
+from pathlens.estimators.fitting import _folds, fit
+from pathlens.estimators.recipes import FEW, FOLDS, JUDGED, SHARES, resolve
 
 QUICK = {"hidden": (16, 16), "epochs": 10, "batch_size": 500, "learning_rate": 0.03, "random_state": 0}
 RULE = 1.5 * 16 / 64
+ENOUGH = FOLDS * JUDGED  # rows from which on one fold is held out
 
 
 def rows(n: int = ENOUGH) -> np.ndarray:
@@ -48,20 +49,47 @@ def test_the_fit_is_that_of_the_chosen_value_on_all_rows(chosen, kind):
         np.testing.assert_array_equal(again.predict_proba(X), chosen[kind].predict_proba(X))
 
 
-@pytest.mark.parametrize(("kind", "n"), [(DLGNClassifier, FEW - 1), (DLGNRegressor, ENOUGH - 1)])
-def test_fewer_rows_have_the_rule(kind, n):
-    X, rule = rows(n), max(1.5, min(2500 / n, 10)) * 16 / 64
+@pytest.mark.parametrize("kind", [DLGNClassifier, DLGNRegressor])
+def test_fewer_rows_have_the_rule(kind):
+    X, rule = rows(FEW - 1), 10 * 16 / 64
     auto, fixed = (kind(**QUICK, weight_decay=w).fit(X, stripes(X)) for w in ("auto", rule))
     assert auto.weight_decay_ == fixed.weight_decay_ == rule
     np.testing.assert_array_equal(auto.predict(X), fixed.predict(X))
 
 
-def test_noise_in_few_rows_gets_more():
-    X, rule = rows(600), 2500 / 600 * 16 / 64
-    found = {f.__name__: DLGNClassifier(**QUICK | {"epochs": 30}).fit(X, f(X)) for f in (noisy, stripes)}
-    assert [found[kind].weight_decay_ for kind in ("noisy", "stripes")] == [rule * SMALL[1], rule]
-    again = DLGNClassifier(**QUICK | {"epochs": 30}, weight_decay=rule * SMALL[1]).fit(X, noisy(X))
-    np.testing.assert_array_equal(again.predict_proba(X), found["noisy"].predict_proba(X))
+@pytest.mark.parametrize("kind", [DLGNClassifier, DLGNRegressor])
+def test_few_rows_get_less_or_more_than_the_rule(kind):
+    """The rule is far too strong for stripes, and too weak where nothing can be learned."""
+    X, unseen = rows(2200)[:200], rows(2200)[200:]
+    own, rule = {"hidden": (16,), "epochs": 30, "batch_size": None, "learning_rate": 0.1, "random_state": 0}, 2.5
+    found, given = (kind(**own, weight_decay=w).fit(X[:, :2], stripes(X)) for w in ("auto", rule))
+    assert found.weight_decay_ < rule
+    score, before = (model.score(unseen[:, :2], stripes(unseen)) for model in (found, given))
+    assert score > before + 0.1
+    coin = np.random.default_rng(2).random(len(X)) < 0.5
+    assert kind(**own).fit(X, coin).weight_decay_ == 3 * rule
+
+
+def test_no_number_of_rows_changes_much():
+    """The same values are tried at all sizes, on all five folds at first and on fewer as these hold more rows."""
+    own = {k: v for k, v in DLGNClassifier().get_params().items()
+           if k not in ("class_weight", "random_state", "validation_fraction")}  # fmt: skip
+    for classes in (2, None):
+        found = {n: resolve("test", n, n, classes, 0, **own) for n in (FEW, 300, 833, 1000, 2400, ENOUGH, 2600, 10**5)}
+        assert [recipe.splits for recipe in found.values()] == [5, 5, 4, 3, 2, 1, 1, 1]
+        for recipe in found.values():
+            assert recipe.decays == tuple(recipe.weight_decay * share for share in SHARES)
+    assert min(SHARES) < 1 < max(SHARES)
+
+
+@pytest.mark.parametrize("counts", [(7, 1, 92), (20, 30, 50), (100,), (33, 33, 34, 1)])
+def test_folds_have_equal_shares_of_the_classes(counts):
+    Y = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    fold = _folds(Y, len(counts), 0)
+    assert np.ptp(np.bincount(fold, minlength=FOLDS)) <= 1
+    for k in range(len(counts)):
+        assert np.ptp(np.bincount(fold[k == Y], minlength=FOLDS)) <= 1
+    assert (fold != _folds(Y, len(counts), 1)).any()
 
 
 def test_rows_of_early_stopping_have_no_say():

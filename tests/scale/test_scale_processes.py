@@ -78,14 +78,21 @@ def kill_family(pid: int) -> None:
                 member.kill()
 
 
-def kill_workers() -> set[int]:
-    """SIGKILL to all worker processes of this one; returns their numbers."""
-    found = set()
+def live_workers() -> list[psutil.Process]:
+    """Worker processes of this one that run; other tests may have left processes of their own."""
+    found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             if child.status() != psutil.STATUS_ZOMBIE and "worker.py" in " ".join(child.cmdline()):
-                kill_family(child.pid)
-                found.add(child.pid)
+                found.append(child)
+    return found
+
+
+def kill_workers() -> set[int]:
+    """SIGKILL to all worker processes of this one; returns their numbers."""
+    found = {child.pid for child in live_workers()}
+    for pid in found:
+        kill_family(pid)
     return found
 
 
@@ -105,7 +112,7 @@ def test_processes_write_what_dense_returns_and_listen_nowhere(tmp_path: Path) -
     real = store.Layout.record
 
     def record(self: store.Layout, *arguments: Any) -> None:
-        seen.append((len(psutil.Process().children()), listening()))
+        seen.append((len(live_workers()), listening()))
         real(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -127,7 +134,7 @@ def test_one_of_two_processes_killed_costs_its_own_block_at_most(tmp_path: Path)
             wait_for(lambda: len(recorded(path)) >= 4)
             seen["before"] = recorded(path)
             seen["stamps"] = stamps(path, seen["before"])
-            os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+            os.kill(live_workers()[0].pid, signal.SIGKILL)
         finally:
             go_on.touch()
 
@@ -160,8 +167,8 @@ def test_processes_killed_again_and_again_end_the_call_and_unlock_the_store(tmp_
     finally:
         ended.set()
     killer.join()
-    assert 4 <= len(killed) <= 2 * (processes.RETRIES + 1) and time.monotonic() - begun[0] < 30
-    assert psutil.Process().children() == []
+    assert 4 <= len(killed) <= 2 * (processes.RETRIES + 1) and time.monotonic() - begun[0] < 120
+    assert live_workers() == []
     before = recorded(path)
     go_on.touch()
     report = held(48).to_zarr(path, client=False)

@@ -1,15 +1,21 @@
 """Real tables with a target: a folder ``tabular`` of ``.csv.gz`` files that its ``manifest.json`` describes.
 
 Here they are found (where `store` looks for image sets), checked and read as they are: numbers, strings, missing
-cells. Encoding and imputing are left to the caller. May import `pathlens.errors`, `pathlens.files` and this folder's
-`store`.
+cells. Encoding and imputing are left to the caller. `read_csv` reads CSV files of users, whatever program wrote them.
 """
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import csv
+import gzip
 import hashlib
 import io
+import lzma
+import re
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -195,3 +201,154 @@ def _numbers(name: str, column: str, cells: tuple[str, ...]) -> np.ndarray:
         return np.array([float(c) if c else np.nan for c in cells])
     except ValueError as error:
         raise FileFormatError(f"Table {name!r}: column {column!r} is listed as numeric, but {error}.") from error
+
+
+# --- CSV files of users ------------------------------------------------------------------------------------------
+
+_MARKS = (  # byte-order marks; that of UTF-32 begins with that of UTF-16
+    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
+)  # fmt: skip
+_SEPARATORS = ",;\t|"
+_SAMPLE = 100  # rows that the separator is found by
+_WITH_COMMA = re.compile(r"[+-]?(?=,?\d)(\d+|\d{1,3}(\.\d{3})+)?(,\d+)?([eE][+-]?\d+)?")  # 1,5 or 1.234,5 or 12
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")  # 1,234: may also be a number with three decimals
+_WITH_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
+
+
+def read_csv(path: str | Path) -> tuple[Any, list[str]]:
+    """A CSV file with a line of column names as a pandas table, and notes on what had to be guessed.
+
+    Encodings are UTF-8, UTF-16 and UTF-32 by their byte-order marks, and Windows-1252 where a file is not UTF-8.
+    Columns are separated by commas, semicolons, tabs or bars. Where commas do not separate columns, numbers may have
+    decimal commas. Files that end in .gz, .bz2, .xz or .zip are decompressed.
+
+    Raises
+    ------
+    FileFormatError
+        The file cannot be read, or could be read in two ways; the message names the line or the column.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "t.csv"
+    >>> _ = file.write_text("size;kind\\n1,5;a\\n20,25;b\\n", encoding="utf-16")
+    >>> frame, notes = read_csv(file)
+    >>> frame["size"].tolist(), notes
+    ([1.5, 20.25], ['numbers read with decimal commas: size'])
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise need_extra("table", "pandas", "Reading tables") from error
+    path, notes = Path(path), list[str]()
+    text = _decoded(path, notes)
+    try:
+        separator = _separator(text)
+        _refuse_uneven(path, text, separator)
+        frame = pd.read_csv(io.StringIO(text), sep=separator, engine="python")
+    except (ValueError, csv.Error) as error:  # pandas' own are ValueErrors
+        if isinstance(error, FileFormatError):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise FileFormatError(f"{path} cannot be read as a table: {reason}. Give a CSV file with column names.") \
+            from error
+    return (frame, notes) if separator == "," else (_with_decimal_commas(path, frame, notes), notes)
+
+
+def _decoded(path: Path, notes: list[str]) -> str:
+    """The text of a file, by its byte-order mark, as UTF-8, or else as Windows-1252."""
+    opened: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    try:
+        if path.suffix.lower() == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+                if len(names) != 1:
+                    raise FileFormatError(f"{path} holds {len(names)} files, expected one CSV file. Unpack it.")
+                data = archive.read(names[0])
+        else:
+            with opened(path, "rb") as file:
+                data = file.read()
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FileFormatError(f"{path} cannot be read as a table: {reason}. Give a CSV file with column names.") \
+            from error
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), None)
+    try:
+        try:
+            text = data.decode(encoding or "utf-8")
+        except UnicodeDecodeError:
+            if encoding is not None:
+                raise
+            text = data.decode("cp1252")
+            notes.append("the file is not UTF-8 and was read as Windows-1252")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise FileFormatError(f"{path} cannot be read as a table: line {line} is not text in {error.encoding} "
+                              f"({error.reason}). Save the file as UTF-8.") from error  # fmt: skip
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise FileFormatError(f"{path} cannot be read as a table: line {line} has a zero byte, as in UTF-16 without a "
+                              "byte-order mark or in a file that is no text. Save the file as UTF-8.")  # fmt: skip
+    return text
+
+
+def _separator(text: str) -> str:
+    """The character by which most of the first rows fall into as many cells as the header, and into the most."""
+    head = text.splitlines()[: _SAMPLE + 1]
+
+    def fits(separator: str) -> tuple[int, int]:
+        rows = [len(row) for row in csv.reader(head, delimiter=separator) if row]
+        return (sum(cells == rows[0] for cells in rows) if rows and rows[0] > 1 else 0, rows[0] if rows else 0)
+
+    best = max(_SEPARATORS, key=fits)
+    if head and fits(best)[0] == 0:  # spaces or something else
+        try:
+            return csv.Sniffer().sniff(head[0], " :").delimiter
+        except csv.Error:
+            return ","
+    return best
+
+
+def _refuse_uneven(path: Path, text: str, separator: str) -> None:
+    """An error where a row has more cells than the header: pandas would take its first cells for names of rows."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    header = next(filter(None, reader), [])
+    for row in reader:
+        if len(row) > len(header):
+            raise FileFormatError(
+                f"{path} cannot be read as a table: line {reader.line_num} has {len(row)} cells separated by "
+                f"{separator!r}, the header has {len(header)}. Name every column; numbers with decimal commas need "
+                "quotes, or semicolons between columns."
+            )
+
+
+def _with_decimal_commas(path: Path, frame: Any, notes: list[str]) -> Any:
+    """A table whose columns of text such as 1,5 are numbers, unless they may be thousands."""
+    words = {name: column for name, column in frame.items() if column.dtype.kind == "O"}
+    cells = {name: column.dropna().astype(str).str.strip() for name, column in words.items()}
+    with_comma = {name: values[values.str.contains(",", regex=False)] for name, values in cells.items()}
+    with_comma = {name: values for name, values in with_comma.items()
+                  if len(values) and all(map(_WITH_COMMA.fullmatch, cells[name]))}  # fmt: skip
+    if not with_comma:
+        return frame
+    names = ", ".join(map(str, with_comma))
+    clear = any(not _THOUSANDS.fullmatch(v) for values in with_comma.values() for v in values)
+    points = [name for name, column in frame.items() if column.dtype.kind == "f" and (column % 1 != 0).any()]
+    points += [name for name, values in cells.items() if any(map(_WITH_POINT.fullmatch, values))]
+    if points:
+        notes.append(f"read as words for their commas, as {points[0]} has decimal points: {names}")
+        return frame
+    if not clear:
+        name, values = next(iter(with_comma.items()))
+        raise FileFormatError(
+            f"{path}: column {str(name)!r} holds {values.iloc[0]!r} in row {values.index[0] + 1} (counted from 1, "
+            "without the header): a decimal comma, or one between thousands? Write decimals with a point and no "
+            "separator of thousands."
+        )
+    frame = frame.copy()
+    for name in with_comma:
+        plain = cells[name].str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+        frame[name] = plain.astype(float).reindex(frame.index)
+    notes.append(f"numbers read with decimal commas: {names}")
+    return frame

@@ -25,7 +25,7 @@ from pathlens.estimators.fitting import fit, parted
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.estimators.portrait import portrait
 from pathlens.estimators.recipes import resolve
-from pathlens.estimators.tables import checked
+from pathlens.estimators.tables import checked, within_reach
 from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.linops.indexing import as_number
 from pathlens.models import GatedNetwork
@@ -136,7 +136,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return checked(self, X, reset=False)
+        return within_reach(self, checked(self, X, reset=False), self.model_.centre, self.model_.spread)
 
     def transform(self, X: Any) -> np.ndarray:
         """Gate bits: 1.0 where a row lies in a half-space, (n, Σ w_l), layer by layer."""
@@ -327,10 +327,10 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     learning_rate : float
         Of AdamW; it falls to zero along a cosine.
     weight_decay : float or "auto"
-        "auto" is 2500 / (sum of the weights), between 1.5 and 10, times (widest layer) / 64. From 2,500 rows on,
-        this and 1/3, 1/10 and 1/30 of it train on four fifths of the rows, and the one with the lowest loss on the
-        others fits all rows; a fit then takes about 2.3 times as long. Classifiers of 200 rows or more
-        compare it likewise with 3 times it, on three such splits.
+        "auto" is 2500 / (sum of the weights), between 1.5 and 10, times (widest layer) / 64. From 100 rows on, this and
+        3, 1/3, 1/10 and 1/30 times it train on four fifths of the rows, and the one with the lowest squared error (of
+        probabilities or targets) on the others fits all rows. Where a fifth has fewer than 500 rows, several of them
+        are held out in turn, until they have 500 or all five were.
     beta : (float, float)
         Sharpness of the gates at the start and at the end.
     hardening : {"auto", "follow", "anneal"}
@@ -373,7 +373,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     --------
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True, as_frame=True)
-    >>> flowers = DLGNClassifier(hidden=(8, 8), epochs=200, random_state=0).fit(X, y)
+    >>> flowers = DLGNClassifier(hidden=(8, 8), epochs=60, random_state=0).fit(X, y)
     >>> flowers.score(X, y) > 0.9
     True
     >>> print(flowers.explain(X[:1]))  # doctest: +ELLIPSIS
@@ -479,7 +479,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         --------
         >>> from sklearn.datasets import load_iris
         >>> X, y = load_iris(return_X_y=True, as_frame=True)
-        >>> flowers = DLGNClassifier(hidden=(8,), epochs=200, random_state=0).fit(X, y)
+        >>> flowers = DLGNClassifier(hidden=(8,), epochs=60, random_state=0).fit(X, y)
         >>> other = flowers.counterfactual(X[50:51], 2, within=X, keep="sepal width (cm)")
         >>> other.after == 2, other.nearest, "sepal width (cm)" in other.changes
         (np.True_, True, False)
@@ -546,7 +546,7 @@ early_stopping, validation_fraction, patience, random_state, verbose
     --------
     >>> import numpy as np
     >>> X = np.random.default_rng(0).uniform(-1, 1, (200, 2))
-    >>> hat = DLGNRegressor(hidden=(8, 8), epochs=300, random_state=0).fit(X, np.abs(X[:, 0]))
+    >>> hat = DLGNRegressor(hidden=(8, 8), epochs=60, random_state=0).fit(X, np.abs(X[:, 0]))
     >>> hat.score(X, np.abs(X[:, 0])) > 0.9
     True
     """
@@ -587,7 +587,7 @@ early_stopping, validation_fraction, patience, random_state, verbose
         --------
         >>> import numpy as np
         >>> X = np.random.default_rng(0).uniform(-1, 1, (200, 2))
-        >>> hat = DLGNRegressor(hidden=(8, 8), epochs=300, random_state=0).fit(X, np.abs(X[:, 0]))
+        >>> hat = DLGNRegressor(hidden=(8, 8), epochs=60, random_state=0).fit(X, np.abs(X[:, 0]))
         >>> other = hat.counterfactual(X[0], at_least=0.9, within=X)
         >>> bool(other.after >= 0.9), other.nearest
         (True, True)

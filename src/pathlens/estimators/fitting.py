@@ -16,7 +16,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 from pathlens.estimators.halfspaces import ONE_AT_A_TIME, HalfSpaceModel
-from pathlens.estimators.recipes import Recipe
+from pathlens.estimators.recipes import FOLDS, Recipe
 from pathlens.models import GatedNetwork, dlgn
 from pathlens.regions import halfspaces
 from pathlens.training import Geometric, Runs, train
@@ -24,7 +24,6 @@ from pathlens.training import Geometric, Runs, train
 _WORTH_CAPTURING = 200  # steps: capturing one costs about as much as running a hundred
 _NOISY = 0.05 + 1e-9  # share of training rows that a soft network gets wrong where labels are taken to be noisy
 _UNEXPLAINED = 0.25  # share of the variance that even sharp gates leave where targets are taken to be noisy
-_HELD_OUT = 0.2  # share of the rows that weight decays are compared on
 _ROWS = 4096  # rows in one forward pass
 
 
@@ -42,7 +41,7 @@ class Scale:
         largest = np.abs(A).max(axis=0, initial=0.0)
         unit = np.ldexp(1.0, np.frexp(largest)[1] - 1)  # squares of numbers beyond 1e±154 do not fit a float
         spread = np.sqrt(share @ np.square((A - centre) / unit)) * unit
-        constant = spread <= 1e-10 * largest
+        constant = spread <= np.maximum(1e-10 * largest, np.finfo(np.float64).tiny)  # below it, 1/spread is infinite
         return cls(centre, np.where(constant, 0.0, 1.0 / np.where(constant, 1.0, spread)))
 
     @property
@@ -122,14 +121,14 @@ def fit(
         kind, phases = recipe.hardening, list[Runs]()
         if len(recipe.decays) > 1:  # compared after a whole first phase: what is best half-way is not in the end
             sharp = kind == "anneal" or (kind == "auto" and classes is None)  # as the first phase is
-            missed = np.zeros(len(recipe.decays))
+            missed, fold = np.zeros(len(recipe.decays)), _folds(Y, classes, recipe.seed)
             for split in range(recipe.splits):
-                kept, held = parted(Y, classes, round(len(Y) * _HELD_OUT), recipe.seed + split)
+                kept, held = np.flatnonzero(fold != split), np.flatnonzero(fold == split)
                 tried = phase(net, recipe.epochs, data[1], kept, lr=recipe.learning_rate, seeds=seeds[:1],
                               settings=[{"weight_decay": decay} for decay in recipe.decays], label="weight decays",
                               beta=sharpen if sharp else None)  # fmt: skip
-                unseen, of_held = (data[0][held], data[1][held]), weights[held] / weights[held].sum()
-                missed += [_weighted_loss(n, unseen, of_held, loss) for n in tried.networks]
+                for i, one in enumerate(tried.networks):
+                    missed[i] += weights[held] @ _squared_errors(one, data[0][held], data[1][held], classes)
             options["weight_decay"] = recipe.decays[int(np.argmin(np.nan_to_num(missed, nan=np.inf)))]
 
         start: dict[str, Any] = {"lr": recipe.learning_rate, "seeds": seeds, **watch}
@@ -183,6 +182,16 @@ def parted(Y: np.ndarray, classes: int | None, held: int, seed: int) -> tuple[np
     return kept, others
 
 
+def _folds(Y: np.ndarray, classes: int | None, seed: int) -> np.ndarray:
+    """Number 0 … `FOLDS` − 1 of the fold that each row is in: equal sizes, and equal shares of each class."""
+    order = np.random.default_rng(seed).permutation(len(Y))
+    if classes is not None:
+        order = order[np.argsort(Y[order], kind="stable")]
+    fold = np.empty(len(Y), dtype=int)
+    fold[order] = np.arange(len(Y)) % FOLDS
+    return fold
+
+
 def _outputs(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return torch.cat([net.eval()(part) for part in x.split(_ROWS)])
@@ -192,6 +201,17 @@ def _mean_prediction(networks: Sequence[nn.Module], x: torch.Tensor, classes: in
     """What the networks predict for the rows on average: probabilities, or targets."""
     outputs = torch.stack([_outputs(net, x) for net in networks])
     return (outputs if classes is None else outputs.softmax(-1)).mean(0)
+
+
+def _squared_errors(net: nn.Module, x: torch.Tensor, y: torch.Tensor, classes: int | None) -> np.ndarray:
+    """Squared error of each row: of the probabilities (Brier score), or the mean over targets.
+
+    Of labels it is compared instead of the cross-entropy, which a few sure mistakes decide: too strong a decay, which
+    makes all probabilities timid, looks good by it.
+    """
+    predicted = _mean_prediction([net], x, classes)
+    error = predicted - y if classes is None else predicted - F.one_hot(y, classes)
+    return (error.square().mean(1) if classes is None else error.square().sum(1)).numpy()
 
 
 def _weighted_loss(net: nn.Module, data: tuple[torch.Tensor, torch.Tensor], share: np.ndarray, loss: Any) -> float:

@@ -17,7 +17,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from pathlens.errors import DTypeError, EmptyDataError, OptionError, unknown_name
+from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, OptionError, unknown_name
 from pathlens.estimators.dlgn import DLGNClassifier, DLGNRegressor
 from pathlens.estimators.tables import numbers
 
@@ -68,8 +68,9 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
 
     Notes
     -----
-    Numbers that are missing become the median of the rows that are fitted, words become one-hot columns, and
-    columns of dates, of one value, or of words with more than 50 values are left out.
+    Numbers that are missing become the median of the rows that are fitted, words and categories (text and pandas
+    categories, even those of numbers) become one-hot columns, and columns of dates, of one value, or of words with more
+    than 50 values are left out. An infinite number is an error.
     """
     if target not in frame.columns:
         raise unknown_name("column", target, list(map(str, frame.columns)))
@@ -77,6 +78,7 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
         raise unknown_name("kind", kind, _KINDS)
     if not 0 < held_out < 1:
         raise OptionError(f"held_out is a share of the rows between 0 and 1, got {held_out!r}.")
+    refuse_infinite(frame)
     notes: list[str] = []
     there = frame[target].notna()
     if not there.all():
@@ -85,7 +87,7 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
     classes = _classes(frame[target]) if kind == "auto" else kind == "classification"
     if classes:
         counts = frame[target].value_counts()
-        if len(rare := counts[counts < 2]):
+        if len(rare := counts[counts == 1]):  # a pandas category may have values of no row
             notes.append(f"classes with one row left out: {', '.join(map(str, rare.index[:5]))}")
             frame = frame[~frame[target].isin(rare.index)]
     elif not numbers(frame[target]):
@@ -109,6 +111,18 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
     return FittedTable(model, train, test, y_test, others, notes + told)
 
 
+def refuse_infinite(frame: Any) -> None:
+    """An error that names row, column and remedy where a table holds an infinite number."""
+    for name, column in frame.items():
+        if not numbers(column):
+            continue
+        found = np.flatnonzero(np.isinf(np.asarray(column, dtype=np.float64)))
+        if len(found):
+            raise NotFiniteError(f"Column {str(name)!r} holds {column.iloc[found[0]]} in row {found[0] + 1} (counted "
+                                 f"from 1, without the header), {len(found)} infinite in all; expected finite numbers. "
+                                 "Correct the value, leave the cell empty, or drop the column.")  # fmt: skip
+
+
 def _classes(y: Any) -> bool:
     """Whether a column is one of classes, as far as can be told."""
     if not numbers(y) or y.dtype.kind == "b":
@@ -118,10 +132,12 @@ def _classes(y: Any) -> bool:
 
 
 def _plain(column: Any) -> Any:
-    """Numbers as float64, and words as plain objects, the missing ones by that name; dates stay what they are."""
+    """Numbers as float64, words and categories as plain text, "missing" where there is none; dates stay as they are."""
     if numbers(column):
         return column.astype(np.float64)
-    return column if column.dtype.kind in "mM" else column.astype(object).where(column.notna(), "missing")
+    if column.dtype.kind in "mM":
+        return column
+    return column.astype(object).map(str).astype(object).where(column.notna(), "missing")
 
 
 def _encoder(frame: Any) -> tuple[Any, list[str]]:

@@ -14,9 +14,9 @@ _EPOCHS = (20, 60)  # epochs="auto": at least 20 epochs, else as many as make 60
 _STEPS = (300, 1200)
 _DECAY = (1.5, 2500.0, 10.0)  # weight_decay="auto": 2500 / n between 1.5 and 10, for layers of 64 units;
 _WIDTH = 64  # AdamW lets weights grow to 1/decay, so that narrow layers, which add up fewer of them, need less
-FEW, ENOUGH = 200, 2500  # rows from which on weight_decay="auto" tries multiples of that value on held-out rows:
-SMALL, SPLITS = (1.0, 3.0), 3  # for classes, on those of three splits; regression lost more than it gained by 3
-SHARES = (1.0, 1 / 3, 1 / 10, 1 / 30)  # for many rows, on those of one; 3 has a lower loss there, yet lost on test rows
+FEW = 100  # rows from which on weight_decay="auto" compares multiples of that value on held-out rows:
+SHARES = (1.0, 3.0, 1 / 3, 1 / 10, 1 / 30)
+FOLDS, JUDGED = 5, 500  # on as many fifths of the rows as hold 500 rows together, or on all five
 _HARDENING = ("auto", "follow", "anneal")
 
 
@@ -31,7 +31,7 @@ class Recipe:
     learning_rate: float
     weight_decay: float
     decays: tuple[float, ...]  # to choose from on held-out rows, `weight_decay` first; or that one alone
-    splits: int  # how often rows are held out to choose
+    splits: int  # how many of the folds are held out to choose
     beta: tuple[float, float]
     hardening: str
     restarts: int
@@ -96,15 +96,13 @@ def resolve(
     if epochs == "auto":
         wanted = min(max(_STEPS[0], _EPOCHS[1] * steps), _STEPS[1])
         epochs = max(_EPOCHS[0], -(-wanted // steps))
-    shares: tuple[float, ...] = (1.0,)
-    if weight_decay == "auto" and n >= (ENOUGH if classes is None else FEW):
-        shares = SHARES if n >= ENOUGH else SMALL
+    shares = SHARES if weight_decay == "auto" and n >= FEW else SHARES[:1]
     if weight_decay == "auto":  # a function of the total weight, so that weights are repetitions
         weight_decay = min(max(_DECAY[0], _DECAY[1] / total), _DECAY[2]) * max(hidden) / _WIDTH
     return Recipe(
         hidden=tuple(int(w) for w in hidden), piecewise_constant=bool(piecewise_constant), batch_size=batch,
         epochs=int(epochs), learning_rate=float(learning_rate), weight_decay=float(weight_decay),
-        decays=tuple(float(weight_decay) * share for share in shares), splits=1 if n >= ENOUGH else SPLITS,
+        decays=tuple(float(weight_decay) * share for share in shares), splits=min(FOLDS, -(-JUDGED * FOLDS // n)),
         beta=(float(beta[0]), float(beta[1])), hardening=hardening, restarts=int(n_restarts),
         patience=int(patience) if early_stopping else None, seed=seed, verbose=bool(verbose),
     )  # fmt: skip

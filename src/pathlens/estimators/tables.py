@@ -1,4 +1,8 @@
-"""Tables as users have them: scikit-learn's checks, and columns that hold other things than numbers by name."""
+"""Tables as users have them: scikit-learn's checks, and what columns hold that a model cannot read, by name.
+
+Text and categories are no numbers, even where their values look like some: whether "1" is a quantity or a code is for
+the user to say.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +12,108 @@ import numpy as np
 from scipy.sparse import issparse
 from sklearn.utils.validation import validate_data
 
-from pathlens.errors import DTypeError
+from pathlens.errors import DTypeError, ScaleError
+
+_LARGEST = 1e200  # in training: means, differences and outputs of larger numbers may not fit a float64
+_FARTHEST = 1e100  # standard deviations between a row and the training rows, for the same reason
 
 
 def checked(estimator: Any, X: Any, *y: Any, **how: Any) -> Any:
     """`validate_data` of scikit-learn, to float64, with remedies for what encoders and pandas tables bring."""
+    who = type(estimator).__name__
+    table = hasattr(X, "iloc") and hasattr(X, "columns")
+    if table:
+        _refuse_columns(who, X)
+    elif _text(X):
+        raise DTypeError(f"{who}: X holds text, expected numbers. Text is not read as numbers: encode it, for example "
+                         "with scikit-learn's OneHotEncoder, or convert it with X.astype(float).")  # fmt: skip
+    if how.get("y_numeric") and _text(*y):
+        raise DTypeError(f"{who}: y holds text, expected numbers. Convert it with y.astype(float), or fit a "
+                         "classifier.")  # fmt: skip
     try:
-        return validate_data(estimator, X, *y, dtype=np.float64, **how)
+        found = validate_data(estimator, X, *y, dtype=np.float64, **how)
     except (ValueError, TypeError) as error:
-        who = type(estimator).__name__
         if issparse(X):
             raise DTypeError(f"{who}: X is a sparse matrix, expected a dense one. Give X.toarray(), or in a pipeline "
                              "OneHotEncoder(sparse_output=False) or make_column_transformer(…, sparse_threshold=0)."
                              ) from error  # fmt: skip
-        table = hasattr(X, "iloc") and hasattr(X, "columns")
-        names = [repr(name) for name, column in X.items() if not numbers(column)] if table else []
-        if not names:
-            raise
-        others = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        raise DTypeError(f"{who}: columns with values that are no numbers: {', '.join(names[:5])}"
-                         f"{others}. Encode them, for example with scikit-learn's OneHotEncoder in "
-                         "make_column_transformer, or leave them out.") from error  # fmt: skip
+        raise
+    if y:
+        names = getattr(estimator, "feature_names_in_", None)
+        _refuse_large(who, names, found[0], found[0], _LARGEST, f"a magnitude above {_LARGEST:g}")
+        if how.get("y_numeric"):
+            targets = np.asarray(found[1], dtype=np.float64).reshape(len(found[1]), -1)
+            _refuse_large(f"{who}: y", None, targets, targets, _LARGEST, f"a magnitude above {_LARGEST:g}")
+    return found
+
+
+def within_reach(estimator: Any, X: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """X as it is, or an error where a value is so far from the training rows that outputs would overflow.
+
+    Parameters
+    ----------
+    X : (n, d)
+    centre, spread : (d,)
+        Mean and standard deviation in training; 0 for a column that was constant, which has no influence.
+    """
+    with np.errstate(over="ignore"):
+        distance = np.where(spread == 0, 0.0, X - centre) / np.where(spread == 0, 1.0, spread)
+    names = getattr(estimator, "feature_names_in_", None)
+    _refuse_large(type(estimator).__name__, names, X, distance, _FARTHEST,
+                  f"more than {_FARTHEST:g} standard deviations from the mean in training")  # fmt: skip
+    return X
+
+
+def _refuse_large(who: str, names: Any, values: np.ndarray, size: np.ndarray, limit: float, what: str) -> None:
+    """An error that names the first of the values (n, d) whose size (n, d) is above the limit."""
+    found = np.argwhere(np.abs(size) > limit)
+    if len(found):
+        row, column = found[0]
+        name = column if names is None else repr(str(names[column]))
+        raise ScaleError(f"{who}: column {name} holds {values[row, column]:g} in row {row} (counted from 0), {what}; "
+                         "outputs would not fit a float64. Correct the value, or leave out the row.")  # fmt: skip
+
+
+def _refuse_columns(who: str, X: Any) -> None:
+    """An error that names the columns of a table that are no numbers, and what to do about them."""
+    columns = [(name, column) for name, column in X.items() if not numbers(column)]
+    if not columns:
+        return
+    names = [repr(name) for name, _ in columns]
+    others = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    like = [repr(name) for name, column in columns if _reads(column)]
+    also = f" If {', '.join(like[:5])} hold quantities and no codes, convert with astype(float)." if like else ""
+    raise DTypeError(f"{who}: columns with values that are no numbers: {', '.join(names[:5])}{others}. Encode them, "
+                     "for example with scikit-learn's OneHotEncoder in make_column_transformer, or leave them out."
+                     f"{also}")  # fmt: skip
 
 
 def numbers(column: Any) -> bool:
-    """Whether a column of a table can be read as numbers."""
-    if column.dtype.kind in "mM":  # dates would be counted in nanoseconds
+    """Whether a column of a table holds numbers: not text, categories or dates, whatever their values look like."""
+    if column.dtype.kind in "mM" or str(column.dtype) == "category":  # dates would be counted in nanoseconds
+        return False
+    return not _text(column) and _reads(column)
+
+
+def _reads(column: Any) -> bool:
+    """Whether the values of a column of a table can be read as numbers."""
+    if column.dtype.kind in "mM":
         return False
     try:
         np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _text(values: Any) -> bool:
+    """Whether there is text among the values of an array, a list or a column."""
+    if issparse(values):
+        return False
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # ragged lists: scikit-learn has words for them
+        return False
+    if array.dtype.kind != "O":
+        return array.dtype.kind in "UST"
+    return any(isinstance(value, str | bytes) for value in array.ravel())

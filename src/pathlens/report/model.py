@@ -219,12 +219,13 @@ def _other(other: Mapping[str, Any]) -> str:
         return f'{title}<p class="note">{escape(other["none"])}</p>'
     after = _number(other["after"]) if isinstance(other["after"], float) else str(other["after"])
     added = other["distance"] - other["unrounded"]
-    rounding = f", of which {added:.1g} by rounding" if added > 1e-6 else ""
-    proved = (f"no smaller change does it{' but for rounding' if rounding else ''}: that is proved" if other["nearest"]
-              else f"no change below {other['at_least']:.3g} does it, as far as was proved")  # fmt: skip
+    but = f", apart from the {added:.1g} that rounding adds," if added > 1e-6 else ""
+    proved = (f"It is proved that{but} no smaller change is enough." if other["nearest"]
+              else f"It is proved that no change below {other['at_least']:.3g} is enough.")  # fmt: skip
     cells = ([c["feature"], *c["text"]] for c in other["changes"])  # texts that can be copied
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in cells)
-    note = (f"For {escape(after)}, changes of {other['distance']:.3g} standard deviations in all{rounding}; {proved}. "
-            "Typed in as they are printed, the new values give that prediction.")  # fmt: skip
+    size = f"{other['distance']:.3g} standard deviations"
+    note = (f"To be predicted {escape(after)}: changes of {size} in total. {proved} The values below work as "
+            "they are printed.")  # fmt: skip
     head = "<thead><tr><th>feature</th><th>from</th><th>to</th></tr></thead>"
     return f'{title}<p class="note">{note}</p><div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'
