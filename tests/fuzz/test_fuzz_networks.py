@@ -16,7 +16,7 @@ _CHUNKS, _EACH = 10, 10
 def test_no_function_is_wrong_on_a_random_network(chunk):
     failures = []
     for seed in range(chunk * _EACH, (chunk + 1) * _EACH):
-        failures += [describe(drawn, o) for drawn, o in try_network(seed, checks=4) if o.kind == "wrong"]
+        failures += [describe(drawn, o) for drawn, o in try_network(seed, checks=7) if o.kind == "wrong"]
     assert not failures, "\n".join(failures)
 
 

@@ -627,6 +627,25 @@ def test_refusals_name_the_node(name: str) -> None:
             kernel(net, X)
 
 
+def test_a_batch_norm_that_is_called_twice_has_no_path_features() -> None:
+    """Both calls multiply by the same weights, so that their paths are not apart; paths are counted all the same."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.norm, self.output = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.relu(self.hidden(x))
+            return self.output(self.norm(h) + self.norm(h.flip(1)))
+
+    X = torch.randn(3, 3).double()
+    net = models.gated_twin(Twice().double().eval(), "galu", X)
+    with pytest.raises(RecordError, match=r"'norm' are used twice"):
+        npk(net, X)
+    assert torch.equal(overlap(net, X).dense(), count_shared_paths(net, X).double())
+
+
 def test_mean_over_channels_is_refused() -> None:
     class Committee(nn.Module):
         def __init__(self) -> None:

@@ -278,21 +278,24 @@ def test_names_of_sites_agree_with_the_twin() -> None:
 
 
 class UnusedInPlace(nn.Module):
-    """A ReLU that changes its input in place, before any layer, and that nobody reads."""
+    """A ReLU that changes its input in place, before any layer or a view, and that nobody reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, how: str) -> None:
         super().__init__()
+        self.how = how
         self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.a(x))
-        x = x - 1
-        x.relu_()
+        z = h - 1 if "layer" in self.how else x - 1
+        z = z[:, 1:] if "view" in self.how else z
+        z.relu_()
         return self.b(h)
 
 
-def test_an_unused_relu_that_works_in_place_is_no_site() -> None:
-    net, x = UnusedInPlace().double(), rows(3, 4)
+@pytest.mark.parametrize("how", ["input", "view of the input", "layer", "view of a layer"])
+def test_an_unused_relu_that_works_in_place_is_no_site(how: str) -> None:
+    net, x = UnusedInPlace(how).double(), rows(3, 4)
     rec = record(net, x)
     assert rec.sites == record(gated_twin(net, "relu", x), x).sites == ("relu@0",)
     assert rec.chain

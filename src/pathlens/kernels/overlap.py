@@ -139,6 +139,8 @@ def npk(
     """
     sides = resolve("npk", source, X, columns, sensitivities=False, max_bytes=max_bytes)
     wiring = _wiring(sides)
+    if wiring is not None and wiring.reused is not None:
+        raise wiring.reused
     if wiring is not None and not wiring.chain:
         return path_kernel(wiring, sides, "npk", soft, "npk", max_bytes)
     made = _factors("npk", sides, soft, True, wiring is not None)

@@ -128,6 +128,7 @@ class Wiring:
         self._tuples: dict[fx.Node, tuple[fx.Node, ...]] = {}  # of tensors of the network, and what they are made of
         self._learned: set[fx.Node] = set()  # constants that depend on parameters
         self._fixed: set[fx.Node] = set()
+        self.reused: RecordError | None = None  # why path features are refused: a batch-norm that is called twice
         self._gates = dict(zip(holders[1:], net.site_names))
         self._shape: dict[fx.Node, tuple[int, tuple[int, ...]]] = {}  # channels and positions, flattened or not
         used: dict[str, str] = {}
@@ -279,6 +280,10 @@ class Wiring:
                 return step("weight", None)
             return step("weight", self._geometry(module, source), module.groups)
         if isinstance(module, _NORMS):
+            if name in used:
+                why = f"the weights of '{name}' are used twice (also in node '{used[name]}'), so that paths are not "
+                self.reused = _refuse(node, why + "products of different weights", "Give each call one of its own")
+            used[name] = node.name
             return step("norm")
         if isinstance(module, _PASS):
             return step("pass")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -142,10 +143,11 @@ class Tape(TorchFunctionMode):
                 # before any layer: from here on autograd's graph shows who reads it
                 if not any(out is t for t in data):
                     out = out.requires_grad_().clone()
-                elif out._base is None:
-                    out.add_(out.new_zeros((), requires_grad=True))
-            # a view that is changed in place has no node of its own in the graph
-            self.relus.append((*gate, out.grad_fn if out._base is None else None))
+                else:
+                    with contextlib.suppress(RuntimeError):  # autograd refuses to follow one of a tuple of views
+                        out.add_(out.new_zeros((), requires_grad=True))
+            # a view that is changed in place changes what it is a view of
+            self.relus.append((*gate, (out if out._base is None else out._base).grad_fn))
             self.heard[gate[0]] = len(self.calls)
         self.detached |= name in ("detach", "data") or (bool(data) and not torch.is_grad_enabled())
         used = [self.names[id(t)] for t in given if id(t) in self.names]
