@@ -235,7 +235,7 @@ class Counting(Calls):
                 return self.without(Undefined("a product of two tensors that depend on the input"), data[0])
             return data[0] if in_place else data[0].clone()
         if base == "batch_norm":
-            return args[0].clone()
+            return args[0].clone(memory_format=torch.contiguous_format)  # as batch-norm makes it
         if base == "linear" or base.startswith("conv"):
             given = {"bias": None, **dict(zip(("input", "weight", "bias"), args)), **kwargs}
             given = given | {"weight": torch.ones_like(given["weight"]), "bias": None}

@@ -206,6 +206,25 @@ def test_dropout_drops_the_right_share_and_keeps_the_mean():
     assert abs(float(out.mean()) - 1) < 0.01
 
 
+class UnreadNorm(nn.Module):
+    """A batch-norm whose output nobody reads: it still keeps statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.output = nn.BatchNorm1d(2), nn.Linear(2, 1)
+
+    def forward(self, x):
+        self.norm(x)
+        return self.output(torch.relu(x))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_batch_norm_that_nobody_reads_keeps_its_statistics(compiled: bool):
+    net, x, y = UnreadNorm().double(), torch.randn(5, 2).double(), torch.randn(5, 1).double()
+    pl.train(net, (x, y), epochs=3, batch_size=None, compile=compiled, progress=False)
+    torch.testing.assert_close(net.norm.running_mean, (1 - 0.9**3) * x.mean(0))
+
+
 def test_replaying_the_captured_step_gives_the_same_bits():
     data = regression()
     pattern = pl.models.dlgn(2, (6, 5)).double()

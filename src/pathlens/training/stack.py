@@ -395,6 +395,14 @@ _SAME_IF_SAME_SHAPE = {
 }
 
 
+# they change running statistics, which their schemas do not say: a batch-norm that nobody reads would be dropped
+_KEEP_STATISTICS = {
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten.cudnn_batch_norm.default,
+    torch.ops.aten.miopen_batch_norm.default,
+}
+
+
 def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
     """The step as a flat list of tensor operations for these shapes: the same numbers, without their dispatch.
 
@@ -417,7 +425,7 @@ def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..
             if before is not None and after is not None and before.shape == after.shape:
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(lambda node: node.is_impure() or node.target in _KEEP_STATISTICS)
     graph.set_codegen(torch.fx.graph.CodeGen())  # plain arguments instead of nested ones: less work per call
     traced.recompile()
     forward = traced.forward
