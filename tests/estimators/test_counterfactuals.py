@@ -344,12 +344,12 @@ def test_a_corner_that_rounding_away_from_the_row_would_leave():
 
 def test_values_are_printed_in_full_and_differ_from_those_before():
     before, after = np.array([2020.3712, 1 / 3, 1e6]), np.array([2020.37, -0.125, 1234567.5])
-    told = Counterfactual(before, after, 0, 1, 2.0, 1.0, 2.0, ("year", "share", "count"), np.ones(3))
-    assert told.printed == {
+    plain = Counterfactual(before, after, 0, 1, 2.0, 1.0, 2.0, ("year", "share", "count"), np.ones(3))
+    assert plain.printed == {
         "count": ("1e+06", "1234567.5"), "share": ("0.333333", "-0.125"), "year": ("2020.371", "2020.37"),
     }  # fmt: skip
-    assert "(" not in repr(told) and "none is nearer than 1\n" in repr(told)
-    rounded = replace(told, distance=2.001, at_least=2.0)
+    assert "(" not in repr(plain) and "none is nearer than 1\n" in repr(plain)
+    rounded = replace(plain, distance=2.001, at_least=2.0)
     assert rounded.nearest and "distance 2 (0.001 by rounding) standard deviations, none is nearer\n" in repr(rounded)
 
 

@@ -52,12 +52,12 @@ def test_a_fitted_model_that_is_constant_on_cells_has_jumps():
     step, slope = 2.0 * (X[:, 0] > 0), 0.5 * X[:, 1]
     options = {"hidden": (16,), "epochs": 60, "weight_decay": 0.5, "hardening": "anneal", "random_state": 0}
     model = DLGNRegressor(piecewise_constant=True, **options)
-    told = model.fit(X, step + slope).explain(X, layer=0)
-    a, b = np.abs(told.contributions[:, 0]).mean(0)
+    explained = model.fit(X, step + slope).explain(X, layer=0)
+    a, b = np.abs(explained.contributions[:, 0]).mean(0)
     assert a == pytest.approx(np.abs(step - 2.0 * (X[:, 0].mean() > 0)).mean(), abs=0.1)
     assert b == pytest.approx(np.abs(slope - slope.mean()).mean(), abs=0.05)
-    assert told.fidelity < 1e-10 and told.contributions.shape == (300, 1, 2)
-    np.testing.assert_allclose(told.bias[:, 0], model.predict(X.mean(0)[None])[0])
+    assert explained.fidelity < 1e-10 and explained.contributions.shape == (300, 1, 2)
+    np.testing.assert_allclose(explained.bias[:, 0], model.predict(X.mean(0)[None])[0])
 
 
 @pytest.mark.parametrize("constant", [False, True])
@@ -159,18 +159,19 @@ def test_each_class_that_is_asked_for_adds_up(flowers, pair, iris):
     for model, rows in ((flowers, X), (pair, X[50:])):
         f = model.decision_function(rows).reshape(len(rows), -1)
         for k, label in enumerate(model.classes_):
-            told = model.explain(rows, layer=0, of=label)
+            explained = model.explain(rows, layer=0, of=label)
             wanted = f[:, k] if f.shape[1] > 1 else (2 * k - 1) * f[:, 0]
-            out = told.chosen[0]
-            np.testing.assert_allclose(told.bias[:, out] + told.contributions[:, out].sum(1), wanted, atol=1e-10)
-            assert np.ptp(told.bias[:, out]) == 0  # the model's output at the means: the same for every row
+            out = explained.chosen[0]
+            total = explained.bias[:, out] + explained.contributions[:, out].sum(1)
+            np.testing.assert_allclose(total, wanted, atol=1e-10)
+            assert np.ptp(explained.bias[:, out]) == 0  # the model's output at the means: the same for every row
 
 
 def test_a_page_of_a_constant_model_shows_what_it_looks_at(iris, tmp_path):
     X, y = iris
     model = DLGNClassifier(hidden=(8,), epochs=50, piecewise_constant=True, random_state=0).fit(X, y)
-    told = model.explain(X, layer=0)
-    assert np.abs(told.contributions).max() > 0.1
+    explained = model.explain(X, layer=0)
+    assert np.abs(explained.contributions).max() > 0.1
     text = model.report(X, y, tmp_path, within=X, seconds=0.2).read_text(encoding="utf-8")
     looks = text.partition("What it looks at")[2].partition("</section>")[0]
     assert "petal" in looks and "slope" not in looks

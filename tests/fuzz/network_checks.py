@@ -240,9 +240,9 @@ def compare_record(s: Subject, rng: random.Random) -> None:
     _check_gates(s, rec, s.x)
     parameters = named_parameters(s)
     whole = jacobian(f, parameters)
-    told = set(rec.untracked)
+    recorded = set(rec.untracked)
     for layer in rec.layers:
-        told |= set(layer.parameters)
+        recorded |= set(layer.parameters)
         weight, *bias = layer.parameters
         for k in range(f.shape[1]):
             a, d = rec.inputs(layer.name), rec.sensitivities(layer.name, k)
@@ -251,8 +251,8 @@ def compare_record(s: Subject, rng: random.Random) -> None:
             if bias and layer.bias:
                 close(d.sum(1), whole[bias[0]][:, k], f"{s.label}: gradient of {bias[0]} to output {k}")
     trained = {k for k, p in s.net.named_parameters() if p.requires_grad}
-    silent = [k for k in trained - told if bool(whole[k].any())]
-    assert not silent, f"{s.label}: nothing is told of {silent}"
+    silent = [k for k in trained - recorded if bool(whole[k].any())]
+    assert not silent, f"{s.label}: no gradient is recorded for {silent}"
 
 
 def check_files(case: Case, rng: random.Random) -> None:
@@ -329,8 +329,8 @@ def compare_count(s: Subject, rng: random.Random) -> None:
     with unchanged(s.net, s.x):
         got = pl.paths.count(s.net, s.x, include_inputs=inputs)
     refusal_expected(want)
-    told = torch.tensor([int(n) for n in got])[:, None].expand(want.shape)
-    close(told, want, f"{s.label}: count, include_inputs={inputs}", 0.0)
+    answer = torch.tensor([int(n) for n in got])[:, None].expand(want.shape)
+    close(answer, want, f"{s.label}: count, include_inputs={inputs}", 0.0)
 
 
 def check_ntk(case: Case, rng: random.Random) -> None:
@@ -487,8 +487,8 @@ def compare_top(s: Subject, rng: random.Random) -> None:
             close(got.contributions[row, i], every[path][row], f"{s.label}: contribution of {path}")
     some = [path for path, value in every.items() if bool(value.any())]
     some = rng.sample(some, min(5, len(some)))
-    told = pl.paths.values(s.net, s.x, torch.tensor(some), output=output)
-    close(told, torch.stack([every[path] for path in some], 1), f"{s.label}: values of {some}")
+    answer = pl.paths.values(s.net, s.x, torch.tensor(some), output=output)
+    close(answer, torch.stack([every[path] for path in some], 1), f"{s.label}: values of {some}")
     if not inputs:
         layer = rng.randrange(len(some[0]))
         groups = pl.paths.groups(s.net, s.x, by=layer, output=output)
@@ -548,8 +548,8 @@ def compare_halfspaces(s: Subject, rng: random.Random) -> None:
         assert len(H.sites) == len(used)
         for site, i in zip(H.sites, used):
             q = heard[i].flatten(1)
-            told = torch.from_numpy(H.normals(site)) @ x.flatten(1).T + torch.from_numpy(H.offsets(site))[:, None]
-            close(told.T, q, f"{s.label}: half-spaces of {site}")
+            answer = torch.from_numpy(H.normals(site)) @ x.flatten(1).T + torch.from_numpy(H.offsets(site))[:, None]
+            close(answer.T, q, f"{s.label}: half-spaces of {site}")
             sure = q.abs() > 1e-7
             inside = torch.from_numpy(np.asarray(H.contains(site, x))).reshape(q.shape)
             assert torch.equal(inside[sure], (q > 0)[sure]), f"{s.label}: contains at {site}"

@@ -165,8 +165,8 @@ def weight(d: Draft) -> bool:
         return d.add(f"{out} = {call}", f"self.{name} = nn.Parameter(torch.randn({sizes}))", makes=(out,))
     if len(shape) == 3 and rng.random() < 0.15:
         kernel = f"({kernel}, {rng.choice([1, 2])})"
-    told = ", ".join(f"{k}={o}" for k, o in options.items() if o not in (1, 0, "'zeros'") or k == "bias")
-    layer = f"nn.Conv{len(shape) - 1}d({shape[0]}, {made}, {kernel}, {told})"
+    given = ", ".join(f"{k}={o}" for k, o in options.items() if o not in (1, 0, "'zeros'") or k == "bias")
+    layer = f"nn.Conv{len(shape) - 1}d({shape[0]}, {made}, {kernel}, {given})"
     done = d.add(f"{out} = self.{name}({v})", f"self.{name} = {layer}", makes=(out,))
     if done:
         d.layers.append(name)

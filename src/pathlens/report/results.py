@@ -191,13 +191,13 @@ def _claim(artifact: Artifact, claim: Claim) -> list[str]:
     missing = f", {len(claim.measured) - len(there)} missing" if len(there) < len(claim.measured) else ""
     text = f"{claim.row}: {claim.text}" if claim.row else claim.text
     unit = f" [{claim.unit}]" if claim.unit else ""
-    told = "" if there else " (not measured)"
+    remark = "" if there else " (not measured)"
     if claim.reduced and not artifact.reduced:
-        told += " (REDUCED)"
+        remark += " (REDUCED)"
     if artifact.verdict_of(claim) != claim.verdict:
-        told = " (met, but REDUCED)"
+        remark = " (met, but REDUCED)"
     return [
-        text + unit, _Markdown(_verdict(artifact.verdict_of(claim)) + told), mean_sd(there),
+        text + unit, _Markdown(_verdict(artifact.verdict_of(claim)) + remark), mean_sd(there),
         read_spread(there) + missing, f"{SIGNS[claim.comparison]} {number(claim.threshold)}",
         number(claim.null) + (f" ({claim.null_text})" if claim.null_text else ""), claim.paper or "–",
     ]  # fmt: skip
