@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_scale_processes import checksums, held, kill_family, recorded, stamps, wait_for
+from test_scale_processes import (
+    check_that_a_kill_costs_one_block,
+    checksums,
+    held,
+    kill_family,
+    recorded,
+    wait_for,
+)
 
 import pathlens as pl
 from pathlens.errors import ClusterError, OptionError, ScaleError, StoreError
@@ -91,28 +97,7 @@ def test_errors_of_a_block_arrive_and_finished_blocks_stay(client: Any, tmp_path
 
 
 def test_a_killed_worker_costs_its_own_block_at_most(client: Any, tmp_path: Path) -> None:
-    path, go_on = tmp_path / "k", tmp_path / "go on"
-    seen: dict[str, Any] = {}
-
-    def kill() -> None:
-        try:
-            wait_for(lambda: len(recorded(path)) >= 4)
-            seen["before"] = recorded(path)
-            seen["stamps"] = stamps(path, seen["before"])
-            victim = next(iter(client.run(os.getpid).values()))
-            os.kill(victim, signal.SIGKILL)
-        finally:
-            go_on.touch()
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    K = held(48, go_on)
-    report = K.to_zarr(path, client=client, block=6)
-    killer.join()
-    assert report.blocks == 36 and 4 <= len(seen["before"]) < 36
-    assert stamps(path, seen["before"]) == seen["stamps"]  # what was recorded was not written again
-    K.to_zarr(tmp_path / "quiet", client=False, block=6)
-    assert checksums(path) == checksums(tmp_path / "quiet")
+    check_that_a_kill_costs_one_block(tmp_path, lambda: next(iter(client.run(os.getpid).values())), client=client)
 
 
 def test_a_folder_that_workers_do_not_see(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +134,8 @@ def test_workers_that_do_not_answer_are_told(client: Any, monkeypatch: pytest.Mo
 
 
 def test_a_cluster_without_workers_is_told() -> None:
-    told = pytest.raises(ClusterError, match=r"no worker came within 0 s.*client='local'")
-    with start(n_workers=0) as scheduler, told, crew(scheduler.scheduler_address, timeout=0.3):
+    refused = pytest.raises(ClusterError, match=r"no worker came within 0 s.*client='local'")
+    with start(n_workers=0) as scheduler, refused, crew(scheduler.scheduler_address, timeout=0.3):
         pass
 
 

@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 import types
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,9 @@ def test_processes_write_what_dense_returns_and_listen_nowhere(tmp_path: Path) -
     assert not list(tmp_path.rglob("factors-*"))
 
 
-def test_one_of_two_processes_killed_costs_its_own_block_at_most(tmp_path: Path) -> None:
-    path, go_on = tmp_path / "k", tmp_path / "go on"
+def check_that_a_kill_costs_one_block(folder: Path, victim: Callable[[], int], **options: Any) -> None:
+    """Write a kernel, kill the process that `victim` names meanwhile: all is written, nothing finished twice."""
+    path, go_on = folder / "k", folder / "go on"
     seen: dict[str, Any] = {}
 
     def kill() -> None:
@@ -134,17 +136,24 @@ def test_one_of_two_processes_killed_costs_its_own_block_at_most(tmp_path: Path)
             wait_for(lambda: len(recorded(path)) >= 4)
             seen["before"] = recorded(path)
             seen["stamps"] = stamps(path, seen["before"])
-            os.kill(live_workers()[0].pid, signal.SIGKILL)
+            os.kill(victim(), signal.SIGKILL)
         finally:
             go_on.touch()
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    report = held(48, go_on).to_zarr(path, workers=2, block=6)
+    K = held(48, go_on)
+    report = K.to_zarr(path, block=6, **options)
     killer.join()
     assert report.blocks == 36 and 4 <= len(seen["before"]) < 36
     assert stamps(path, seen["before"]) == seen["stamps"]  # what was recorded was not written again
     assert torch.equal(from_zarr(path, verify=True).dense(), held(48).dense())
+    K.to_zarr(folder / "quiet", client=False, block=6)
+    assert checksums(path) == checksums(folder / "quiet")
+
+
+def test_one_of_two_processes_killed_costs_its_own_block_at_most(tmp_path: Path) -> None:
+    check_that_a_kill_costs_one_block(tmp_path, lambda: live_workers()[0].pid, workers=2)
 
 
 def test_processes_killed_again_and_again_end_the_call_and_unlock_the_store(tmp_path: Path) -> None:

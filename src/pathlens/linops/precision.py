@@ -1,7 +1,7 @@
 """`exact_precision`: float32 work in float32, whatever reduced precision torch has been allowed elsewhere.
 
-Every part of the package that runs a network or multiplies matrices of a kernel does so inside of it. How precise a
-backend of kernels is, is said by its name and not here. May import nothing of the package.
+Every part of the package that runs a network or multiplies matrices of a kernel does so inside this context. Backends
+of reduced precision are chosen by name, not here.
 """
 
 from __future__ import annotations
