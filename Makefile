@@ -56,9 +56,10 @@ check-install: $(VENV)/.created  ## resolve every install of the README without 
 	@echo "• this machine's pip, constraints.txt: what make test installs"
 	@$(RESOLVE) -c constraints.txt ".[dev]"
 
-lint: $(VENV)/.dev  ## ruff and mypy
+lint: $(VENV)/.dev  ## ruff (rules and format) and mypy
 	@echo "• ruff"
-	@$(BIN)/ruff check src tests benchmarks docs
+	@$(BIN)/ruff check src tests benchmarks docs conftest.py
+	@$(BIN)/ruff format --check --quiet src tests benchmarks docs conftest.py
 	@echo "• mypy"
 	@$(BIN)/mypy
 

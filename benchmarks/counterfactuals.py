@@ -29,9 +29,19 @@ from pathlens.errors import RegionError
 
 RESULT = Path(__file__).parent / "results" / "counterfactuals.json"
 SETS = (
-    "breast_cancer", "iris", "wine", "adult", "bank_marketing", "diabetes_pima", "german_credit", "heart_statlog",
-    "magic", "pendigits", "spambase", "telco_churn",
-)  # fmt: skip
+    "breast_cancer",
+    "iris",
+    "wine",
+    "adult",
+    "bank_marketing",
+    "diabetes_pima",
+    "german_credit",
+    "heart_statlog",
+    "magic",
+    "pendigits",
+    "spambase",
+    "telco_churn",
+)
 
 
 def measure(name: str, rows: int, asked: int, seconds: float) -> dict[str, Any]:
@@ -57,31 +67,43 @@ def measure(name: str, rows: int, asked: int, seconds: float) -> dict[str, Any]:
         except RegionError:
             told.append({"distance": None, "seconds": time.perf_counter() - begun, "unlike row": unlike})
             continue
-        told.append({"distance": found.distance, "at least": found.at_least, "proved": found.nearest,
-                     "changes": len(found.changes), "seconds": time.perf_counter() - begun,
-                     "unlike row": unlike})  # fmt: skip
+        told.append(
+            {
+                "distance": found.distance,
+                "at least": found.at_least,
+                "proved": found.nearest,
+                "changes": len(found.changes),
+                "seconds": time.perf_counter() - begun,
+                "unlike row": unlike,
+            }
+        )
     return {"set": name, "features": A.shape[1], "accuracy": float(model.score(B, y[b])), "rows": told}
 
 
 def table(found: dict[str, Any]) -> list[str]:
     """The part of docs/comparison.md on counterfactuals, as lines of Markdown."""
     lines = [
-        "## Counterfactuals", "",
+        "## Counterfactuals",
+        "",
         f"`counterfactual` of {found['asked']} rows held out, with `within` the training rows (at most "
         f"{found['row limit']} of a set) and {found['seconds']:g} seconds. "
         "Proved: no row with another class is nearer; of the others the bound tells how much nearer one could be at "
-        "most. Medians over rows. Made by `python -m benchmarks.counterfactuals`.", "",
+        "most. Medians over rows. Made by `python -m benchmarks.counterfactuals`.",
+        "",
         "| set | columns | proved nearest | seconds | features changed | distance, in standard deviations | "
-        "bound / distance | nearest training row of another class, × farther |", "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+        "bound / distance | nearest training row of another class, × farther |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for s in found["sets"]:
         rows = [r for r in s["rows"] if r["distance"] is not None]
         middle = {k: np.median([r[k] for r in rows]) for k in ("distance", "changes")}
         bound = np.median([r["at least"] / r["distance"] for r in rows])
         farther = np.median([r["unlike row"] / r["distance"] for r in rows])
-        lines.append(f"| {s['set']} | {s['features']} | {sum(r['proved'] for r in rows)} of {len(s['rows'])} | "
-                     f"{np.median([r['seconds'] for r in s['rows']]):.1f} | {middle['changes']:g} | "
-                     f"{middle['distance']:.2f} | {bound:.2f} | {farther:.1f} |")  # fmt: skip
+        lines.append(
+            f"| {s['set']} | {s['features']} | {sum(r['proved'] for r in rows)} of {len(s['rows'])} | "
+            f"{np.median([r['seconds'] for r in s['rows']]):.1f} | {middle['changes']:g} | "
+            f"{middle['distance']:.2f} | {bound:.2f} | {farther:.1f} |"
+        )
     return lines
 
 
@@ -95,8 +117,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULT)
     options = parser.parse_args()
     torch.set_num_threads(2)
-    found: dict[str, Any] = {"asked": options.asked, "row limit": options.rows, "seconds": options.seconds,
-                             "environment": environment(), "sets": []}  # fmt: skip
+    found: dict[str, Any] = {
+        "asked": options.asked,
+        "row limit": options.rows,
+        "seconds": options.seconds,
+        "environment": environment(),
+        "sets": [],
+    }
     for name in options.sets:
         found["sets"].append(measure(name, options.rows, options.asked, options.seconds))
         print(table(found)[-1], flush=True)

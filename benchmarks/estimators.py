@@ -41,9 +41,23 @@ HERE = Path(__file__).parent
 RESULT = HERE / "results" / "estimators.json"
 PAGE = HERE.parent / "docs" / "comparison.md"
 TUNED_ON = (
-    "digits", "german_credit", "churn", "magic", "concrete_strength", "abalone", "airfoil", "diabetes", "heart_statlog",
-    "diabetes_pima", "adult", "bank_marketing", "telco_churn", "spambase", "california_housing", "wine_quality",
-)  # fmt: skip
+    "digits",
+    "german_credit",
+    "churn",
+    "magic",
+    "concrete_strength",
+    "abalone",
+    "airfoil",
+    "diabetes",
+    "heart_statlog",
+    "diabetes_pima",
+    "adult",
+    "bank_marketing",
+    "telco_churn",
+    "spambase",
+    "california_housing",
+    "wine_quality",
+)
 BUNDLED = ("breast_cancer", "digits", "wine", "iris", "diabetes")
 QUICK = ("breast_cancer", "wine", "diabetes")
 EBM = {
@@ -84,15 +98,20 @@ def models(task: str, seed: int) -> dict[str, Callable[[], Any]]:
     labels = task == "classification"
     found: dict[str, Callable[[], Any]] = {
         "DLGN (hard)": lambda: (pl.DLGNClassifier if labels else pl.DLGNRegressor)(random_state=seed),
-        "MLP": lambda: MLPClassifier(random_state=seed) if labels else TransformedTargetRegressor(
-            MLPRegressor(random_state=seed), transformer=StandardScaler()  # it does not scale its target itself
+        "MLP": lambda: (
+            MLPClassifier(random_state=seed)
+            if labels
+            else TransformedTargetRegressor(
+                MLPRegressor(random_state=seed),
+                transformer=StandardScaler(),  # it does not scale its target itself
+            )
         ),
-        "gradient boosting": lambda: (
-            HistGradientBoostingClassifier if labels else HistGradientBoostingRegressor
-        )(random_state=seed),
+        "gradient boosting": lambda: (HistGradientBoostingClassifier if labels else HistGradientBoostingRegressor)(
+            random_state=seed
+        ),
         "decision tree": lambda: (DecisionTreeClassifier if labels else DecisionTreeRegressor)(random_state=seed),
         "linear": lambda: LogisticRegression(max_iter=1000) if labels else RidgeCV(np.logspace(-3, 3, 13)),
-    }  # fmt: skip
+    }
     try:
         from interpret.glassbox import ExplainableBoostingClassifier, ExplainableBoostingRegressor
     except ImportError:
@@ -111,8 +130,15 @@ def cross_validate(name: str, rows: int, folds: int, repeats: int, wanted: list[
     X, y, task, total = load(name, rows)
     kinds = {"classification": RepeatedStratifiedKFold, "regression": RepeatedKFold}
     splits = list(kinds[task](n_splits=folds, n_repeats=repeats, random_state=0).split(X, y))
-    out: dict[str, Any] = {"set": name, "task": task, "rows": len(y), "rows in all": total, "columns": X.shape[1],
-                           "tuned on": name in TUNED_ON, "models": {}}  # fmt: skip
+    out: dict[str, Any] = {
+        "set": name,
+        "task": task,
+        "rows": len(y),
+        "rows in all": total,
+        "columns": X.shape[1],
+        "tuned on": name in TUNED_ON,
+        "models": {},
+    }
     for label in models(task, 0):
         if wanted and label not in wanted:
             continue
@@ -128,12 +154,17 @@ def cross_validate(name: str, rows: int, folds: int, repeats: int, wanted: list[
             if hasattr(model[-1], "model_"):
                 used.append(model[-1].model_.in_use)
         out["models"][label] = {
-            "mean": float(np.mean(scores)), "sd": float(np.std(scores)), "scores": scores,
-            "fit seconds": float(np.median(fit_times)), "predict seconds": float(np.median(predict_times)),
+            "mean": float(np.mean(scores)),
+            "sd": float(np.std(scores)),
+            "scores": scores,
+            "fit seconds": float(np.median(fit_times)),
+            "predict seconds": float(np.median(predict_times)),
             "half-spaces": float(np.mean(used)) if used else None,
-        }  # fmt: skip
-        print(f"  {name:20} {label:18} {np.mean(scores):.4f} ± {np.std(scores):.4f}  {np.median(fit_times):.1f} s",
-              flush=True)  # fmt: skip
+        }
+        print(
+            f"  {name:20} {label:18} {np.mean(scores):.4f} ± {np.std(scores):.4f}  {np.median(fit_times):.1f} s",
+            flush=True,
+        )
     return out
 
 
@@ -144,10 +175,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if "EBM" not in models("classification", 0):
         print("EBM is left out: the package interpret is not installed.")
     found: dict[str, Any] = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "environment": environment(sklearn=sklearn.__version__),
-        "quick": options.quick, "folds": options.folds, "repeats": options.repeats, "row limit": options.rows,
-        "tuned on": list(TUNED_ON), "weight decays": list(SHARES), "EBM": EBM, "sets": [], "complete": False,
-    }  # fmt: skip
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "environment": environment(sklearn=sklearn.__version__),
+        "quick": options.quick,
+        "folds": options.folds,
+        "repeats": options.repeats,
+        "row limit": options.rows,
+        "tuned on": list(TUNED_ON),
+        "weight decays": list(SHARES),
+        "EBM": EBM,
+        "sets": [],
+        "complete": False,
+    }
     before: dict[str, dict[str, Any]] = {}
     if options.models and options.out.exists():
         old = json.loads(options.out.read_text(encoding="utf-8"))
@@ -184,7 +223,8 @@ def page(found: dict[str, Any]) -> str:
     names = list(dict.fromkeys(label for s in found["sets"] for label in s["models"]))
     unfinished = "" if found["complete"] else " The run did not finish: some sets are missing."
     lines = [
-        "# DLGN estimators compared", "",
+        "# DLGN estimators compared",
+        "",
         "Made by `python -m benchmarks.estimators` from `benchmarks/results/estimators.json`; not written by hand. "
         f"{found['date']}, {found['repeats']} × {found['folds']}-fold cross-validation, at most {found['row limit']} "
         "rows of a set (a random sample, the same for all). Every model has its defaults "
@@ -192,13 +232,21 @@ def page(found: dict[str, Any]) -> str:
         "preprocessing: median imputation, one-hot encoding of strings, standardisation. "
         f"The DLGN's defaults were chosen on {', '.join(found['tuned on'])} (marked *), on other random "
         "splits of the same rows, so that only the unmarked sets are untouched; when labels count as noisy was decided "
-        "after a look at soft and hard gates on most label sets.", "",
-        f"Mean ± standard deviation over folds: accuracy in percent, or R² × 100.{unfinished}", "",
-        *([] if found.get("weight decays") else [
-            "All numbers of the DLGN but those on [weight decay at all sizes](#weight-decay-at-all-sizes) were "
-            "**measured with the former choice of weight decay**: below 2,500 rows 1 or 3 times the value of the rule "
-            "for classes, and once that value for numbers.", ""]),
-    ]  # fmt: skip
+        "after a look at soft and hard gates on most label sets.",
+        "",
+        f"Mean ± standard deviation over folds: accuracy in percent, or R² × 100.{unfinished}",
+        "",
+        *(
+            []
+            if found.get("weight decays")
+            else [
+                "All numbers of the DLGN but those on [weight decay at all sizes](#weight-decay-at-all-sizes) were "
+                "**measured with the former choice of weight decay**: below 2,500 rows 1 or 3 times the value of the "
+                "rule for classes, and once that value for numbers.",
+                "",
+            ]
+        ),
+    ]
     for task, title in (("classification", "Accuracy"), ("regression", "R² × 100")):
         rows = [s for s in found["sets"] if s["task"] == task]
         if not rows:
@@ -209,10 +257,14 @@ def page(found: dict[str, Any]) -> str:
             lines.append(f"| {s['set']}{'*' if s['tuned on'] else ''} | {s['rows']} | {' | '.join(cells)} |")
         means = [[s["models"][label]["mean"] for s in rows if label in s["models"]] for label in names]
         lines += [f"| **mean** | | {' | '.join(f'**{100 * np.mean(m):.1f}**' if m else '–' for m in means)} |", ""]
-    lines += ["## The hard DLGN against each", "",
-              "Differences in points; a mean over accuracy and R² is carried by the sets with the largest gaps.", "",
-              "| against | mean | median | mean, accuracy | mean, R² | mean, unmarked sets | not worse | within 1.5 |",
-              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "## The hard DLGN against each",
+        "",
+        "Differences in points; a mean over accuracy and R² is carried by the sets with the largest gaps.",
+        "",
+        "| against | mean | median | mean, accuracy | mean, R² | mean, unmarked sets | not worse | within 1.5 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for label in names:
         if label == "DLGN (hard)":
             continue
@@ -222,18 +274,29 @@ def page(found: dict[str, Any]) -> str:
         parts.append([g for g, s in zip(gaps, rows) if not s["tuned on"]])
         means = [f"{np.mean(part):+.2f}" if part else "–" for part in (gaps, *parts)]
         if gaps:
-            lines.append(f"| {label} | {means[0]} | {np.median(gaps):+.2f} | {' | '.join(means[1:])} | "
-                         f"{sum(g >= 0 for g in gaps)} of {len(gaps)} | "
-                         f"{sum(g >= -1.5 for g in gaps)} of {len(gaps)} |")  # fmt: skip
-    lines += ["", "## Time and size", "", "Medians over sets of processor seconds, one thread; of models that the last "
-              "calls left out, those of earlier ones, perhaps on another machine.", "",
-              "| model | fit, seconds | predict, seconds | half-spaces in use |", "|---|---|---|---|"]  # fmt: skip
+            lines.append(
+                f"| {label} | {means[0]} | {np.median(gaps):+.2f} | {' | '.join(means[1:])} | "
+                f"{sum(g >= 0 for g in gaps)} of {len(gaps)} | "
+                f"{sum(g >= -1.5 for g in gaps)} of {len(gaps)} |"
+            )
+    lines += [
+        "",
+        "## Time and size",
+        "",
+        "Medians over sets of processor seconds, one thread; of models that the last "
+        "calls left out, those of earlier ones, perhaps on another machine.",
+        "",
+        "| model | fit, seconds | predict, seconds | half-spaces in use |",
+        "|---|---|---|---|",
+    ]
     for label in names:
         of = [s["models"][label] for s in found["sets"] if label in s["models"]]
         used = [m["half-spaces"] for m in of if m["half-spaces"] is not None]
-        lines.append(f"| {label} | {np.median([m['fit seconds'] for m in of]):.2f} | "
-                     f"{np.median([m['predict seconds'] for m in of]):.3f} | "
-                     f"{f'{np.mean(used):.0f} of 128' if used else '–'} |")  # fmt: skip
+        lines.append(
+            f"| {label} | {np.median([m['fit seconds'] for m in of]):.2f} | "
+            f"{np.median([m['predict seconds'] for m in of]):.3f} | "
+            f"{f'{np.mean(used):.0f} of 128' if used else '–'} |"
+        )
     for other in (weight_decay_sizes, weight_decay, hardening_tables, counterfactuals):
         if other.RESULT.exists():
             lines += ["", *other.table(json.loads(other.RESULT.read_text(encoding="utf-8")))]

@@ -91,14 +91,34 @@ def tune(n: int, seconds: float) -> None:
     size = triton_backend.Config
     jobs = [
         ("bits", plain, [size(128, 128, 128, 8, s, g) for s in (4, 3) for g in (16, 32)]),
-        ("triton", fused, [size(64, 64, 64, 4, 3, 16), size(64, 64, 64, 4, 3, 16, 168), size(64, 64, 64, 4, 2, 16, 168),
-                           size(64, 64, 64, 4, 4, 16, 168), size(128, 64, 64, 8, 3, 16), size(64, 64, 128, 4, 2, 16),
-                           size(64, 128, 64, 4, 3, 16), size(128, 128, 64, 8, 3, 16)]),
-        ("triton-3xtf32", fused, [size(64, 64, 32, 4, 3, 16, 168), size(64, 64, 32, 4, 3, 16, 176),
-                                  size(64, 64, 32, 4, 3, 16, 160), size(64, 64, 32, 4, 3, 16),
-                                  size(128, 64, 32, 8, 3, 16), size(64, 128, 32, 4, 3, 16)]),
+        (
+            "triton",
+            fused,
+            [
+                size(64, 64, 64, 4, 3, 16),
+                size(64, 64, 64, 4, 3, 16, 168),
+                size(64, 64, 64, 4, 2, 16, 168),
+                size(64, 64, 64, 4, 4, 16, 168),
+                size(128, 64, 64, 8, 3, 16),
+                size(64, 64, 128, 4, 2, 16),
+                size(64, 128, 64, 4, 3, 16),
+                size(128, 128, 64, 8, 3, 16),
+            ],
+        ),
+        (
+            "triton-3xtf32",
+            fused,
+            [
+                size(64, 64, 32, 4, 3, 16, 168),
+                size(64, 64, 32, 4, 3, 16, 176),
+                size(64, 64, 32, 4, 3, 16, 160),
+                size(64, 64, 32, 4, 3, 16),
+                size(128, 64, 32, 8, 3, 16),
+                size(64, 128, 32, 4, 3, 16),
+            ],
+        ),
         ("triton-bf16", fused, [size(128, 128, 64, 8, 4, 32), size(128, 256, 64, 16, 3, 16)]),
-    ]  # fmt: skip
+    ]
     out = torch.empty(n, n, device="cuda")
     launch = triton_backend.BACKENDS["triton"].launch
     for name, kernel, configs in jobs:
@@ -142,11 +162,19 @@ def solving_rows(n: int) -> list[dict[str, Any]]:
         ridge = 1e-3 / n  # a thousandth of the mean eigenvalue of a kernel of trace 1
         plain, bare = seconds(lambda k=normal, r=ridge: k.solve(y, ridge=r, method="cg", preconditioner=0, tol=1e-4))
         better, found = seconds(lambda k=normal, r=ridge: k.solve(y, ridge=r, method="cg", tol=1e-4))
-        row = {"kernel": title, "n": n, "K @ v, s": once, "eigsh(5), s": eigen,
-               "largest eigenvalue": float(pairs.values[0]),
-               "solve 10 columns, s": better, "iterations": found.iterations, "residual": found.residual,
-               "rank of the preconditioner": found.preconditioner,
-               "without preconditioner, s": plain, "iterations without": bare.iterations}  # fmt: skip
+        row = {
+            "kernel": title,
+            "n": n,
+            "K @ v, s": once,
+            "eigsh(5), s": eigen,
+            "largest eigenvalue": float(pairs.values[0]),
+            "solve 10 columns, s": better,
+            "iterations": found.iterations,
+            "residual": found.residual,
+            "rank of the preconditioner": found.preconditioner,
+            "without preconditioner, s": plain,
+            "iterations without": bare.iterations,
+        }
         rows.append(row)
         print(row, flush=True)
     return rows
@@ -191,11 +219,21 @@ def main() -> None:
             for backend in backends:
                 took = timed_dense(kernel, backend)
                 error = scaled_error(kernel, kernel.with_options(backend=backend, max_bytes=2**37).dense())
-                row = {"kernel": title, "n": n, "backend": backend, "ms": took, "write, ms": write,
-                       "ns per entry": 1e6 * took / n**2, "scaled error": error}  # fmt: skip
+                row = {
+                    "kernel": title,
+                    "n": n,
+                    "backend": backend,
+                    "ms": took,
+                    "write, ms": write,
+                    "ns per entry": 1e6 * took / n**2,
+                    "scaled error": error,
+                }
                 found["rows"].append(row)
-                print(f"{title}, n = {n}: {backend:14} {took:8.2f} ms, {took / write:.1f}× the write, "
-                      f"scaled error {error:.1e}", flush=True)  # fmt: skip
+                print(
+                    f"{title}, n = {n}: {backend:14} {took:8.2f} ms, {took / write:.1f}× the write, "
+                    f"scaled error {error:.1e}",
+                    flush=True,
+                )
     found["solving"] = solving_rows(chosen.n)
     found["convolutional"] = convolutional_row(500, 20_000)
     if chosen.json:

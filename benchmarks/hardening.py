@@ -91,10 +91,19 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
     loss = "mse" if regression else "cross_entropy"
     pattern = network(task, data, arguments.filters, arguments.width, arguments.piecewise_constant)
     common: dict[str, Any] = {"batch_size": s["batch_size"], "device": device, "progress": arguments.progress}
-    soft = pl.train(pattern, rows, loss=loss, epochs=s["epochs"], lr=s["lr"], seeds=range(arguments.seeds),
-                    schedule="constant" if regression else "cosine", stop_below=0.01 if regression else None,
-                    keep_when=[0.01] if regression else [], evaluate="full" if regression else "running",
-                    **common)  # fmt: skip
+    soft = pl.train(
+        pattern,
+        rows,
+        loss=loss,
+        epochs=s["epochs"],
+        lr=s["lr"],
+        seeds=range(arguments.seeds),
+        schedule="constant" if regression else "cosine",
+        stop_below=0.01 if regression else None,
+        keep_when=[0.01] if regression else [],
+        evaluate="full" if regression else "running",
+        **common,
+    )
     for net, trajectory in zip(soft.networks, soft):
         for moment in trajectory.moments:  # the others trained on until the last seed was there
             assert moment.snapshot is not None
@@ -102,17 +111,34 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
     results = []
     for seed, net in enumerate(soft.networks):
         for method in arguments.methods:
-            made: Hardened = pl.harden(net, *rows, method, validation=held, loss=loss, epochs=s["harden_epochs"],
-                                       lr=s["harden_lr"], seed=seed, evaluate="full" if regression else "running",
-                                       **common)  # fmt: skip
+            made: Hardened = pl.harden(
+                net,
+                *rows,
+                method,
+                validation=held,
+                loss=loss,
+                epochs=s["harden_epochs"],
+                lr=s["harden_lr"],
+                seed=seed,
+                evaluate="full" if regression else "running",
+                **common,
+            )
             report = made.report
             score = "loss" if regression else "accuracy"
-            row = {"seed": seed, "method": method, "kept": report.kept, "seconds": report.seconds,
-                   "agreement": report.agreement, "bound": report.bound.loss, "cells": report.bound.cells,
-                   "near": report.near, "soft_train": getattr(report.soft, score),
-                   "hard_train": getattr(report.hard, score),
-                   "soft_test": test_score(net, data, device),
-                   "hard_test": test_score(made.network, data, device)}  # fmt: skip
+            row = {
+                "seed": seed,
+                "method": method,
+                "kept": report.kept,
+                "seconds": report.seconds,
+                "agreement": report.agreement,
+                "bound": report.bound.loss,
+                "cells": report.bound.cells,
+                "near": report.near,
+                "soft_train": getattr(report.soft, score),
+                "hard_train": getattr(report.hard, score),
+                "soft_test": test_score(net, data, device),
+                "hard_test": test_score(made.network, data, device),
+            }
             results.append(row)
             scores = {k: f"{row[f'soft_{k}']:.4f} → {row[f'hard_{k}']:.4f}" for k in ("train", "test")}
             print(f"seed {seed} {method:<17}{scores}, {report.seconds:.0f} s", flush=True)
@@ -126,8 +152,7 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
         summary[method]["test_ratio" if regression else "test_difference"] = statistics.median(differences)
         print(f"  {method:<17}" + ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in summary[method].items()))
     others = {k: v for k, v in vars(arguments).items() if k not in {*s, "task", "data_root", "out", "progress"}}
-    measured = {"task": task, "settings": s | others, "torch": torch.__version__, "summary": summary,
-                "runs": results}  # fmt: skip
+    measured = {"task": task, "settings": s | others, "torch": torch.__version__, "summary": summary, "runs": results}
     if arguments.out:
         Path(arguments.out).write_text(json.dumps(measured, indent=1, default=str) + "\n")
     return measured

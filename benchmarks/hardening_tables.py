@@ -45,10 +45,14 @@ def measure(name: str, split: int, rows: int, seeds: int) -> dict[str, Any]:
     fitted = [kind(weight_decay=_recipe(len(A)).weight_decay, random_state=s).fit(A, y[a]) for s in range(seeds)]
     spent = fitted[0].n_iter_
     out: dict[str, Any] = {
-        "set": name, "task": task, "split": split, "rows": len(y), "chosen": [m.hardening_ for m in fitted],
+        "set": name,
+        "task": task,
+        "split": split,
+        "rows": len(y),
+        "chosen": [m.hardening_ for m in fitted],
         "scores": {"hard": [float(m.score(B, y[b])) for m in fitted]},
         "training": {"hard": [float(m.score(A, y[a])) for m in fitted]},
-    }  # fmt: skip
+    }
     for label, epochs in (("soft", None), ("soft, all epochs", spent)):
         out["scores"][label], out["training"][label] = _soft((A, y[a]), (B, y[b]), labels, epochs, seeds)
     out["epochs"] = spent
@@ -74,10 +78,20 @@ def _soft(rows: Any, test: Any, labels: bool, epochs: int | None, seeds: int) ->
     recipe = _recipe(len(A))
     outputs = len(names) if names is not None else 1
     net = pl.models.dlgn(A.shape[1], recipe.hidden, outputs, beta=recipe.beta[0], bias=True, seed=0).double()
-    runs = train(net, (torch.from_numpy(A), targets(y)), epochs=epochs or recipe.epochs, progress=False,
-                 loss="cross_entropy" if labels else "mse", optimizer="adamw", lr=recipe.learning_rate,
-                 weight_decay=recipe.weight_decay, batch_size=recipe.batch_size, seeds=range(seeds),
-                 schedule="cosine", evaluate="running")  # fmt: skip
+    runs = train(
+        net,
+        (torch.from_numpy(A), targets(y)),
+        epochs=epochs or recipe.epochs,
+        progress=False,
+        loss="cross_entropy" if labels else "mse",
+        optimizer="adamw",
+        lr=recipe.learning_rate,
+        weight_decay=recipe.weight_decay,
+        batch_size=recipe.batch_size,
+        seeds=range(seeds),
+        schedule="cosine",
+        evaluate="running",
+    )
 
     def score(member: torch.nn.Module, x: np.ndarray, truth: torch.Tensor) -> float:
         with torch.no_grad():
@@ -98,8 +112,10 @@ def summary(splits: list[dict[str, Any]]) -> list[dict[str, Any]]:
         medians = {k: [float(np.median(s["scores"][k])) for s in of] for k in of[0]["scores"]}
         gaps = [hard - soft for hard, soft in zip(medians["hard"], medians["soft"])]
         follows = float(np.mean([kind == "follow" for s in of for kind in s["chosen"]]))
-        out.append({"set": name, "task": of[0]["task"], "rows": of[0]["rows"], "gaps": gaps, "follows": follows}
-                   | {k: float(np.mean(v)) for k, v in medians.items()})  # fmt: skip
+        out.append(
+            {"set": name, "task": of[0]["task"], "rows": of[0]["rows"], "gaps": gaps, "follows": follows}
+            | {k: float(np.mean(v)) for k, v in medians.items()}
+        )
     return out
 
 
@@ -107,20 +123,24 @@ def table(found: dict[str, Any]) -> list[str]:
     """The part of docs/comparison.md on soft and hard gates, as lines of Markdown."""
     rows = sorted(summary(found["splits"]), key=lambda s: np.mean(s["gaps"]))
     lines = [
-        "## Soft against hard", "",
+        "## Soft against hard",
+        "",
         "The papers' network keeps soft gates (β = 4) at test; the estimators predict with hard ones. Same sizes, "
         f"rates and rows (at most {found['row limit']}); medians over {found['seeds']} seeds, their means over random "
         "splits, and mean and median over splits of the difference in points. *Soft* has the epochs of the estimator's "
         "first phase, *all epochs* those of all "
         'its phases; *hard* is the default with the same weight decay, which chooses between `hardening="anneal"` and '
         '`"follow"`. Made by `python -m benchmarks.hardening_tables`.',
-        "", "| set | splits | soft | soft, all epochs | hard | follows | hard − soft | median of splits |",
+        "",
+        "| set | splits | soft | soft, all epochs | hard | follows | hard − soft | median of splits |",
         "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for s in rows:
         cells = " | ".join(f"{100 * s[k]:.1f}" for k in ("soft", "soft, all epochs", "hard"))
-        lines.append(f"| {s['set']} | {len(s['gaps'])} | {cells} | {100 * s['follows']:.0f} % | "
-                     f"{100 * np.mean(s['gaps']):+.2f} | {100 * np.median(s['gaps']):+.2f} |")  # fmt: skip
+        lines.append(
+            f"| {s['set']} | {len(s['gaps'])} | {cells} | {100 * s['follows']:.0f} % | "
+            f"{100 * np.mean(s['gaps']):+.2f} | {100 * np.median(s['gaps']):+.2f} |"
+        )
     within = sum(np.median(s["gaps"]) >= -0.01 for s in rows)
     return [*lines, "", f"Within one point of soft, or better, by the median: {within} of {len(rows)} sets."]
 

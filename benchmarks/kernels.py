@@ -178,8 +178,17 @@ def reference_error(net: nn.Sequential, x: Tensor, kernel: Tensor, rows: int) ->
 # --- cases ---------------------------------------------------------------------------------------------------------
 
 
-def dense_ntk(n: int, c: int, peer: Peer | None, *, width: int = 128, layers: int = 5, loop: bool = True,
-              group: str = "tangent kernel", repeats: int = 25) -> Row:  # fmt: skip
+def dense_ntk(
+    n: int,
+    c: int,
+    peer: Peer | None,
+    *,
+    width: int = 128,
+    layers: int = 5,
+    loop: bool = True,
+    group: str = "tangent kernel",
+    repeats: int = 25,
+) -> Row:
     """NTK of 784 → layers × width → c, trace over outputs, recording included."""
     net, x = dense_net(784, (width,) * layers, c), inputs(n, 784)
     record = pl.record(net, x)
@@ -371,9 +380,13 @@ def infinite_rows(n: int, images: int, size: int, peer: Peer) -> list[Row]:
     x = inputs(n, 784).double()
     pictures = inputs(images, 3, size, size).double()
     cases: list[tuple[str, dict[str, Any], Tensor, Callable[[], Tensor]]] = [
-        (f"infinite-width NTK, 5 hidden layers, n = {n}", {"kind": "infinite dense", "hidden_layers": 5}, x,
-         lambda: pl.kernels.relu_ntk(x).dense()),
-    ]  # fmt: skip
+        (
+            f"infinite-width NTK, 5 hidden layers, n = {n}",
+            {"kind": "infinite dense", "hidden_layers": 5},
+            x,
+            lambda: pl.kernels.relu_ntk(x).dense(),
+        ),
+    ]
     for pool in ("flatten", "gap"):
         job = {"kind": "infinite conv", "hidden_layers": 4, "pool": pool}
         name = f"CNTK, 4 layers, {pool}, {size}×{size} images, n = {images}"

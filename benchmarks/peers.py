@@ -54,8 +54,11 @@ class Peer:
             try:
                 done = subprocess.run(
                     [str(self.python), str(WORKER), str(given), str(made)],
-                    capture_output=True, text=True, timeout=timeout, env=environment,
-                )  # fmt: skip
+                    capture_output=True,
+                    text=True,
+                    timeout=timeout,
+                    env=environment,
+                )
             except subprocess.TimeoutExpired:
                 return {"seconds": {}, "notes": [f"neural-tangents: no answer within {timeout:.0f} s"]}
             if done.returncode or not made.exists():
@@ -88,8 +91,10 @@ def neural_tangents(install: bool = True) -> Peer:
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, capture_output=True, timeout=300)
         subprocess.run(
             [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES],
-            check=True, capture_output=True, timeout=1800,
-        )  # fmt: skip
+            check=True,
+            capture_output=True,
+            timeout=1800,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         status = getattr(error, "returncode", type(error).__name__)
         return Peer(None, f"neural-tangents could not be installed here (pip: {status}); its columns are empty")

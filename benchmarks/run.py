@@ -144,8 +144,13 @@ def page(results: list[dict[str, Any]]) -> str:
     ]
     for found in results:
         rows = found["rows"]
-        lines += ["", f"## {measure.describe(found['machine'])}", "", f"{found['date']}, {found['minutes']} minutes, "
-                  f"load average at the start {found['machine']['load average at the start']}."]  # fmt: skip
+        lines += [
+            "",
+            f"## {measure.describe(found['machine'])}",
+            "",
+            f"{found['date']}, {found['minutes']} minutes, "
+            f"load average at the start {found['machine']['load average at the start']}.",
+        ]
         lines += ["", "| rate of this machine | at the start | at the end |", "|---|---|---|"]
         for name, rate in found["floors at the start"].items():
             lines.append(f"| {name} | {rate:.0f} | {found['floors at the end'][name]:.0f} |")

@@ -34,8 +34,14 @@ def cluster(workers: int) -> Iterator[Any]:
     """A client of so many processes with one thread each, started outside of all timings."""
     import distributed
 
-    made = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0,
-                                    dashboard_address="127.0.0.1:0", silence_logs=50)
+    made = distributed.LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        processes=True,
+        memory_limit=0,
+        dashboard_address="127.0.0.1:0",
+        silence_logs=50,
+    )
     with made, distributed.Client(made, set_as_default=False) as client:
         client.run(_warm_up)
         yield client
@@ -77,11 +83,19 @@ def measure(name: str, kernel: GramSum, folder: Path) -> dict[str, Any]:
     checksums: dict[str, Any] = {}
 
     def note(label: str, report: Any, path: Path) -> None:
-        found[label] = {"seconds": round(report.seconds, 2), "ns per entry": round(1e9 * report.seconds / entries, 2),
-                        "blocks": report.blocks, "block": report.block, "computed": report.computed}
+        found[label] = {
+            "seconds": round(report.seconds, 2),
+            "ns per entry": round(1e9 * report.seconds / entries, 2),
+            "blocks": report.blocks,
+            "block": report.block,
+            "computed": report.computed,
+        }
         checksums[label] = store.open_layout(path).finished
-        print(f"{name:8} {label:24} {report.seconds:8.1f} s  {1e9 * report.seconds / entries:7.2f} ns/entry  "
-              f"{report.blocks} blocks of {report.block[0]}", flush=True)
+        print(
+            f"{name:8} {label:24} {report.seconds:8.1f} s  {1e9 * report.seconds / entries:7.2f} ns/entry  "
+            f"{report.blocks} blocks of {report.block[0]}",
+            flush=True,
+        )
 
     edge = None
     for workers in (1, 2):
@@ -124,8 +138,12 @@ def main() -> None:
     torch.set_num_threads(1)
     where = machine()
     print(describe(where), flush=True)
-    results: dict[str, Any] = {"machine": where, "created": datetime.now(UTC).isoformat(timespec="seconds"),
-                               "n": chosen.n, "kernels": {}}
+    results: dict[str, Any] = {
+        "machine": where,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "n": chosen.n,
+        "kernels": {},
+    }
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         for name, kernel in kernels(chosen.n).items():
             results["kernels"][name] = measure(name, kernel, Path(folder))

@@ -45,11 +45,16 @@ def gpu_section(found: dict[str, Any]) -> list[str]:
             f"| {r['kernel']} | {r['n']:,} | `{r['backend']}` | {r['ms']:.2f} | {r['ms'] / r['write, ms']:.1f}× | "
             f"{r['ns per entry']:.4f} | {r['scaled error']:.1e} |"
         )
-    lines += ["", "`triton` splits float32 numbers into two float16 parts and adds three products; 0/1 gates are "
-              "counted in fp8, exactly. Errors are max |K̂ − K| / √(k_ii k_jj) against float64.", "",
-              "Without the matrix:", "",
-              "| kernel | n | K @ v | eigsh(5) | ridge solve, 10 columns | iterations | without preconditioner |",
-              "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "",
+        "`triton` splits float32 numbers into two float16 parts and adds three products; 0/1 gates are "
+        "counted in fp8, exactly. Errors are max |K̂ − K| / √(k_ii k_jj) against float64.",
+        "",
+        "Without the matrix:",
+        "",
+        "| kernel | n | K @ v | eigsh(5) | ridge solve, 10 columns | iterations | without preconditioner |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for r in found["solving"]:
         lines.append(
             f"| {r['kernel']} | {r['n']:,} | {duration(r['K @ v, s'])} | {duration(r['eigsh(5), s'])} | "
@@ -57,10 +62,14 @@ def gpu_section(found: dict[str, Any]) -> list[str]:
             f"{duration(r['without preconditioner, s'])}, {r['iterations without']} |"
         )
     c = found["convolutional"]
-    lines += ["", "The inputs here are random, and their spectrum is so flat that a preconditioner gains nothing; on "
-              "images it does (see Kernels).", "",
-              f"{c['kernel']}: a block of {c['rows']} × {c['rows']} of {c['n']:,} rows takes {duration(c['s'])} within "
-              f"four gibibytes, scaled error {c['scaled error']:.1e} (float32)."]  # fmt: skip
+    lines += [
+        "",
+        "The inputs here are random, and their spectrum is so flat that a preconditioner gains nothing; on "
+        "images it does (see Kernels).",
+        "",
+        f"{c['kernel']}: a block of {c['rows']} × {c['rows']} of {c['n']:,} rows takes {duration(c['s'])} within "
+        f"four gibibytes, scaled error {c['scaled error']:.1e} (float32).",
+    ]
     return lines
 
 
@@ -104,17 +113,27 @@ def main() -> None:
     """Write the page."""
     gpus = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("gpu-*.json"))]
     cpus = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("scale_cpu_*.json"))]
-    lines = ["# Scaling, measured", "", "Made by `python -m benchmarks.scaling_page` from the JSON files in "
-             "`benchmarks/results`; not written by hand. Networks: 784 → 5×128 → 1."]  # fmt: skip
+    lines = [
+        "# Scaling, measured",
+        "",
+        "Made by `python -m benchmarks.scaling_page` from the JSON files in "
+        "`benchmarks/results`; not written by hand. Networks: 784 → 5×128 → 1.",
+    ]
     for found in gpus:
         lines += gpu_section(found)
     for found in cpus:
         lines += cpu_section(found)
     entries = MANY**2
-    lines += ["", f"## What {MANY:,} examples would need", "",
-              f"All {entries:.2e} entries in float32 are {4 * entries / 1e12:.1f} TB; products, eigenpairs and solves "
-              "need none of them stored. At the rates above, computing every entry once takes:", "",
-              "| machine | kernel | ns per entry | all entries |", "|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "",
+        f"## What {MANY:,} examples would need",
+        "",
+        f"All {entries:.2e} entries in float32 are {4 * entries / 1e12:.1f} TB; products, eigenpairs and solves "
+        "need none of them stored. At the rates above, computing every entry once takes:",
+        "",
+        "| machine | kernel | ns per entry | all entries |",
+        "|---|---|---|---|",
+    ]
     for name, kernel, rate in rates(gpus, cpus):
         lines.append(f"| {name} | {kernel} | {rate:.3g} | {duration(1e-9 * rate * entries)} |")
     PAGE.write_text("\n".join(lines) + "\n")

@@ -76,8 +76,18 @@ def stacked_seconds_per_step(net: nn.Module, data: Any, members: int, batch: int
             torch.cuda.synchronize()
         ends.append(time.perf_counter())
 
-    pl.train(net, data, epochs=8, lr=5e-4, batch_size=batch, seeds=range(members), device=device, progress=tick,
-             evaluate="running", **options)  # fmt: skip
+    pl.train(
+        net,
+        data,
+        epochs=8,
+        lr=5e-4,
+        batch_size=batch,
+        seeds=range(members),
+        device=device,
+        progress=tick,
+        evaluate="running",
+        **options,
+    )
     return min(b - a for a, b in itertools.pairwise(ends)) / -(-n // batch)
 
 
@@ -123,15 +133,23 @@ def main(device: str = "cpu", file: str | None = None) -> list[dict[str, Any]]:
         for way, more, setting in ways:
             with setting():
                 together = stacked_seconds_per_step(net, data, members, batch, device, **{**options, **more})
-            rows.append({
-                "case": name, "members": members, "batch": batch, "way": way, "device": device,
-                "plain ms per step and network": 1e3 * alone,
-                "stacked ms per step and network": 1e3 * together / members,
-                "times faster per network": alone * members / together,
-            })  # fmt: skip
-            print(f"{name}: {members} networks at once, {way}: {1e3 * together / members:.3f} ms a step and network, "
-                  f"plain loop {1e3 * alone:.3f} ms: {rows[-1]['times faster per network']:.1f}× faster per network",
-                  flush=True)  # fmt: skip
+            rows.append(
+                {
+                    "case": name,
+                    "members": members,
+                    "batch": batch,
+                    "way": way,
+                    "device": device,
+                    "plain ms per step and network": 1e3 * alone,
+                    "stacked ms per step and network": 1e3 * together / members,
+                    "times faster per network": alone * members / together,
+                }
+            )
+            print(
+                f"{name}: {members} networks at once, {way}: {1e3 * together / members:.3f} ms a step and network, "
+                f"plain loop {1e3 * alone:.3f} ms: {rows[-1]['times faster per network']:.1f}× faster per network",
+                flush=True,
+            )
     if file is not None:
         found = {"machine": machine(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "rows": rows}
         Path(file).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

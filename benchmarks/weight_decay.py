@@ -38,9 +38,16 @@ SPLITS = 2
 PEERS = ("MLP", "gradient boosting")
 FORMER = (1.0, 1 / 3, 1 / 10, 1 / 30)  # factors of files that name none: before 3 was tried and small tables, too
 DESIGNED_ON = (
-    "adult", "bank_marketing", "bike_sharing_hour", "california_housing", "churn", "covertype", "electricity", "magic",
+    "adult",
+    "bank_marketing",
+    "bike_sharing_hour",
+    "california_housing",
+    "churn",
+    "covertype",
+    "electricity",
+    "magic",
     "telco_churn",
-)  # fmt: skip
+)
 
 
 def parts(y: np.ndarray, labels: bool, split: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -73,35 +80,44 @@ def measure(name: str, split: int, factor: float | str | None, rows: int) -> dic
     decay = "auto" if factor is None else decays[SHARES.index(factor)]
     model = kind(weight_decay=decay, random_state=split).fit(A, y[a])
     seconds = time.process_time() - start
-    return {**told, "used": SHARES[decays.index(model.weight_decay_)], "seconds": seconds,
-            "score": float(model.score(B, y[b]))}  # fmt: skip
+    return {
+        **told,
+        "used": SHARES[decays.index(model.weight_decay_)],
+        "seconds": seconds,
+        "score": float(model.score(B, y[b])),
+    }
 
 
 def table(found: dict[str, Any]) -> list[str]:
     """The part of docs/comparison.md on weight decay, as lines of Markdown."""
     shares = tuple(found.get("factors", FORMER))
     tried = ", ".join(map(_share, shares))
-    how = (f'`weight_decay="auto"` tries {tried} times the value of the rule, compares the squared errors on as many '
-           f"fifths of the training rows as hold {JUDGED} rows, and fits all rows with the best.")  # fmt: skip
+    how = (
+        f'`weight_decay="auto"` tries {tried} times the value of the rule, compares the squared errors on as many '
+        f"fifths of the training rows as hold {JUDGED} rows, and fits all rows with the best."
+    )
     if "factors" not in found:
-        how = (f"**Measured with the former choice**, which tried {tried} times the value of the rule from 2,500 rows "
-               "on and compared the loss on one fifth of the training rows (3 times was dropped from it after a look "
-               "at test rows: it had cost score on adult, bank_marketing, churn, diamonds and telco_churn); the "
-               f"present one tries {', '.join(map(_share, SHARES))} times at all sizes and compares squared errors."
-               )  # fmt: skip
+        how = (
+            f"**Measured with the former choice**, which tried {tried} times the value of the rule from 2,500 rows "
+            "on and compared the loss on one fifth of the training rows (3 times was dropped from it after a look "
+            "at test rows: it had cost score on adult, bank_marketing, churn, diamonds and telco_churn); the "
+            f"present one tries {', '.join(map(_share, SHARES))} times at all sizes and compares squared errors."
+        )
     lines = [
-        "## Larger tables", "",
+        "## Larger tables",
+        "",
         f"{how} "
         f"Accuracy in percent, or R² × 100, on test rows; at most {found['row limit']:,} training rows; means over "
         "random splits. *Before* is once that value. The best factor is the one with the highest score on the test "
         "rows of the first split, which nobody can choose. Processor seconds of a fit, one thread. Sets with * served "
         "to design the choice, on other rows than the test rows. The other models have scikit-learn's defaults. Made "
-        "by `python -m benchmarks.weight_decay`.", "",
+        "by `python -m benchmarks.weight_decay`.",
+        "",
         "| set | training rows | splits | before | default | factors chosen | default − before | best factor | "
         f"default − best | {' | '.join(PEERS)} | seconds before | seconds | "
         f"{' | '.join(f'seconds, {peer}' for peer in PEERS)} |",
         "|" + "---|" * (11 + 2 * len(PEERS)),
-    ]  # fmt: skip
+    ]
     gains, unmarked, misses, slower = [], [], [], []
     ahead: dict[str, list[float]] = {peer: [] for peer in PEERS}
     for name in dict.fromkeys(f["set"] for f in found["fits"]):
@@ -122,16 +138,24 @@ def table(found: dict[str, Any]) -> list[str]:
         peers = [[np.mean([of[split, p][k] for split in splits]) for p in PEERS] for k in ("score", "seconds")]
         for peer, reached in zip(PEERS, peers[0]):
             ahead[peer].append(100 * (score - reached))
-        lines.append(f"| {name}{'*' if name in DESIGNED_ON else ''} | {new[0]['rows']} | {len(splits)} | "
-                     f"{100 * rule:.1f} | {100 * score:.1f} | {', '.join(_share(f['used']) for f in new)} | "
-                     f"{gains[-1]:+.2f} | {best} | {missed} | {' | '.join(f'{100 * v:.1f}' for v in peers[0])} | "
-                     f"{before:.1f} | {after:.1f} | {' | '.join(f'{v:.1f}' for v in peers[1])} |")  # fmt: skip
+        lines.append(
+            f"| {name}{'*' if name in DESIGNED_ON else ''} | {new[0]['rows']} | {len(splits)} | "
+            f"{100 * rule:.1f} | {100 * score:.1f} | {', '.join(_share(f['used']) for f in new)} | "
+            f"{gains[-1]:+.2f} | {best} | {missed} | {' | '.join(f'{100 * v:.1f}' for v in peers[0])} | "
+            f"{before:.1f} | {after:.1f} | {' | '.join(f'{v:.1f}' for v in peers[1])} |"
+        )
     told = f" Default − best: mean {np.mean(misses):+.2f} over {len(misses)} sets." if misses else ""
-    peers = "; ".join(f"{peer}: mean {np.mean(v):+.2f}, better on {sum(x > 0 for x in v)} of {len(v)} sets"
-                      for peer, v in ahead.items())  # fmt: skip
-    return [*lines, "", f"Default − before: mean {np.mean(gains):+.2f}, median {np.median(gains):+.2f}, worst "
-            f"{np.min(gains):+.2f} points over {len(gains)} sets; mean of those unmarked {np.mean(unmarked):+.2f}."
-            f"{told} A fit takes {np.median(slower):.1f} times as long (median). Default − {peers}."]  # fmt: skip
+    peers = "; ".join(
+        f"{peer}: mean {np.mean(v):+.2f}, better on {sum(x > 0 for x in v)} of {len(v)} sets"
+        for peer, v in ahead.items()
+    )
+    return [
+        *lines,
+        "",
+        f"Default − before: mean {np.mean(gains):+.2f}, median {np.median(gains):+.2f}, worst "
+        f"{np.min(gains):+.2f} points over {len(gains)} sets; mean of those unmarked {np.mean(unmarked):+.2f}."
+        f"{told} A fit takes {np.median(slower):.1f} times as long (median). Default − {peers}.",
+    ]
 
 
 def _share(share: float) -> str:
@@ -169,8 +193,11 @@ def main() -> None:
             part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             part.replace(options.json)
             what = one["factor"] if one["used"] is None else _share(one["used"])
-            print(f"{one['set']:20} split {one['split']}: {100 * one['score']:.1f} with {what}"
-                  f"{' (chosen)' if one['factor'] is None else ''}, {one['seconds']:.0f} s", flush=True)  # fmt: skip
+            print(
+                f"{one['set']:20} split {one['split']}: {100 * one['score']:.1f} with {what}"
+                f"{' (chosen)' if one['factor'] is None else ''}, {one['seconds']:.0f} s",
+                flush=True,
+            )
     print("\n".join(table(found)))
 
 

@@ -42,26 +42,36 @@ def measure(name: str, rows: int) -> dict[str, Any]:
     start = time.process_time()  # of the processor: what else runs on the machine does not count
     model = (pl.DLGNClassifier if labels else pl.DLGNRegressor)(random_state=0).fit(A, y[a])
     seconds = time.process_time() - start
-    return {"set": name, "task": task, "rows": len(a), "test rows": len(b), "choice": "present",
-            "weight decay": model.weight_decay_, "score": float(model.score(B, y[b])), "seconds": seconds}  # fmt: skip
+    return {
+        "set": name,
+        "task": task,
+        "rows": len(a),
+        "test rows": len(b),
+        "choice": "present",
+        "weight decay": model.weight_decay_,
+        "score": float(model.score(B, y[b])),
+        "seconds": seconds,
+    }
 
 
 def table(found: dict[str, Any]) -> list[str]:
     """The part of docs/comparison.md on sizes, as lines of Markdown."""
     tried = ", ".join(f"{share:g}" if share >= 1 else f"1/{1 / share:.0f}" for share in SHARES)
     lines = [
-        "## Weight decay at all sizes", "",
+        "## Weight decay at all sizes",
+        "",
         f'`weight_decay="auto"` tries {tried} times the value of the rule and compares squared errors on as many of '
         f"{FOLDS} folds as hold {JUDGED} rows. The former choice tried 1 and 3 times from 200 to 2,500 rows, for "
         "classes alone, and 1, 1/3, 1/10 and 1/30 times from 2,500 rows on, and compared losses. Accuracy in percent, "
         "or R² × 100, on the same test rows; one random draw of training rows each, so that differences of less than a "
         "point mean little. Processor seconds of a fit, one thread of a busy machine. Sets with * served to design the "
         f"choice, on other rows than the test rows. Former: {found['former']}. Made by "
-        "`python -m benchmarks.weight_decay_sizes`.", "",
+        "`python -m benchmarks.weight_decay_sizes`.",
+        "",
         "| set | training rows | former | present | present − former | weight decay, former | present | "
         "seconds, former | present |",
         "|" + "---|" * 9,
-    ]  # fmt: skip
+    ]
     gains, slower = [], []
     of = {(f["set"], f["rows"], f["choice"]): f for f in found["fits"]}
     for name, rows in ((name, rows) for name in SETS for rows in SIZES):
@@ -70,14 +80,20 @@ def table(found: dict[str, Any]) -> list[str]:
         old, new = of[name, rows, "former"], of[name, rows, "present"]
         gains.append(100 * (new["score"] - old["score"]))
         slower.append(new["seconds"] / old["seconds"])
-        lines.append(f"| {name}{'*' if name in DESIGNED_ON else ''} | {rows} | {100 * old['score']:.1f} | "
-                     f"{100 * new['score']:.1f} | {gains[-1]:+.1f} | {old['weight decay']:.2g} | "
-                     f"{new['weight decay']:.2g} | {old['seconds']:.1f} | {new['seconds']:.1f} |")  # fmt: skip
+        lines.append(
+            f"| {name}{'*' if name in DESIGNED_ON else ''} | {rows} | {100 * old['score']:.1f} | "
+            f"{100 * new['score']:.1f} | {gains[-1]:+.1f} | {old['weight decay']:.2g} | "
+            f"{new['weight decay']:.2g} | {old['seconds']:.1f} | {new['seconds']:.1f} |"
+        )
     if not gains:
         return []
-    return [*lines, "", f"Present − former: mean {np.mean(gains):+.2f}, median {np.median(gains):+.2f}, worst "
-            f"{np.min(gains):+.2f}, best {np.max(gains):+.2f} points over {len(gains)} fits. A fit takes "
-            f"{np.median(slower):.1f} times as long (median; {np.max(slower):.1f} at most)."]  # fmt: skip
+    return [
+        *lines,
+        "",
+        f"Present − former: mean {np.mean(gains):+.2f}, median {np.median(gains):+.2f}, worst "
+        f"{np.min(gains):+.2f}, best {np.max(gains):+.2f} points over {len(gains)} fits. A fit takes "
+        f"{np.median(slower):.1f} times as long (median; {np.max(slower):.1f} at most).",
+    ]
 
 
 def main() -> None:

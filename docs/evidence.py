@@ -16,9 +16,19 @@ SHOWN = 8
 
 def taught_network(data: DataSet, epochs: int) -> nn.Sequential:
     """A DLGN on encoded images that learned from a ReLU network of its shape, with hard gates."""
-    recipe = {"loss": "cross_entropy", "optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4,
-              "schedule": "one_cycle", "batch_size": 64, "augment": "crop_flip", "evaluate": "running",
-              "compile": False, "epochs": epochs}  # fmt: skip
+    recipe = {
+        "loss": "cross_entropy",
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        "schedule": "one_cycle",
+        "batch_size": 64,
+        "augment": "crop_flip",
+        "evaluate": "running",
+        "compile": False,
+        "epochs": epochs,
+    }
     relu = pl.gated_twin(pl.models.ResNet(BLOCKS, WIDTHS), "relu", example=data.x[:2], seed=0)
     pl.train(relu, data, label="ReLU", **recipe)
     parts = pl.models.PatchParts.fit(data.x)

@@ -42,15 +42,22 @@ os.environ["XDG_CACHE_HOME"] = str(root / "cache")
 
 memo = b"\x80\x02Nr\xff\xff\xff\x0f."  # nine bytes: a memo of 2^28 entries
 endless = b"\x80\x02})" + b"2\x86" * 38 + b"Ns."  # 83 bytes: the hash of a tuple of tuples, 2^38 of them
-PICKLES = {"memo": memo, "endless": endless, "long4": b"\x80\x02\x8b\xff\xff\xff\x7f.",
-           "long4 of zeros": b"\x80\x02\x8b\x00\x00\x00\x04" + bytes(1 << 16) + b".",
-           "nested": b"\x80\x02" + b"(" * 100_000 + b".", "huge bytes": b"\x80\x04\x8e" + b"\xff" * 7 + b"\x00."}
+PICKLES = {
+    "memo": memo,
+    "endless": endless,
+    "long4": b"\x80\x02\x8b\xff\xff\xff\x7f.",
+    "long4 of zeros": b"\x80\x02\x8b\x00\x00\x00\x04" + bytes(1 << 16) + b".",
+    "nested": b"\x80\x02" + b"(" * 100_000 + b".",
+    "huge bytes": b"\x80\x04\x8e" + b"\xff" * 7 + b"\x00.",
+}
 zeros = gzip.compress(bytes(1 << 24)) * 64  # 1 MB for 1 GiB
+
 
 def npy(shape, dtype="<f8", body=b""):
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": shape})
     return buffer.getvalue() + body
+
 
 def npz(entries, method=zipfile.ZIP_DEFLATED):
     buffer = io.BytesIO()
@@ -58,6 +65,7 @@ def npz(entries, method=zipfile.ZIP_DEFLATED):
         for name, content in entries.items():
             archive.writestr(name, content)
     return buffer.getvalue()
+
 
 def bomb(name="k.npy", size=1 << 30):
     """A deflated entry of zeros that declares as many as it has; made of one block, repeated."""
@@ -74,28 +82,42 @@ def bomb(name="k.npy", size=1 << 30):
     end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, len(central), len(local) + len(packed), 0)
     return local + packed + central + end
 
-NPZ = {"huge shape": npz({"k.npy": npy((10**13,))}), "huge in 64 bits": npz({"k.npy": npy((2**31, 2**31, 2**31, 8))}),
-       "negative shape": npz({"k.npy": npy((-1,))}), "huge items": npz({"k.npy": npy((1,), "<U500000000")}),
-       "no items": npz({"k.npy": npy((10**13,), "|V0")}), "bomb": bomb(), "truncated": bomb(size=1 << 20)[:-400],
-       "lzma": npz({"k.npy": npy((1 << 28,), "|u1", bytes(1 << 22))}, zipfile.ZIP_LZMA),
-       "not an array": npz({"k.npy": b"text"}), "not a zip": b"text", "empty": b"",
-       "long header": npz({"k.npy": b"\x93NUMPY\x02\x00\xff\xff\xff\x7f{"}),
-       "nested header": npz({"k.npy": b"\x93NUMPY\x01\x00\xb8\x0b" + b"(" * 3000})}
+
+NPZ = {
+    "huge shape": npz({"k.npy": npy((10**13,))}),
+    "huge in 64 bits": npz({"k.npy": npy((2**31, 2**31, 2**31, 8))}),
+    "negative shape": npz({"k.npy": npy((-1,))}),
+    "huge items": npz({"k.npy": npy((1,), "<U500000000")}),
+    "no items": npz({"k.npy": npy((10**13,), "|V0")}),
+    "bomb": bomb(),
+    "truncated": bomb(size=1 << 20)[:-400],
+    "lzma": npz({"k.npy": npy((1 << 28,), "|u1", bytes(1 << 22))}, zipfile.ZIP_LZMA),
+    "not an array": npz({"k.npy": b"text"}),
+    "not a zip": b"text",
+    "empty": b"",
+    "long header": npz({"k.npy": b"\x93NUMPY\x02\x00\xff\xff\xff\x7f{"}),
+    "nested header": npz({"k.npy": b"\x93NUMPY\x01\x00\xb8\x0b" + b"(" * 3000}),
+}
+
 
 def tar_bomb():
     member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
     member.size = 1 << 34
     return gzip.compress(member.tobuf()) + zeros
 
+
 # --- the cases: name -> what is done ---------------------------------------------------------------------------
 
 CASES = {}
+
 
 def case(name):
     def add(function):
         CASES[name] = function
         return function
+
     return add
+
 
 def data_case(name, files, do):
     @case(name)
@@ -107,8 +129,10 @@ def data_case(name, files, do):
         os.environ["PATHLENS_DATA"] = str(folder)
         return do(folder)
 
+
 def states(folder):
     return [one.state for one in store.status() if one.state not in ("absent", "unverified")]
+
 
 batches = ("data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 for name, content in PICKLES.items():
@@ -116,8 +140,11 @@ for name, content in PICKLES.items():
     data_case(f"import, pickle: {name}", files, store.import_from)
     data_case(f"doctor, pickle: {name}", files, states)
     data_case(f"load, pickle: {name}", files, lambda _: store.load_split("cifar10", "train"))
-    data_case(f"check cifar100, pickle: {name}", {"cifar-100-python/train": content, "cifar-100-python/test": content},
-              lambda _: store.check("cifar100").state)
+    data_case(
+        f"check cifar100, pickle: {name}",
+        {"cifar-100-python/train": content, "cifar-100-python/test": content},
+        lambda _: store.check("cifar100").state,
+    )
 for kind in ("python", "binary"):
     for way, do in (("import", store.import_from), ("doctor", states)):
         data_case(f"{way}, {kind} archive", {f"cifar-10-{kind}.tar.gz": tar_bomb()}, do)
@@ -131,6 +158,7 @@ data_case("check, idx header", {f"mnist/{name}": huge for name in idx}, lambda _
 strips = {f"cifar10/{file}": zeros for file in store.facts_of("cifar10").forms[0].files()}
 data_case("check, packed", {**strips, "cifar10/labels.npz": NPZ["huge shape"]}, lambda _: store.check("cifar10").state)
 
+
 @case("doctor, decoded cache")
 def run_cache():
     folder = root / "cache" / "pathlens" / "decoded"
@@ -141,10 +169,20 @@ def run_cache():
     os.environ["PATHLENS_DATA"] = str(root / "none")
     return store.status(["cifar10"])[0].state
 
-entry = {"name": "t", "file": "t.csv.gz", "sha256": hashlib.sha256(zeros).hexdigest(), "task": "regression", "rows": 1,
-         "columns": 1}
-data_case("table", {"tabular/t.csv.gz": zeros, "tabular/manifest.json": json.dumps({"datasets": [entry]}).encode()},
-          lambda _: tabular.table("t"))
+
+entry = {
+    "name": "t",
+    "file": "t.csv.gz",
+    "sha256": hashlib.sha256(zeros).hexdigest(),
+    "task": "regression",
+    "rows": 1,
+    "columns": 1,
+}
+data_case(
+    "table",
+    {"tabular/t.csv.gz": zeros, "tabular/manifest.json": json.dumps({"datasets": [entry]}).encode()},
+    lambda _: tabular.table("t"),
+)
 data_case("table, manifest", {"tabular/manifest.json": b"[" * 10**6}, lambda _: tabular.table("t"))
 
 for name, content in NPZ.items():
@@ -161,18 +199,22 @@ for name, content in NPZ.items():
         assert "unreadable" in _results([root / "artifacts"])["hs.a"]
         return load(path)
 
+
 header = root / "header.json"
 header.write_bytes(b'{"a":' * 100_000)
 CASES["header, nested"] = lambda: read_header(header, "snapshot")
 CASES["snapshot, nested"] = lambda: Snapshot.load(root / "header")
 
+
 @case("snapshot, not tensors")
 def run_snapshot():
     data = struct.pack("<Q", 1 << 40) + b"{}"
     (root / "s.safetensors").write_bytes(data)
-    write_header(root / "s.json", "snapshot", {"sha256": hashlib.sha256(data).hexdigest(), "tensors": [],
-                                               "description": {}})
+    write_header(
+        root / "s.json", "snapshot", {"sha256": hashlib.sha256(data).hexdigest(), "tensors": [], "description": {}}
+    )
     return Snapshot.load(root / "s")
+
 
 @case("record, huge shape")
 def run_record():
@@ -182,33 +224,51 @@ def run_record():
     write_header(root / "r.json", "record", {"sha256": hashlib.sha256(data).hexdigest(), "tensors": ["x"]})
     return Record.load(root / "r")
 
+
 @case("checkpoint, huge shape")
 def run_checkpoint():
     text = json.dumps({"x": {"dtype": "F32", "shape": [1 << 31, 1 << 31, 1 << 31], "data_offsets": [0, 4]}}).encode()
     data = struct.pack("<Q", len(text)) + text + bytes(4)
     (root / "c").mkdir()
     (root / "c" / "checkpoint-00000001.safetensors").write_bytes(data)
-    write_header(root / "c" / "checkpoint-00000001.json", "checkpoint",
-                 {"sha256": hashlib.sha256(data).hexdigest(), "tensors": ["x"]})
+    write_header(
+        root / "c" / "checkpoint-00000001.json",
+        "checkpoint",
+        {"sha256": hashlib.sha256(data).hexdigest(), "tensors": ["x"]},
+    )
     return load_checkpoint(root / "c", {})
 
-RECIPE = {"kind": "dlgn", "sizes": {"inputs": 2, "hidden": [4], "outputs": 1, "bias": False},
-          "source": {"name": "shallow"}, "gate": "hard", "piecewise_constant": False, "trained": "both",
-          "gates_from": "x", "init": ["default", 1.0], "frozen": []}
-for name, changes in {"width": {"sizes": {**RECIPE["sizes"], "hidden": [10**6, 10**6]}},
-                      "inputs": {"sizes": {**RECIPE["sizes"], "inputs": 10**12}},
-                      "rank": {"source": {"name": "quadratic", "rank": 10**9}},
-                      "examples": {"source": {"name": "table", "examples": 10**11, "probability": 0.5}},
-                      "infinite": {"source": {"name": "quadratic", "rank": float("inf")}}}.items():
+
+RECIPE = {
+    "kind": "dlgn",
+    "sizes": {"inputs": 2, "hidden": [4], "outputs": 1, "bias": False},
+    "source": {"name": "shallow"},
+    "gate": "hard",
+    "piecewise_constant": False,
+    "trained": "both",
+    "gates_from": "x",
+    "init": ["default", 1.0],
+    "frozen": [],
+}
+for name, changes in {
+    "width": {"sizes": {**RECIPE["sizes"], "hidden": [10**6, 10**6]}},
+    "inputs": {"sizes": {**RECIPE["sizes"], "inputs": 10**12}},
+    "rank": {"source": {"name": "quadratic", "rank": 10**9}},
+    "examples": {"source": {"name": "table", "examples": 10**11, "probability": 0.5}},
+    "infinite": {"source": {"name": "quadratic", "rank": float("inf")}},
+}.items():
+
     @case(f"rebuild: {name}")
     def run_rebuild(changes=changes):
         description = {"kind": "dlgn", "recipe": {**RECIPE, **changes}}
         Snapshot({"values.output.weight": torch.ones(1, 4)}, description).save(root / "n")
         return rebuild(Snapshot.load(root / "n"))
 
+
 X = np.random.default_rng(0).random((20, 2))
 model = DLGNClassifier(hidden=(2,), epochs=1, random_state=0).fit(X, np.where(X[:, 0] > 0.5, "a", "b"))
 model.save(root / "model")
+
 
 @case("model, labels")
 def run_model():
@@ -218,10 +278,16 @@ def run_model():
     (root / "model.json").write_text(json.dumps(sealed(header)))
     return DLGNClassifier.load(root / "model")
 
+
 GramSum.from_factors([[("x", torch.eye(4))]]).to_zarr(root / "kernel", client=False, block=2)
 plain = (root / "kernel" / "zarr.json").read_text()
-for name, shape, block in (("blocks", [10**6, 10**6], [1, 1]), ("rows", [10**9, 10**9], [1, 10**9]),
-                           ("no block", [4, 4], [0, 0]), ("not square", [4, 10**9], [2, 1])):
+for name, shape, block in (
+    ("blocks", [10**6, 10**6], [1, 1]),
+    ("rows", [10**9, 10**9], [1, 10**9]),
+    ("no block", [4, 4], [0, 0]),
+    ("not square", [4, 10**9], [2, 1]),
+):
+
     @case(f"kernel: {name}")
     def run_kernel(shape=shape, block=block):
         described = json.loads(plain)
@@ -249,5 +315,9 @@ for name, run in CASES.items():
         outcome, refused = f"{type(error).__name__}: {error}"[:400], isinstance(error, PathlensError)
     signal.alarm(0)
     peak = tracemalloc.get_traced_memory()[1] - before
-    print(json.dumps({"name": name, "outcome": outcome, "refused": refused, "seconds": time.perf_counter() - start,
-                      "peak": peak}), flush=True)
+    print(
+        json.dumps(
+            {"name": name, "outcome": outcome, "refused": refused, "seconds": time.perf_counter() - start, "peak": peak}
+        ),
+        flush=True,
+    )

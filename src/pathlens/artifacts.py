@@ -30,8 +30,19 @@ from pathlens.errors import ArtifactError, OptionError
 from pathlens.files import locked, parse_json, read_npz, sealed, unsealed, write_atomically
 from pathlens.panels import Panel
 
-__all__ = ["ORIGINS", "SCHEMA", "Artifact", "Claim", "Deviation", "Spread", "Verdict", "environment", "load",
-           "load_folder", "settled"]
+__all__ = [
+    "ORIGINS",
+    "SCHEMA",
+    "Artifact",
+    "Claim",
+    "Deviation",
+    "Spread",
+    "Verdict",
+    "environment",
+    "load",
+    "load_folder",
+    "settled",
+]
 
 SCHEMA = 2
 ORIGINS = ("paper", "summary", "question", "ours")
@@ -146,15 +157,20 @@ class Claim:
         for name in ("threshold", "null"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
-                raise OptionError(f"{where} needs a finite {name}, got {value!r}. State the number that decides it and "
-                                  "the one that would be seen if the claim were false.")
+                raise OptionError(
+                    f"{where} needs a finite {name}, got {value!r}. State the number that decides it and "
+                    "the one that would be seen if the claim were false."
+                )
             object.__setattr__(self, name, float(value))
         if _COMPARISONS[self.comparison](self.null, self.threshold):
-            raise OptionError(f"{where}: its null {self.null:g} already satisfies '{self.comparison} "
-                              f"{self.threshold:g}', so nothing could refute it. Move the threshold past the null.")
+            raise OptionError(
+                f"{where}: its null {self.null:g} already satisfies '{self.comparison} "
+                f"{self.threshold:g}', so nothing could refute it. Move the threshold past the null."
+            )
         if not 0.5 < self.agree <= 1 or self.needs < 1:
-            raise OptionError(f"{where}: agree must lie in (0.5, 1] and needs be at least 1, got {self.agree} and "
-                              f"{self.needs}.")
+            raise OptionError(
+                f"{where}: agree must lie in (0.5, 1] and needs be at least 1, got {self.agree} and {self.needs}."
+            )
         object.__setattr__(self, "measured", tuple(_number(value, where) for value in self.measured))
 
     def measure(self, values: Iterable[Any], row: str = "", *, reduced: bool = False) -> Claim:
@@ -324,12 +340,16 @@ class Artifact:
         for key, array in arrays.items():
             # the last two are parameters of numpy's own writer
             if not key.isidentifier() or array.dtype.hasobject or key in ("file", "allow_pickle"):
-                raise OptionError(f"{where}.arrays: {key!r} of dtype {array.dtype} cannot be stored. Use an identifier "
-                                  "as name and a dtype without objects.")
+                raise OptionError(
+                    f"{where}.arrays: {key!r} of dtype {array.dtype} cannot be stored. Use an identifier "
+                    "as name and a dtype without objects."
+                )
         total = sum(array.nbytes + 1024 for array in arrays.values())  # each has a header in the file
         if total > _MOST_BYTES:
-            raise OptionError(f"{where}.arrays have {total} bytes, at most {_MOST_BYTES} can be stored. Store fewer "
-                              "numbers, or narrower ones: float32 in place of float64.")
+            raise OptionError(
+                f"{where}.arrays have {total} bytes, at most {_MOST_BYTES} can be stored. Store fewer "
+                "numbers, or narrower ones: float32 in place of float64."
+            )
         object.__setattr__(self, "arrays", arrays)
         for panel in self.figures:
             panel.check(arrays, where)
@@ -393,8 +413,10 @@ class Artifact:
                 for stale in before - {arrays_path} if alone else ():
                     stale.unlink(missing_ok=True)
         except OSError as error:
-            raise ArtifactError(f"Artifact {self.name!r} cannot be written to {target}: {error.strerror or error}. "
-                                "Choose a folder that can be written.") from error
+            raise ArtifactError(
+                f"Artifact {self.name!r} cannot be written to {target}: {error.strerror or error}. "
+                "Choose a folder that can be written."
+            ) from error
         return path
 
     def _document(self, file: str, digest: str) -> dict[str, Any]:
@@ -405,13 +427,27 @@ class Artifact:
             claims.append({**entry, "reduced": self.reduced_row(claim), "verdict": claim.verdict})
         manifest = {key: {"shape": list(a.shape), "dtype": str(a.dtype)} for key, a in self.arrays.items()}
         document = {
-            "format": _FORMAT, "schema": SCHEMA, "name": self.name, "title": self.title, "paper": self.paper,
-            "scale": self.scale, "verdict": self.verdict, "reduced": self.reduced, "config": self.config,
-            "paper_config": self.paper_config, "seeds": list(self.seeds), "claims": claims, "metrics": self.metrics,
-            "paper_numbers": self.paper_numbers, "gates": self.gates,
+            "format": _FORMAT,
+            "schema": SCHEMA,
+            "name": self.name,
+            "title": self.title,
+            "paper": self.paper,
+            "scale": self.scale,
+            "verdict": self.verdict,
+            "reduced": self.reduced,
+            "config": self.config,
+            "paper_config": self.paper_config,
+            "seeds": list(self.seeds),
+            "claims": claims,
+            "metrics": self.metrics,
+            "paper_numbers": self.paper_numbers,
+            "gates": self.gates,
             "deviations": [dataclasses.asdict(deviation) for deviation in self.deviations],
-            "duration_seconds": self.duration_seconds, "created": self.created, "environment": self.environment,
-            "source": self.source, "figures": [panel.document() for panel in self.figures],
+            "duration_seconds": self.duration_seconds,
+            "created": self.created,
+            "environment": self.environment,
+            "source": self.source,
+            "figures": [panel.document() for panel in self.figures],
             "arrays": {"file": file, "sha256": digest, "contents": manifest},
         }
         return sealed(_tag_infinities(document))
@@ -443,7 +479,7 @@ def load(path: str | os.PathLike[str]) -> Artifact:
     except ValueError as error:
         raise ArtifactError(f"Artifact {file} is not complete JSON ({error}). {_AGAIN}") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise ArtifactError(f"{file} is not a Pathlens artifact: its \"format\" is not {_FORMAT!r}.")
+        raise ArtifactError(f'{file} is not a Pathlens artifact: its "format" is not {_FORMAT!r}.')
     version = document.get("schema")
     if version != SCHEMA:
         newer = isinstance(version, int) and version > SCHEMA
@@ -452,8 +488,10 @@ def load(path: str | os.PathLike[str]) -> Artifact:
     try:
         document = _untag_infinities(unsealed(document))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"Artifact {file}: {error}: it was edited or damaged after it was written. It was left "
-                            f"untouched. Restore it from a copy. {_AGAIN}") from error
+        raise ArtifactError(
+            f"Artifact {file}: {error}: it was edited or damaged after it was written. It was left "
+            f"untouched. Restore it from a copy. {_AGAIN}"
+        ) from error
     try:
         artifact = Artifact(**_fields(document, file), arrays=_load_arrays(document, file))
     except OptionError as error:
@@ -463,8 +501,10 @@ def load(path: str | os.PathLike[str]) -> Artifact:
     stored = [claim.get("verdict") for claim in document["claims"]]
     computed = [claim.verdict for claim in artifact.claims]
     if stored != computed or document.get("verdict") != artifact.verdict or document.get("reduced") != artifact.reduced:
-        raise ArtifactError(f"Artifact {file} says {document.get('verdict')!r} {stored}, but its numbers give "
-                            f"{artifact.verdict!r} {computed}. Verdicts are computed, not edited. {_AGAIN}")
+        raise ArtifactError(
+            f"Artifact {file} says {document.get('verdict')!r} {stored}, but its numbers give "
+            f"{artifact.verdict!r} {computed}. Verdicts are computed, not edited. {_AGAIN}"
+        )
     return artifact
 
 
@@ -499,9 +539,23 @@ def _refuse_constant(constant: str) -> None:
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    "name": str, "title": str, "paper": str, "scale": str, "config": dict, "seeds": list, "claims": list,
-    "metrics": dict, "paper_config": dict, "paper_numbers": dict, "deviations": list, "gates": dict,
-    "duration_seconds": (int, float), "created": str, "environment": dict, "source": str, "figures": list,
+    "name": str,
+    "title": str,
+    "paper": str,
+    "scale": str,
+    "config": dict,
+    "seeds": list,
+    "claims": list,
+    "metrics": dict,
+    "paper_config": dict,
+    "paper_numbers": dict,
+    "deviations": list,
+    "gates": dict,
+    "duration_seconds": (int, float),
+    "created": str,
+    "environment": dict,
+    "source": str,
+    "figures": list,
 }
 
 
@@ -514,7 +568,7 @@ def _fields(document: dict[str, Any], file: Path) -> dict[str, Any]:
         if key not in document or not isinstance(document[key], kind):
             came = type(document[key]).__name__ if key in document else "nothing"
             wanted = kind.__name__ if isinstance(kind, type) else "number"
-            raise ArtifactError(f"Artifact {file}: \"{key}\" should be a {wanted}, found {came}. {_AGAIN}")
+            raise ArtifactError(f'Artifact {file}: "{key}" should be a {wanted}, found {came}. {_AGAIN}')
         values[key] = document[key]
     try:
         for claim in values["claims"]:
@@ -527,8 +581,9 @@ def _fields(document: dict[str, Any], file: Path) -> dict[str, Any]:
         values["seeds"] = [operator.index(seed) for seed in values["seeds"]]
         values["figures"] = [Panel.from_document(panel) for panel in values["figures"]]
     except (TypeError, AttributeError, KeyError) as error:  # a missing or unknown key, or an entry that is no object
-        raise ArtifactError(f"Artifact {file}: a claim, deviation, seed or figure is malformed ({error}). {_AGAIN}") \
-            from error
+        raise ArtifactError(
+            f"Artifact {file}: a claim, deviation, seed or figure is malformed ({error}). {_AGAIN}"
+        ) from error
     return values
 
 
@@ -537,17 +592,21 @@ def _load_arrays(document: dict[str, Any], file: Path) -> dict[str, np.ndarray]:
     name = entry.get("file") if isinstance(entry, dict) else None
     # a plain name only: an artifact from elsewhere must not make us open files outside its folder
     if not isinstance(entry, dict) or not isinstance(name, str) or Path(name).name != name or "\\" in name:
-        raise ArtifactError(f"Artifact {file}: \"arrays\" does not name a file beside it. {_AGAIN}")
+        raise ArtifactError(f'Artifact {file}: "arrays" does not name a file beside it. {_AGAIN}')
     path = file.parent / name
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ArtifactError(f"Artifact {file} needs its arrays in {path}, which cannot be read: "
-                            f"{error.strerror or error}. Copy both files together.") from error
+        raise ArtifactError(
+            f"Artifact {file} needs its arrays in {path}, which cannot be read: "
+            f"{error.strerror or error}. Copy both files together."
+        ) from error
     digest = hashlib.sha256(data).hexdigest()
     if digest != entry.get("sha256"):
-        raise ArtifactError(f"Arrays {path} ({len(data)} bytes) have SHA-256 {digest[:12]}…, but {file.name} expects "
-                            f"{str(entry.get('sha256'))[:12]}…: the file is truncated or was replaced. {_AGAIN}")
+        raise ArtifactError(
+            f"Arrays {path} ({len(data)} bytes) have SHA-256 {digest[:12]}…, but {file.name} expects "
+            f"{str(entry.get('sha256'))[:12]}…: the file is truncated or was replaced. {_AGAIN}"
+        )
     try:
         arrays = read_npz(data, _MOST_BYTES)
     except ValueError as error:
@@ -587,8 +646,10 @@ def _plain(value: Any, where: str) -> Any:
         return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    raise OptionError(f"{where} must be made of plain numbers, strings, lists and dicts, got {type(value).__name__}. "
-                      "Put arrays into `arrays`.")
+    raise OptionError(
+        f"{where} must be made of plain numbers, strings, lists and dicts, got {type(value).__name__}. "
+        "Put arrays into `arrays`."
+    )
 
 
 _TAG = "$float"  # JSON has no infinity; {"$float": "inf"} stands for it
@@ -629,8 +690,11 @@ def environment(**more: Any) -> dict[str, Any]:
     >>> environment(device="cpu")["device"]
     'cpu'
     """
-    found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform(terse=True),
-                             "cpus": os.cpu_count() or 0}
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "cpus": os.cpu_count() or 0,
+    }
     for package in ("pathlens", "torch", "numpy", "scipy"):
         try:
             found[package] = importlib.metadata.version(package)

@@ -31,9 +31,18 @@ __all__ = ["app", "main"]
 #: the repository, where the package runs from one; above an installed package there is no docs/results.md
 SOURCE = Path(__file__).resolve().parents[2]
 DEMO = ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6")
-_COLOURS = {"reproduced": "green", "not reproduced": "dark_orange", "cannot tell": "bright_black",
-            "holds": "green", "printed form wrong, corrected holds": "dark_orange", "fails": "red",
-            "ok": "green", "absent": "bright_black", "corrupt": "red", "unverified": "yellow"}
+_COLOURS = {
+    "reproduced": "green",
+    "not reproduced": "dark_orange",
+    "cannot tell": "bright_black",
+    "holds": "green",
+    "printed form wrong, corrected holds": "dark_orange",
+    "fails": "red",
+    "ok": "green",
+    "absent": "bright_black",
+    "corrupt": "red",
+    "unverified": "yellow",
+}
 
 
 _SILENCE = 60.0  # seconds that a log may stay without a sign of life
@@ -71,10 +80,16 @@ class _Group(TyperGroup):
             raise typer.Exit(1) from None
 
 
-app = typer.Typer(name="pathlens", cls=_Group, no_args_is_help=True, add_completion=False,
-                  pretty_exceptions_enable=False, rich_markup_mode="rich",
-                  context_settings={"help_option_names": ["-h", "--help"]},
-                  help="Opens up gated neural networks: active paths, half-spaces, and the kernels built from them.")
+app = typer.Typer(
+    name="pathlens",
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Opens up gated neural networks: active paths, half-spaces, and the kernels built from them.",
+)
 data_app = typer.Typer(no_args_is_help=True, help="Find, check and import the published data sets.")
 app.add_typer(data_app, name="data")
 
@@ -199,9 +214,13 @@ def run(
             if page is not None:
                 console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
     if failed:
-        console.print(f"{len(failed)} of {len(chosen)} failed: {', '.join(outcome.name for outcome in failed)}. "
-                      "The same command goes on with them; --again starts all of them over.", style="red",
-                      soft_wrap=True, highlight=False)
+        console.print(
+            f"{len(failed)} of {len(chosen)} failed: {', '.join(outcome.name for outcome in failed)}. "
+            "The same command goes on with them; --again starts all of them over.",
+            style="red",
+            soft_wrap=True,
+            highlight=False,
+        )
         raise typer.Exit(1)
 
 
@@ -236,8 +255,11 @@ def _print_estimates(chosen: list[Experiment], plan: Plan, console: Console) -> 
         counted = f"about {_scientific(flops)} floating-point operations, " if flops is not None else ""
         console.print(f"{entry.name}: {counted}about {duration(60 * minutes)}", soft_wrap=True, highlight=False)
     if len(left) > 1:
-        console.print(f"All {len(left)}: about {duration(60 * total)}, less where they share trainings",
-                      soft_wrap=True, highlight=False)
+        console.print(
+            f"All {len(left)}: about {duration(60 * total)}, less where they share trainings",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 def _scientific(value: float) -> str:
@@ -321,8 +343,13 @@ def verify(
             if verdict == "fails" and result.detail:
                 console.print(Text(f"  {result.detail}", style="red"), soft_wrap=True)
     seconds = time.perf_counter() - start
-    document = {"format": FORMAT, "version": 1, "environment": environment(), "seconds": seconds,
-                "checks": [result.plain() for result in results]}
+    document = {
+        "format": FORMAT,
+        "version": 1,
+        "environment": environment(),
+        "seconds": seconds,
+        "checks": [result.plain() for result in results],
+    }
     if json_file is not None:
         try:
             json_file.parent.mkdir(parents=True, exist_ok=True)
@@ -334,8 +361,12 @@ def verify(
         console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
     tally = {word: sum(result.verdict == word for result in results) for word in ("holds", "fails")}
     corrected = len(results) - sum(tally.values())
-    console.print(f"{len(results)} checks in {seconds:.0f} s: {tally['holds']} hold, {corrected} hold in a corrected "
-                  f"form, {tally['fails']} fail.", soft_wrap=True, highlight=False)
+    console.print(
+        f"{len(results)} checks in {seconds:.0f} s: {tally['holds']} hold, {corrected} hold in a corrected "
+        f"form, {tally['fails']} fail.",
+        soft_wrap=True,
+        highlight=False,
+    )
     if tally["fails"]:
         raise typer.Exit(1)
 
@@ -363,9 +394,16 @@ def _bars(console: Console) -> Iterator[Progress]:
 
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
-                  TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True,
-                  disable=not console.is_terminal) as bars:
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
         tasks: dict[str, TaskID] = {}
         told = time.monotonic()
 
@@ -459,13 +497,26 @@ def table(
     model, seconds = fitted.model, time.perf_counter() - start
     for line in fitted.notes:
         console.print(f"{line}.", style="bright_black", soft_wrap=True, highlight=False, markup=False)
-    page = model.report(fitted.test, fitted.truth, out, within=fitted.train, others=fitted.others, note=note,
-                        title=f"{target}, from {file.name}")
+    page = model.report(
+        fitted.test,
+        fitted.truth,
+        out,
+        within=fitted.train,
+        others=fitted.others,
+        note=note,
+        title=f"{target}, from {file.name}",
+    )
     measure = "accuracy" if hasattr(model, "classes_") else "R²"
-    scores = [(type(model).__name__, model.score(fitted.test, fitted.truth)),
-              *((one["what"], one["score"]) for one in fitted.others)]
-    console.print(f"{len(fitted.train):,} rows fitted in {seconds:.0f} s; {measure} on {len(fitted.test):,} held out: "
-                  + ", ".join(f"{what} {score:.3f}" for what, score in scores), soft_wrap=True, highlight=False)
+    scores = [
+        (type(model).__name__, model.score(fitted.test, fitted.truth)),
+        *((one["what"], one["score"]) for one in fitted.others),
+    ]
+    console.print(
+        f"{len(fitted.train):,} rows fitted in {seconds:.0f} s; {measure} on {len(fitted.test):,} held out: "
+        + ", ".join(f"{what} {score:.3f}" for what, score in scores),
+        soft_wrap=True,
+        highlight=False,
+    )
     console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
 
 
@@ -494,8 +545,18 @@ def list_experiments(
         if not folder.is_dir():
             raise OptionError(f"--in {folder}: no such folder. Give one that `pathlens run` was given as --out.")
     status = _results(folders or [Path("runs"), Path("demo"), Path("results")])
-    table = Table("name", "what", "data", "quick", "paper", "operations", "status", box=None, header_style="bold",
-                  padding=(0, 2, 0, 0))
+    table = Table(
+        "name",
+        "what",
+        "data",
+        "quick",
+        "paper",
+        "operations",
+        "status",
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
     console, paper = _console(), ""
     for entry in select(chosen or ["all"]):
         name = entry.name
@@ -503,17 +564,32 @@ def list_experiments(
             paper = entry.paper
             table.add_row("", Text(paper, style="bright_black"), "", "", "", "", "")
         flops, _ = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
-        table.add_row(name, Text(entry.what), ", ".join(entry.data) or "–", duration(60 * entry.minutes["quick"]),
-                      duration(60 * entry.minutes["paper"]), "–" if flops is None else _scientific(flops),
-                      status.get(name, "[bright_black]not run[/]"))
+        table.add_row(
+            name,
+            Text(entry.what),
+            ", ".join(entry.data) or "–",
+            duration(60 * entry.minutes["quick"]),
+            duration(60 * entry.minutes["paper"]),
+            "–" if flops is None else _scientific(flops),
+            status.get(name, "[bright_black]not run[/]"),
+        )
     console.print(table)
-    console.print("quick, paper: expected time at each scale, on two cores or one GPU; operations: floating-point, at "
-                  "paper scale; data: at paper scale, quick may need less. Run one with: pathlens run NAME",
-                  style="bright_black", soft_wrap=True, highlight=False)
+    console.print(
+        "quick, paper: expected time at each scale, on two cores or one GPU; operations: floating-point, at "
+        "paper scale; data: at paper scale, quick may need less. Run one with: pathlens run NAME",
+        style="bright_black",
+        soft_wrap=True,
+        highlight=False,
+    )
     page = SOURCE / "docs" / "results.md"
     where = str(page) if page.is_file() else "docs/results.md of the source repository; an installed package has none"
-    console.print(f"What came out at the papers' sizes, where we ran it: {where}", style="bright_black",
-                  soft_wrap=True, highlight=False, markup=False)
+    console.print(
+        f"What came out at the papers' sizes, where we ran it: {where}",
+        style="bright_black",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
 
 
 def _artifact_folder(folder: Path) -> Path:
@@ -583,8 +659,10 @@ def doctor() -> None:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(index)
-            table.add_row(f"cuda:{index}", f"{about.name}, {human_bytes(about.total_memory)}, compute capability "
-                                           f"{about.major}.{about.minor}")
+            table.add_row(
+                f"cuda:{index}",
+                f"{about.name}, {human_bytes(about.total_memory)}, compute capability {about.major}.{about.minor}",
+            )
     else:
         table.add_row("cuda", "none")
     for package, extra, purpose in _OPTIONAL:
@@ -607,8 +685,13 @@ def data_list() -> None:
     console = _console()
     _print_sets(console, store.status())
     console.print("Tables: " + (", ".join(table_names()) or "none"), soft_wrap=True, highlight=False, markup=False)
-    console.print("Searched: " + ", ".join(map(str, store.data_folders())), style="bright_black", soft_wrap=True,
-                  highlight=False, markup=False)
+    console.print(
+        "Searched: " + ", ".join(map(str, store.data_folders())),
+        style="bright_black",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
 
 
 @data_app.command("check")
@@ -640,8 +723,12 @@ def data_import(
         imported = store.import_from(path, names or None)
     for item in imported:
         checked = "checksums agree" if item.verified else "no published checksum to compare with"
-        console.print(f"{item.name}: {len(item.files)} files, {human_bytes(item.bytes)}, {checked}, in {item.folder}",
-                      soft_wrap=True, highlight=False, markup=False)
+        console.print(
+            f"{item.name}: {len(item.files)} files, {human_bytes(item.bytes)}, {checked}, in {item.folder}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
 
 
 def _print_sets(console: Console, sets: list[SetStatus]) -> None:

@@ -19,8 +19,13 @@ from pathlens.errors import OptionError
 __all__ = ["KINDS", "Panel", "Series", "array_at"]
 
 # kind -> fewest and most dimensions of what a series refers to
-KINDS: dict[str, tuple[int, int]] = {"lines": (1, 8), "points": (1, 8), "strips": (1, 8), "matrices": (2, 2),
-                                     "fields": (2, 2)}  # fmt: skip
+KINDS: dict[str, tuple[int, int]] = {
+    "lines": (1, 8),
+    "points": (1, 8),
+    "strips": (1, 8),
+    "matrices": (2, 2),
+    "fields": (2, 2),
+}
 _STYLES = ("line", "dashed", "points")
 _SCALES = ("linear", "log")
 _REFERENCE = re.compile(r"([A-Za-z_]\w*)(?:\[((?::|-?\d+)(?:,\s*(?::|-?\d+))*)\])?(\.T)?")
@@ -51,8 +56,10 @@ class Series:
     def __post_init__(self) -> None:
         for reference in (self.values, *([self.x] if self.x else [])):
             if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
-                raise OptionError(f"Series {self.label!r}: {reference!r} does not name an array. Write 'loss', or a "
-                                  "part with integers and colons: 'error[0, :, 3]'.")  # fmt: skip
+                raise OptionError(
+                    f"Series {self.label!r}: {reference!r} does not name an array. Write 'loss', or a "
+                    "part with integers and colons: 'error[0, :, 3]'."
+                )
         if not isinstance(self.label, str):
             raise OptionError(f"Series {self.values!r}: the label must be a string, got {self.label!r}.")
         if self.style not in _STYLES:
@@ -154,8 +161,10 @@ class Panel:
             values = array_at(arrays, one.values, where)
             if not low <= values.ndim <= high or values.size == 0 or values.dtype.kind not in "biuf":
                 wanted = f"{low} dimensions" if low == high else f"at least {low} dimension{'s' * (low > 1)}"
-                raise OptionError(f"{where}: {one.values!r} has shape {values.shape} and dtype {values.dtype}; "
-                                  f"{self.kind} need numbers in {wanted}.")  # fmt: skip
+                raise OptionError(
+                    f"{where}: {one.values!r} has shape {values.shape} and dtype {values.dtype}; "
+                    f"{self.kind} need numbers in {wanted}."
+                )
             name = one.x or self.x
             if not name:
                 if self.kind == "points":
@@ -164,8 +173,9 @@ class Panel:
             x = array_at(arrays, name, where)
             fits = x.shape == values.shape if self.kind == "points" else x.shape == values.shape[-1:]
             if self.kind in ("lines", "points") and not fits:
-                raise OptionError(f"{where}: {name!r} has shape {x.shape}, which does not fit {one.values!r} of shape "
-                                  f"{values.shape}.")  # fmt: skip
+                raise OptionError(
+                    f"{where}: {name!r} has shape {x.shape}, which does not fit {one.values!r} of shape {values.shape}."
+                )
 
     def document(self) -> dict[str, Any]:
         """The panel as plain values, without those that are at their default."""

@@ -54,8 +54,10 @@ def read_header(path: Path, kind: str, error: type[FileFormatError] = FileFormat
     try:
         return unsealed(meta)
     except ValueError as e:
-        raise error(f"{path}: {e}: it was edited or damaged after it was written. It was left untouched; restore it "
-                    "from a copy.") from e
+        raise error(
+            f"{path}: {e}: it was edited or damaged after it was written. It was left untouched; restore it "
+            "from a copy."
+        ) from e
 
 
 class _Pair(NamedTuple):
@@ -431,12 +433,22 @@ class Record:
         keep = slice(None) if output is None else slice(output, output + 1)
         kept = self.kept if output is None else ((self.kept[output],) if self.kept else (output,))
         return Record(
-            self.x[cut], self.f[cut, keep], {k: v[cut] for k, v in self.bits.items()},
-            {k: v[cut] for k, v in self.soft.items()}, self.layers,
+            self.x[cut],
+            self.f[cut, keep],
+            {k: v[cut] for k, v in self.bits.items()},
+            {k: v[cut] for k, v in self.soft.items()},
+            self.layers,
             {k: [t[cut] for t in v] for k, v in self.layer_inputs.items()},
-            {k: v[cut, keep] for k, v in self.sensitivity.items()}, self.gate_label, self.flops_per_row, self.untracked,
-            kept, self.has_sensitivities, self.chain, self.ungated, self.learned_entry,
-        )  # fmt: skip
+            {k: v[cut, keep] for k, v in self.sensitivity.items()},
+            self.gate_label,
+            self.flops_per_row,
+            self.untracked,
+            kept,
+            self.has_sensitivities,
+            self.chain,
+            self.ungated,
+            self.learned_entry,
+        )
 
     def save(self, path: str | Path) -> str:
         """Write `path`.safetensors and `path`.json; returns the checksum of the tensors."""
@@ -466,13 +478,22 @@ class Record:
             layers = tuple(_layer_from(d) for d in meta["layers"])
             inputs = {layer.name: [t[f"input/{i}/{layer.name}"] for i in range(len(layer.calls))] for layer in layers}
             return cls(
-                t["x"], t["f"], {s: t[f"bits/{s}"] for s in meta["sites"]},
-                {s: t[f"soft/{s}"] for s in meta["sites"] if f"soft/{s}" in t}, layers, inputs,
+                t["x"],
+                t["f"],
+                {s: t[f"bits/{s}"] for s in meta["sites"]},
+                {s: t[f"soft/{s}"] for s in meta["sites"] if f"soft/{s}" in t},
+                layers,
+                inputs,
                 {k.removeprefix("sensitivity/"): v for k, v in t.items() if k.startswith("sensitivity/")},
-                meta["gate_label"], meta["flops_per_row"], tuple(meta["untracked"]), tuple(meta["kept"]),
-                meta["has_sensitivities"], meta["chain"], tuple(meta.get("ungated", ())),
+                meta["gate_label"],
+                meta["flops_per_row"],
+                tuple(meta["untracked"]),
+                tuple(meta["kept"]),
+                meta["has_sensitivities"],
+                meta["chain"],
+                tuple(meta.get("ungated", ())),
                 meta.get("learned_entry", False),
-            )  # fmt: skip
+            )
         except (KeyError, ShapeError) as e:
             raise _incomplete(path, "record", e) from e
 
@@ -485,12 +506,24 @@ class Record:
 
 def _layer_from(d: dict[str, Any]) -> Layer:
     calls = tuple(
-        None if c is None else Convolution(tuple(c["kernel"]), tuple(c["stride"]), tuple(map(tuple, c["padding"])),
-                                           tuple(c["dilation"]), c["groups"])
+        None
+        if c is None
+        else Convolution(
+            tuple(c["kernel"]), tuple(c["stride"]), tuple(map(tuple, c["padding"])), tuple(c["dilation"]), c["groups"]
+        )
         for c in d["calls"]
-    )  # fmt: skip
-    return Layer(d["name"], d["part"], d["bias"], d["inputs"], d["outputs"], calls, d["identity"], d["trainable"],
-                 tuple(d.get("parameters", (f"{d['name']}.weight", f"{d['name']}.bias"))))  # fmt: skip
+    )
+    return Layer(
+        d["name"],
+        d["part"],
+        d["bias"],
+        d["inputs"],
+        d["outputs"],
+        calls,
+        d["identity"],
+        d["trainable"],
+        tuple(d.get("parameters", (f"{d['name']}.weight", f"{d['name']}.bias"))),
+    )
 
 
 def _positions(t: Tensor, call: Convolution | None) -> int:

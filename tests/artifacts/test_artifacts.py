@@ -32,42 +32,61 @@ def claim(**changes: object) -> Claim:
 
 def full() -> Artifact:
     return Artifact(
-        "hs.fig3", "Paths", "half-space", "quick", config={"width": np.int64(16), "hidden": (16, 16)}, seeds=[0, 1, 2],
+        "hs.fig3",
+        "Paths",
+        "half-space",
+        "quick",
+        config={"width": np.int64(16), "hidden": (16, 16)},
+        seeds=[0, 1, 2],
         claims=[claim(measured=[3, np.float32(4), INF], row="ReLU", unit="×")],
         metrics={"loss": [0.5, NAN, INF, -INF], "n": np.float64(2.5), "flag": np.bool_(True), "none": None},
-        paper_config={"width": 16}, paper_numbers={"β": 4}, deviations=[Deviation("a", "b", "c", "d")],
-        gates={"kernel": "hard", "loss": "soft β=4"}, arrays={"k": np.eye(3, dtype=np.float32), "e": np.arange(3)},
-        duration_seconds=1.5, created="2026-01-31T12:00:00+00:00", environment={"device": "cpu"},
+        paper_config={"width": 16},
+        paper_numbers={"β": 4},
+        deviations=[Deviation("a", "b", "c", "d")],
+        gates={"kernel": "hard", "loss": "soft β=4"},
+        arrays={"k": np.eye(3, dtype=np.float32), "e": np.arange(3)},
+        duration_seconds=1.5,
+        created="2026-01-31T12:00:00+00:00",
+        environment={"device": "cpu"},
     )
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("measured", "verdict"), [
-    ([3, 4, 5], "reproduced"),
-    ([3, 3, 3, 3, 1], "reproduced"),  # 4 of 5
-    ([3, 3, 3, 1, 1], "cannot tell"),
-    ([1, 1, 1, 1, 3], "not reproduced"),
-    ([1, 0.5, 2.0], "not reproduced"),  # the threshold itself is not above it
-    ([INF, INF, INF], "reproduced"),
-    ([-INF, -INF, -INF], "not reproduced"),
-    ([3, 3, 3, 3, None], "reproduced"),
-    ([3, 3, 3, None, None], "cannot tell"),  # missing seeds help nobody
-    ([1, 1, 1, NAN, NAN], "cannot tell"),
-    ([1, 1, 1, 1, NAN], "not reproduced"),
-    ([3, 3], "cannot tell"),  # too few
-    ([3, 3, None], "cannot tell"),
-    ([NAN, NAN, NAN], "cannot tell"),
-    ([], "cannot tell"),
-])
+@pytest.mark.parametrize(
+    ("measured", "verdict"),
+    [
+        ([3, 4, 5], "reproduced"),
+        ([3, 3, 3, 3, 1], "reproduced"),  # 4 of 5
+        ([3, 3, 3, 1, 1], "cannot tell"),
+        ([1, 1, 1, 1, 3], "not reproduced"),
+        ([1, 0.5, 2.0], "not reproduced"),  # the threshold itself is not above it
+        ([INF, INF, INF], "reproduced"),
+        ([-INF, -INF, -INF], "not reproduced"),
+        ([3, 3, 3, 3, None], "reproduced"),
+        ([3, 3, 3, None, None], "cannot tell"),  # missing seeds help nobody
+        ([1, 1, 1, NAN, NAN], "cannot tell"),
+        ([1, 1, 1, 1, NAN], "not reproduced"),
+        ([3, 3], "cannot tell"),  # too few
+        ([3, 3, None], "cannot tell"),
+        ([NAN, NAN, NAN], "cannot tell"),
+        ([], "cannot tell"),
+    ],
+)
 def test_verdict_follows_from_the_values(measured: list[float | None], verdict: str) -> None:
     assert claim(measured=measured).verdict == verdict
 
 
-@pytest.mark.parametrize(("comparison", "null", "at_threshold"), [
-    (">", 1, False), (">=", 1, True), ("<", 3, False), ("<=", 3, True),
-])
+@pytest.mark.parametrize(
+    ("comparison", "null", "at_threshold"),
+    [
+        (">", 1, False),
+        (">=", 1, True),
+        ("<", 3, False),
+        ("<=", 3, True),
+    ],
+)
 def test_each_comparison_at_its_threshold(comparison: str, null: float, at_threshold: bool) -> None:
     assert claim(comparison=comparison, null=null, measured=[2.0]).met == (at_threshold,)
 
@@ -100,10 +119,22 @@ def test_spread_with_infinities_and_gaps() -> None:
     assert claim(measured=[-INF, INF]).spread.median is None
 
 
-@pytest.mark.parametrize("changes", [
-    {"threshold": NAN}, {"null": NAN}, {"threshold": INF}, {"null": "one"}, {"threshold": True}, {"comparison": "=="},
-    {"null": 2.5}, {"agree": 0.5}, {"needs": 0}, {"measured": ["3"]}, {"measured": [True]},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threshold": NAN},
+        {"null": NAN},
+        {"threshold": INF},
+        {"null": "one"},
+        {"threshold": True},
+        {"comparison": "=="},
+        {"null": 2.5},
+        {"agree": 0.5},
+        {"needs": 0},
+        {"measured": ["3"]},
+        {"measured": [True]},
+    ],
+)
 def test_claims_that_cannot_be_decided_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(OptionError, match="more on top"):
         claim(**changes)
@@ -118,8 +149,19 @@ def test_a_claim_without_threshold_or_null_is_refused() -> None:
 
 def test_a_reduced_run_reproduces_nothing_at_paper_scale() -> None:
     good = claim(measured=[3, 3, 3])
-    make = lambda scale, width: Artifact("hs.a", "t", "p", scale, config={"width": width}, seeds=[0, 1, 2],  # noqa: E731
-                                         claims=[good], paper_config={"width": 16})
+
+    def make(scale, width):
+        return Artifact(
+            "hs.a",
+            "t",
+            "p",
+            scale,
+            config={"width": width},
+            seeds=[0, 1, 2],
+            claims=[good],
+            paper_config={"width": 16},
+        )
+
     assert make("paper", 16).verdict == "reproduced"
     assert make("paper", 8).verdict == "cannot tell"
     assert make("paper", 8).reductions == {"width": (8, 16)}
@@ -137,12 +179,27 @@ def test_one_failure_settles_it() -> None:
     assert settled(["reproduced", "reproduced"]) == "reproduced"
 
 
-@pytest.mark.parametrize("changes", [
-    {"name": "../evil"}, {"name": "fig2"}, {"scale": "huge"}, {"metrics": {1: 2}}, {"metrics": {"a": object()}},
-    {"metrics": {"a": 1j}}, {"gates": {"k": "firm"}}, {"gates": {"k": 4}}, {"arrays": {"k": np.array([object()])}},
-    {"arrays": {"a/b": np.zeros(1)}}, {"arrays": {"file": np.zeros(1)}}, {"created": "yesterday"},
-    {"created": "2026-01-31T12:00:00"}, {"claims": ["true"]}, {"config": {"$float": 1}}, {"metrics": [1]},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "../evil"},
+        {"name": "fig2"},
+        {"scale": "huge"},
+        {"metrics": {1: 2}},
+        {"metrics": {"a": object()}},
+        {"metrics": {"a": 1j}},
+        {"gates": {"k": "firm"}},
+        {"gates": {"k": 4}},
+        {"arrays": {"k": np.array([object()])}},
+        {"arrays": {"a/b": np.zeros(1)}},
+        {"arrays": {"file": np.zeros(1)}},
+        {"created": "yesterday"},
+        {"created": "2026-01-31T12:00:00"},
+        {"claims": ["true"]},
+        {"config": {"$float": 1}},
+        {"metrics": [1]},
+    ],
+)
 def test_what_cannot_be_stored_is_refused_when_made(changes: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         Artifact(**{"name": "hs.fig2", "title": "t", "paper": "p", "scale": "quick", **changes})
@@ -156,7 +213,8 @@ def same(a: Artifact, b: Artifact) -> bool:
         if field.name != "arrays" and getattr(a, field.name) != getattr(b, field.name):
             return False
     return a.arrays.keys() == b.arrays.keys() and all(
-        np.array_equal(a.arrays[k], b.arrays[k]) and a.arrays[k].dtype == b.arrays[k].dtype for k in a.arrays)
+        np.array_equal(a.arrays[k], b.arrays[k]) and a.arrays[k].dtype == b.arrays[k].dtype for k in a.arrays
+    )
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -172,8 +230,9 @@ def test_round_trip(tmp_path: Path) -> None:
 
 numbers = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5))
 keys = st.text(max_size=6).filter(lambda key: key != "$float")
-nested = st.recursive(numbers, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
-                      max_leaves=8)
+nested = st.recursive(
+    numbers, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
+)
 
 
 @settings(max_examples=40, deadline=None)
@@ -234,9 +293,16 @@ def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(sealed({**content, **changes})))
 
 
-@pytest.mark.parametrize(("version", "remedy"), [
-    (3, "newer Pathlens"), (1, "again"), (0, "again"), (None, "again"), ("2", "again"),
-])
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [
+        (3, "newer Pathlens"),
+        (1, "again"),
+        (0, "again"),
+        (None, "again"),
+        ("2", "again"),
+    ],
+)
 def test_unknown_versions_are_refused(tmp_path: Path, version: object, remedy: str) -> None:
     path = full().save(tmp_path)
     edit(path, schema=version)
@@ -280,12 +346,29 @@ def test_pickled_arrays_are_never_opened(tmp_path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize("changes", [
-    {"format": "other"}, {"arrays": {"file": "../x.npz", "sha256": ""}}, {"arrays": {"file": "/etc/passwd"}},
-    {"arrays": []}, {"name": 3}, {"name": "../x"}, {"metrics": []}, {"claims": [{"texts": "x"}]}, {"claims": [3]},
-    {"seeds": ["a"]}, {"seeds": [1.5]}, {"deviations": [{"paper": "x"}]}, {"gates": {"k": "firm"}},
-    {"verdict": "not reproduced"}, {"reduced": True}, {"source": 3}, {"figures": None}, {"title": None},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": "other"},
+        {"arrays": {"file": "../x.npz", "sha256": ""}},
+        {"arrays": {"file": "/etc/passwd"}},
+        {"arrays": []},
+        {"name": 3},
+        {"name": "../x"},
+        {"metrics": []},
+        {"claims": [{"texts": "x"}]},
+        {"claims": [3]},
+        {"seeds": ["a"]},
+        {"seeds": [1.5]},
+        {"deviations": [{"paper": "x"}]},
+        {"gates": {"k": "firm"}},
+        {"verdict": "not reproduced"},
+        {"reduced": True},
+        {"source": 3},
+        {"figures": None},
+        {"title": None},
+    ],
+)
 def test_entries_of_the_wrong_kind_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     path = full().save(tmp_path)
     edit(path, **changes)
@@ -312,9 +395,18 @@ def test_the_edited_verdict_of_one_claim_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize("changes", [
-    {"origin": "hearsay"}, {"origin": 3}, {"reduced": 1}, {"reduced": None}, {"text": 3}, {"unit": None}, {"more": 1},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"origin": "hearsay"},
+        {"origin": 3},
+        {"reduced": 1},
+        {"reduced": None},
+        {"text": 3},
+        {"unit": None},
+        {"more": 1},
+    ],
+)
 def test_claims_of_the_wrong_kind_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     path = full().save(tmp_path)
     edit(path, claims=[{**json.loads(path.read_text())["claims"][0], **changes}])
@@ -340,8 +432,9 @@ def test_origins_round_trip(tmp_path: Path) -> None:
 
 def test_rows_carry_the_mark_of_the_whole(tmp_path: Path) -> None:
     rows = [claim(row=row, measured=[3, 3, 3]) for row in ("ReLU", "DLGN")]
-    made = Artifact("hs.a", "t", "p", "paper", config={"width": 8}, seeds=[0, 1, 2], claims=rows,
-                    paper_config={"width": 16})
+    made = Artifact(
+        "hs.a", "t", "p", "paper", config={"width": 8}, seeds=[0, 1, 2], claims=rows, paper_config={"width": 16}
+    )
     path = made.save(tmp_path)
     stored = json.loads(path.read_text())
     assert stored["reduced"] is True and [one["reduced"] for one in stored["claims"]] == [True, True]
@@ -460,8 +553,10 @@ def test_a_missing_folder_and_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_no_torch_is_loaded_by_artifacts_report_and_help() -> None:
-    code = ("import sys, pathlens.artifacts, pathlens.report, pathlens.experiments.registry, pathlens.cli\n"
-            "bad = {'torch', 'matplotlib', 'sklearn', 'scipy'} & set(sys.modules)\nassert not bad, bad")
+    code = (
+        "import sys, pathlens.artifacts, pathlens.report, pathlens.experiments.registry, pathlens.cli\n"
+        "bad = {'torch', 'matplotlib', 'sklearn', 'scipy'} & set(sys.modules)\nassert not bad, bad"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

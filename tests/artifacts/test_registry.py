@@ -28,8 +28,9 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def add(name: str, function: object = None) -> Experiment:
-    return registry.register(Experiment(name, "paper", "Title", "what", (CLAIM,),
-                                        function or (lambda run: result(name, run))))  # type: ignore[arg-type]
+    return registry.register(
+        Experiment(name, "paper", "Title", "what", (CLAIM,), function or (lambda run: result(name, run)))
+    )  # type: ignore[arg-type]
 
 
 def test_an_experiment_without_a_claim_is_refused() -> None:
@@ -65,7 +66,8 @@ def test_only_the_module_asked_for_is_imported(tmp_path: Path, monkeypatch: pyte
             "from pathlens.artifacts import Artifact, Claim\nfrom pathlens.experiments.registry import experiment\n"
             "claim = Claim('c', threshold=2, comparison='>', null=1)\n"
             f"@experiment('{prefix}.x', paper='p', title='t', what='w', claims=[claim])\n"
-            f"def x(run): return Artifact('{prefix}.x', 't', 'p', run.scale, claims=[claim.measure([3, 3, 3])])\n")
+            f"def x(run): return Artifact('{prefix}.x', 't', 'p', run.scale, claims=[claim.measure([3, 3, 3])])\n"
+        )
     monkeypatch.setattr(experiments, "__path__", [*experiments.__path__, str(tmp_path)])
     monkeypatch.setattr(experiments, "MODULES", {"one": ("lazy_one",), "two": ("lazy_two",)})
     assert registry.find("one.x").name == "one.x"
@@ -98,8 +100,10 @@ def test_work_is_shared_and_its_time_counted_for_each(monkeypatch: pytest.Monkey
 def test_a_claim_that_was_registered_must_be_measured_as_registered() -> None:
     easier = dataclasses.replace(CLAIM, threshold=1.5).measure([1.6, 1.6, 1.6])
     for claims in ((easier,), (dataclasses.replace(CLAIM, text="other"),)):
-        entry = add(f"hs.{len(registry._REGISTERED)}",
-                    lambda run, claims=claims: result(f"hs.{len(registry._REGISTERED) - 1}", run, *claims))
+        entry = add(
+            f"hs.{len(registry._REGISTERED)}",
+            lambda run, claims=claims: result(f"hs.{len(registry._REGISTERED) - 1}", run, *claims),
+        )
         with pytest.raises(OptionError, match="did not measure its claim 'more on top'"):
             registry.perform(entry, Run())
 

@@ -30,8 +30,16 @@ def fake(run: Run, name: str) -> Artifact:
     values = run.once("training", lambda: TRAININGS.append(1) or [3.0 + seed for seed in run.seeds])
     run.progress("training", 1, 2)
     run.progress("training", 2, 2)
-    return Artifact(name, "A fake [thing]", "none", run.scale, seeds=run.seeds, claims=[CLAIM.measure(values)],
-                    arrays={"v": np.array(values)}, config={"device": run.device})
+    return Artifact(
+        name,
+        "A fake [thing]",
+        "none",
+        run.scale,
+        seeds=run.seeds,
+        claims=[CLAIM.measure(values)],
+        arrays={"v": np.array(values)},
+        config={"device": run.device},
+    )
 
 
 def broken(run: Run) -> Artifact:
@@ -49,9 +57,18 @@ def only_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     TRAININGS.clear()
     for name in ("fake.one", "fake.two"):
-        registry.register(Experiment(name, "none", "Fake", f"what {name} [does]", (CLAIM,),
-                                     lambda run, name=name: fake(run, name), data=("mnist",),  # type: ignore[misc]
-                                     flops=3e15))
+        registry.register(
+            Experiment(
+                name,
+                "none",
+                "Fake",
+                f"what {name} [does]",
+                (CLAIM,),
+                lambda run, name=name: fake(run, name),
+                data=("mnist",),  # type: ignore[misc]
+                flops=3e15,
+            )
+        )
     registry.register(Experiment("fake.broken", "none", "Broken", "fails", (CLAIM,), broken))
 
 
@@ -63,10 +80,12 @@ def invoke(*words: str, code: int = 0) -> str:
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     """Measured as processor time: waiting for other programs is not our cost."""
-    probe = ("import sys, time\nfrom typer.testing import CliRunner\nfrom pathlens.cli import app\n"
-             "r = CliRunner().invoke(app, ['--help'])\nassert r.exit_code == 0 and 'doctor' in r.output\n"
-             "bad = {'torch', 'numpy', 'matplotlib', 'sklearn'} & set(sys.modules)\nassert not bad, bad\n"
-             "print(time.process_time())")
+    probe = (
+        "import sys, time\nfrom typer.testing import CliRunner\nfrom pathlens.cli import app\n"
+        "r = CliRunner().invoke(app, ['--help'])\nassert r.exit_code == 0 and 'doctor' in r.output\n"
+        "bad = {'torch', 'numpy', 'matplotlib', 'sklearn'} & set(sys.modules)\nassert not bad, bad\n"
+        "print(time.process_time())"
+    )
     done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)
     assert float(done.stdout) < 5  # a tenth of that here; torch alone takes longer on a slow machine
 
@@ -179,8 +198,9 @@ def test_unknown_experiment_suggests_the_closest() -> None:
     assert "Did you mean 'fake.one'?" in invoke("run", "fake.onee", code=1)
 
 
-@pytest.mark.parametrize("words", [("run", "fake.one", "--seeds", "0"), ("run", "fake.one", "--scale", "huge"),
-                                   ("run",), ("unknown",)])
+@pytest.mark.parametrize(
+    "words", [("run", "fake.one", "--seeds", "0"), ("run", "fake.one", "--scale", "huge"), ("run",), ("unknown",)]
+)
 def test_wrong_usage_is_exit_code_two(words: tuple[str, ...]) -> None:
     invoke(*words, code=2)
 
@@ -263,8 +283,16 @@ def test_report_of_nothing(tmp_path: Path) -> None:
 
 def test_doctor_shows_versions_memory_and_data() -> None:
     output = invoke("doctor")
-    for words in (__version__, "torch", "cores usable", "free for this process", "cuda", "matplotlib", "MNIST",
-                  "absent"):
+    for words in (
+        __version__,
+        "torch",
+        "cores usable",
+        "free for this process",
+        "cuda",
+        "matplotlib",
+        "MNIST",
+        "absent",
+    ):
         assert words in output, words
 
 
@@ -395,14 +423,20 @@ def test_compressed_tables(read: Any, suffix: str) -> None:
     assert read(found, f"t.csv{suffix}")[0]["größe"].tolist() == [1.5, 20.25, -0.125]
 
 
-@pytest.mark.parametrize(("data", "words"), [
-    (b"a,kind\n1,x\ninf,y\n-inf,x\n", "Column 'a' holds inf in row 2 (counted from 1, without the header), 2 infinite"),
-    (b"a;kind\n1,234;x\n2,345;y\n", "column 'a' holds '1,234' in row 1"),
-    (b"a,b,kind\n1,5,2,5,x\n", "line 2 has 5 cells separated by ',', the header has 3"),
-    (b"a,kind\n1,\x81\n", "line 2 is not text in"),
-    ("a,kind\n1,x\n".encode("utf-16-le"), "a zero byte, as in UTF-16 without a byte-order mark"),
-    (b"\xff\xfea\x00,", "is not text in utf-16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            b"a,kind\n1,x\ninf,y\n-inf,x\n",
+            "Column 'a' holds inf in row 2 (counted from 1, without the header), 2 infinite",
+        ),
+        (b"a;kind\n1,234;x\n2,345;y\n", "column 'a' holds '1,234' in row 1"),
+        (b"a,b,kind\n1,5,2,5,x\n", "line 2 has 5 cells separated by ',', the header has 3"),
+        (b"a,kind\n1,\x81\n", "line 2 is not text in"),
+        ("a,kind\n1,x\n".encode("utf-16-le"), "a zero byte, as in UTF-16 without a byte-order mark"),
+        (b"\xff\xfea\x00,", "is not text in utf-16"),
+    ],
+)
 def test_tables_that_cannot_be_read_say_where(data: bytes, words: str) -> None:
     Path("t.csv").write_bytes(data)
     text = invoke("table", "t.csv", "--target", "kind", code=1)

@@ -15,7 +15,7 @@ from pathlens.artifacts import load
 from pathlens.experiments import registry
 from pathlens.experiments.sizes import SIZES
 
-SOURCE = '''
+SOURCE = """
 from beside import VALUE
 
 from pathlens.artifacts import Artifact, Claim
@@ -29,7 +29,7 @@ claim = Claim("more", threshold=1, comparison=">", null=0)
 def run_it(run):
     values = [VALUE + run.sizes("NAME")["epochs"] for _ in run.seeds]
     return Artifact("NAME", "T", "mine", run.scale, seeds=run.seeds, claims=[claim.measure(values)])
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +96,9 @@ def test_an_edited_file_with_its_old_date_and_length_runs_anew() -> None:
 
 
 def test_a_log_shows_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("one.py").write_text(SOURCE.replace("    values", "    run.progress('steps [a]', 3, 7)\n    values").replace(
-        "NAME", "own.one"))  # fmt: skip
+    Path("one.py").write_text(
+        SOURCE.replace("    values", "    run.progress('steps [a]', 3, 7)\n    values").replace("NAME", "own.one")
+    )
     assert "steps" not in invoke("run", "one.py", "--device", "cpu")
     monkeypatch.setattr(cli, "_SILENCE", -1.0)
     assert "steps [a]: 3 of 7" in invoke("run", "one.py", "--device", "cpu", "--again")

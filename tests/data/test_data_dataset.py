@@ -125,8 +125,18 @@ def test_subsample_depends_on_seed_and_refuses():
 def animals(**more):
     y = torch.tensor([0, 1, 2, 0, 1, 2, 2])
     x = torch.arange(14.0).reshape(7, 2)
-    return DataSet(x, y, x[:4] + 100, y[:4], name="animals", task="classification", classes=3, marks={"row": x[:, 0]},
-                   marks_test={"row": x[:4, 0]}, **more)  # fmt: skip
+    return DataSet(
+        x,
+        y,
+        x[:4] + 100,
+        y[:4],
+        name="animals",
+        task="classification",
+        classes=3,
+        marks={"row": x[:, 0]},
+        marks_test={"row": x[:4, 0]},
+        **more,
+    )
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -33,11 +33,16 @@ GOOD_IDX = idx_bytes(np.arange(30, dtype=np.uint8).reshape(5, 6))
 
 @pytest.mark.parametrize(
     ("data", "part"),
-    [(GOOD_IDX[:-1], "29 came"), (GOOD_IDX + b"x", "31 came"), (b"", "magic"),
-     (b"\x00\x00\x09\x01" + GOOD_IDX[4:], "magic"), (GOOD_IDX[:9], "too short"),
-     (gzip.compress(GOOD_IDX, mtime=0)[:-9], "gzip"),
-     # 2^96 bytes promised: in 64 bits the product wraps around to 0, the size that came
-     (b"\x00\x00\x08\x04" + struct.pack(">4I", 2**31, 2**31, 2**31, 8), "promises")],
+    [
+        (GOOD_IDX[:-1], "29 came"),
+        (GOOD_IDX + b"x", "31 came"),
+        (b"", "magic"),
+        (b"\x00\x00\x09\x01" + GOOD_IDX[4:], "magic"),
+        (GOOD_IDX[:9], "too short"),
+        (gzip.compress(GOOD_IDX, mtime=0)[:-9], "gzip"),
+        # 2^96 bytes promised: in 64 bits the product wraps around to 0, the size that came
+        (b"\x00\x00\x08\x04" + struct.pack(">4I", 2**31, 2**31, 2**31, 8), "promises"),
+    ],
 )
 def test_idx_refuses(data, part):
     with pytest.raises(FileFormatError, match=part) as caught:
@@ -49,9 +54,13 @@ def test_idx_refuses(data, part):
 @given(st.binary(max_size=64))
 def test_decoders_never_crash_on_noise(data):
     """Whatever the bytes: an array or a FileFormatError, nothing else."""
-    for read in (lambda: formats.read_idx(data, "a"), lambda: formats.read_cifar_binary(data, "a", 1),
-                 lambda: formats.read_cifar_python(data, "a", ("labels",)), lambda: formats.read_webp_strips(data, "a"),
-                 lambda: formats.read_labels_npz(data, "a", "labels")):
+    for read in (
+        lambda: formats.read_idx(data, "a"),
+        lambda: formats.read_cifar_binary(data, "a", 1),
+        lambda: formats.read_cifar_python(data, "a", ("labels",)),
+        lambda: formats.read_webp_strips(data, "a"),
+        lambda: formats.read_labels_npz(data, "a", "labels"),
+    ):
         with contextlib.suppress(FileFormatError):
             read()
 
@@ -95,14 +104,20 @@ class Attack:
 
 def test_malicious_pickles_are_refused_unrun(tmp_path):
     mark = tmp_path / "pwned"
-    attacks = [Attack(os.mkdir, str(mark)), Attack(eval, f"__import__('os').mkdir({str(mark)!r})"),
-               Attack(getattr, os, "mkdir"), {"data": Attack(os.mkdir, str(mark)), "labels": []}]
+    attacks = [
+        Attack(os.mkdir, str(mark)),
+        Attack(eval, f"__import__('os').mkdir({str(mark)!r})"),
+        Attack(getattr, os, "mkdir"),
+        {"data": Attack(os.mkdir, str(mark)), "labels": []},
+    ]
     for attack in attacks[:2] + attacks[3:]:
         with pytest.raises(FileFormatError, match="refused"):
             formats.read_cifar_python(pickle.dumps(attack), "a", ("labels",))
     # the same through the one allowed codec function, and through attributes of an allowed name
-    for data in (b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00hextR.",
-                 b"\x80\x04\x8c\x05numpy\x8c\x0edtype.__init__\x93."):
+    for data in (
+        b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00hextR.",
+        b"\x80\x04\x8c\x05numpy\x8c\x0edtype.__init__\x93.",
+    ):
         with pytest.raises(FileFormatError, match="refused"):
             formats.read_cifar_python(data, "a", ("labels",))
     assert not mark.exists()
@@ -112,11 +127,17 @@ def test_malicious_pickles_are_refused_unrun(tmp_path):
 
 @pytest.mark.parametrize(
     ("batch", "part"),
-    [([1], "holds a list"), ({b"labels": [1]}, "no 'data'"), ({"data": PIXELS}, "no 'labels'"),
-     ({"data": b"xx", "labels": [1]}, "is a bytes"),
-     ({"data": PIXELS.astype(np.int16), "labels": [1, 2, 3]}, "not uint8"),
-     ({"data": PIXELS[:, :9], "labels": [1, 2, 3]}, "shape"), ({"data": PIXELS, "labels": [1, 2]}, "list of 3"),
-     ({"data": PIXELS, "labels": [1, 2, 300]}, "list of 3"), ({"data": PIXELS, "labels": [1, 2, 0.5]}, "list of 3")],
+    [
+        ([1], "holds a list"),
+        ({b"labels": [1]}, "no 'data'"),
+        ({"data": PIXELS}, "no 'labels'"),
+        ({"data": b"xx", "labels": [1]}, "is a bytes"),
+        ({"data": PIXELS.astype(np.int16), "labels": [1, 2, 3]}, "not uint8"),
+        ({"data": PIXELS[:, :9], "labels": [1, 2, 3]}, "shape"),
+        ({"data": PIXELS, "labels": [1, 2]}, "list of 3"),
+        ({"data": PIXELS, "labels": [1, 2, 300]}, "list of 3"),
+        ({"data": PIXELS, "labels": [1, 2, 0.5]}, "list of 3"),
+    ],
 )
 def test_cifar_python_refuses(batch, part):
     with pytest.raises(FileFormatError, match=part):
@@ -126,9 +147,13 @@ def test_cifar_python_refuses(batch, part):
 def test_webp_strips():
     part = webp_strip(IMAGES[:2]) + webp_strip(IMAGES[2:])
     assert np.array_equal(formats.read_webp_strips(part, "a"), IMAGES)
-    for broken, why in ((part[:-3], "ends at byte"), (part + b"RIFF", "no WebP file"), (b"", "empty"),
-                        (part[:20] + bytes(200) + part[220:], "does not decode"),
-                        (webp_strip(IMAGES.reshape(-1, 32, 3)[:40]), "32 wide and a multiple of 32")):
+    for broken, why in (
+        (part[:-3], "ends at byte"),
+        (part + b"RIFF", "no WebP file"),
+        (b"", "empty"),
+        (part[:20] + bytes(200) + part[220:], "does not decode"),
+        (webp_strip(IMAGES.reshape(-1, 32, 3)[:40]), "32 wide and a multiple of 32"),
+    ):
         with pytest.raises(FileFormatError, match=why):
             formats.read_webp_strips(broken, "a")
 

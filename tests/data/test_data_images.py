@@ -101,8 +101,9 @@ def test_random_pixels_permute_each_image_by_itself(made, monkeypatch):
     """On equal images, so that only the permutations can differ."""
     full = mnist(flatten=True)
     ramp = torch.arange(784.0).expand(60, -1).clone()
-    monkeypatch.setattr("pathlens.data.images.mnist",
-                        lambda **_: type(full)(ramp, full.y, task="classification", classes=10))
+    monkeypatch.setattr(
+        "pathlens.data.images.mnist", lambda **_: type(full)(ramp, full.y, task="classification", classes=10)
+    )
     assert len(mnist_random_pixels().x.unique(dim=0)) == 60
 
 
@@ -121,9 +122,10 @@ def test_modified_fashion_empty_cluster(made, monkeypatch):
     full = fashion_mnist()
     x = full.x.clone()
     x[full.y == 9] = 0.5
-    monkeypatch.setattr("pathlens.data.images.fashion_mnist",
-                        lambda **_: type(full)(x, full.y, full.x_test, full.y_test, task="classification", classes=10,
-                                               info=full.info))
+    monkeypatch.setattr(
+        "pathlens.data.images.fashion_mnist",
+        lambda **_: type(full)(x, full.y, full.x_test, full.y_test, task="classification", classes=10, info=full.info),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn's ConvergenceWarning is the case under test
         with pytest.raises(EmptyDataError, match="of class 9 has no training row"):

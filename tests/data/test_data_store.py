@@ -103,8 +103,15 @@ def test_missing_says_everything(data_root, empty_cache):
     with pytest.raises(DataMissingError) as caught:
         cifar10()
     text = str(caught.value)
-    for part in (str(data_root), str(empty_cache / "data"), "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz",
-                 "train_00.webps", "data_batch_1", "pathlens data import"):
+    for part in (
+        str(data_root),
+        str(empty_cache / "data"),
+        "cifar-10-python.tar.gz",
+        "cifar-10-binary.tar.gz",
+        "train_00.webps",
+        "data_batch_1",
+        "pathlens data import",
+    ):
         assert part in text
     with pytest.raises(UnknownNameError, match="fashion_mnist"):
         store.check("fashion")
@@ -145,8 +152,12 @@ def test_gzipped_files_without_their_ending_are_read(data_root, tiny_mnist):
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda p: p.write_bytes(p.read_bytes()[:-30]), lambda p: flip_byte(p, 12), lambda p: p.write_bytes(b""),
-     lambda p: p.write_bytes(gzip.compress(gzip.decompress(p.read_bytes())[:-1]))],
+    [
+        lambda p: p.write_bytes(p.read_bytes()[:-30]),
+        lambda p: flip_byte(p, 12),
+        lambda p: p.write_bytes(b""),
+        lambda p: p.write_bytes(gzip.compress(gzip.decompress(p.read_bytes())[:-1])),
+    ],
 )
 def test_damaged_idx_is_named(data_root, tiny_mnist, damage):
     folder = tiny_mnist.write(data_root, "idx.gz")
@@ -164,9 +175,13 @@ def test_damaged_idx_is_named(data_root, tiny_mnist, damage):
 
 @pytest.mark.parametrize(
     ("damage", "part"),
-    [(lambda data: gzip.compress(data)[:-30], "gzip stream is broken"), (lambda data: b"", "magic"),
-     (lambda data: data[:-1], "promises"), (lambda data: data + bytes(10**6), "expected at most"),
-     (lambda data: gzip.compress(data + bytes(10**6)), "more than 47056 bytes")],
+    [
+        (lambda data: gzip.compress(data)[:-30], "gzip stream is broken"),
+        (lambda data: b"", "magic"),
+        (lambda data: data[:-1], "promises"),
+        (lambda data: data + bytes(10**6), "expected at most"),
+        (lambda data: gzip.compress(data + bytes(10**6)), "more than 47056 bytes"),
+    ],
 )
 def test_damaged_unpacked_idx_is_named(data_root, tiny_mnist, damage, part):
     path = tiny_mnist.write(data_root, "idx") / "train-images-idx3-ubyte"

@@ -50,8 +50,17 @@ def test_circle_energy():
 
 
 def test_circle_options():
-    data = circle(100, top=torch.cos, bottom=3, top_amplitude=2, bottom_amplitude=0.5, top_offset=-1, bottom_offset=4,
-                  dtype=torch.float64, test_points=10)
+    data = circle(
+        100,
+        top=torch.cos,
+        bottom=3,
+        top_amplitude=2,
+        bottom_amplitude=0.5,
+        top_offset=-1,
+        bottom_offset=4,
+        dtype=torch.float64,
+        test_points=10,
+    )
     theta, top = data.marks["theta"], data.marks["top"]
     expected = torch.where(top, 2 * torch.cos(theta) - 1, 0.5 * torch.sin(3 * theta) + 4)
     torch.testing.assert_close(data.y[:, 0], expected, rtol=0, atol=1e-14)
@@ -71,8 +80,11 @@ def test_circle_controls():
     made = {name: circle_control(name, 64, dtype=torch.float64) for name in CIRCLE_CONTROLS}
     top, theta = made["trivial"].marks["top"], made["trivial"].marks["theta"]
     fast, slow = torch.sin(12 * theta), torch.sin(theta)
-    expected = {"trivial": torch.where(top, 0.0, fast), "offset": torch.where(top, fast + 1, fast),
-                "swapped": torch.where(top, fast, slow)}
+    expected = {
+        "trivial": torch.where(top, 0.0, fast),
+        "offset": torch.where(top, fast + 1, fast),
+        "swapped": torch.where(top, fast, slow),
+    }
     assert made.keys() == expected.keys()
     for name, data in made.items():
         torch.testing.assert_close(data.y[:, 0], expected[name], rtol=0, atol=1e-14)
@@ -82,9 +94,15 @@ def test_circle_controls():
 
 @pytest.mark.parametrize(
     ("error", "options"),
-    [(OptionError, {"points": 0}), (OptionError, {"noise": -1.0}), (OptionError, {"top": math.inf}),
-     (OptionError, {"test_points": -1}), (ShapeError, {"top": lambda t: t[:1]}),
-     (ShapeError, {"bottom": lambda t: 3.0}), (NotFiniteError, {"top": lambda t: 1 / t})],
+    [
+        (OptionError, {"points": 0}),
+        (OptionError, {"noise": -1.0}),
+        (OptionError, {"top": math.inf}),
+        (OptionError, {"test_points": -1}),
+        (ShapeError, {"top": lambda t: t[:1]}),
+        (ShapeError, {"bottom": lambda t: 3.0}),
+        (NotFiniteError, {"top": lambda t: 1 / t}),
+    ],
 )
 def test_circle_refuses(error, options):
     with pytest.raises(error, match="circle"):
@@ -183,8 +201,17 @@ def test_nlgp_is_reproducible_and_fresh():
 
 @pytest.mark.parametrize(
     "options",
-    [{"xi": (-1.0, 1.0)}, {"xi": (1.0, 0.0)}, {"xi": (math.nan, 1.0)}, {"gain": 0.0}, {"gain": -3.0}, {"d": 0},
-     {"labels": "+-"}, {"xi": (1.0, 2.0, 3.0)}, {"n": 0}],
+    [
+        {"xi": (-1.0, 1.0)},
+        {"xi": (1.0, 0.0)},
+        {"xi": (math.nan, 1.0)},
+        {"gain": 0.0},
+        {"gain": -3.0},
+        {"d": 0},
+        {"labels": "+-"},
+        {"xi": (1.0, 2.0, 3.0)},
+        {"n": 0},
+    ],
 )
 def test_nlgp_refuses(options):
     with pytest.raises(OptionError, match="NLGP"):
@@ -201,8 +228,11 @@ def test_nlgp_unknown_convention():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    d=st.integers(4, 20), edges=st.tuples(st.floats(0.0, 0.99), st.floats(0.05, 0.6)), flip=st.booleans(),
-    support=st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0)]), interval=st.sampled_from(["(]", "[]"]),
+    d=st.integers(4, 20),
+    edges=st.tuples(st.floats(0.0, 0.99), st.floats(0.05, 0.6)),
+    flip=st.booleans(),
+    support=st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0)]),
+    interval=st.sampled_from(["(]", "[]"]),
 )
 def test_pulse_second_moment_is_the_enumerated_one(d, edges, flip, support, interval):
     lo = edges[0]
@@ -215,8 +245,9 @@ def test_pulse_second_moment_is_the_enumerated_one(d, edges, flip, support, inte
     torch.testing.assert_close((x * p[:, None]).T @ x, sampler.second_moment(), rtol=0, atol=1e-12)
     for label in (1, 0):
         mask = y[:, 0] == label
-        torch.testing.assert_close(2 * (x[mask] * p[mask, None]).T @ x[mask], sampler.second_moment(label), rtol=0,
-                                   atol=1e-12)
+        torch.testing.assert_close(
+            2 * (x[mask] * p[mask, None]).T @ x[mask], sampler.second_moment(label), rtol=0, atol=1e-12
+        )
 
 
 def test_pulse_second_moment_is_the_printed_formula():
@@ -252,9 +283,17 @@ def test_pulse_samples():
 
 @pytest.mark.parametrize(
     ("options", "part"),
-    [({"xi1": (0.25, 0.26)}, "holds no length"), ({"xi1": (0.3, 0.2)}, "lo ≤ hi"), ({"xi2": (-0.1, 0.2)}, "0 ≤ lo"),
-     ({"xi1": (0.5, 1.5)}, "hi ≤ 1"), ({"xi2": (0.0, 0.1), "interval": "[]"}, "holds length 0"),
-     ({"support": (1, 0)}, "off < on"), ({"labels": "1"}, "'pm1'"), ({"n": 0}, "at least 1"), ({"d": 0}, "at least 1")],
+    [
+        ({"xi1": (0.25, 0.26)}, "holds no length"),
+        ({"xi1": (0.3, 0.2)}, "lo ≤ hi"),
+        ({"xi2": (-0.1, 0.2)}, "0 ≤ lo"),
+        ({"xi1": (0.5, 1.5)}, "hi ≤ 1"),
+        ({"xi2": (0.0, 0.1), "interval": "[]"}, "holds length 0"),
+        ({"support": (1, 0)}, "off < on"),
+        ({"labels": "1"}, "'pm1'"),
+        ({"n": 0}, "at least 1"),
+        ({"d": 0}, "at least 1"),
+    ],
 )
 def test_pulse_refuses(options, part):
     with pytest.raises(OptionError, match=part):

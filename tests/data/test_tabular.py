@@ -29,9 +29,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(place: Path, text: str, **changes: object) -> None:
     packed = gzip.compress(text.encode())
     (place / "towns.csv.gz").write_bytes(packed)
-    entry = {"name": "towns", "file": "towns.csv.gz", "task": "classification", "rows": 3, "columns": 3,
-             "categorical_columns": ["town"], "integer_coded_categoricals": ["code"],
-             "sha256": hashlib.sha256(packed).hexdigest()} | changes  # fmt: skip
+    entry = {
+        "name": "towns",
+        "file": "towns.csv.gz",
+        "task": "classification",
+        "rows": 3,
+        "columns": 3,
+        "categorical_columns": ["town"],
+        "integer_coded_categoricals": ["code"],
+        "sha256": hashlib.sha256(packed).hexdigest(),
+    } | changes
     (place / "manifest.json").write_text(json.dumps({"datasets": [entry]}))
 
 

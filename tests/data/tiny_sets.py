@@ -80,8 +80,10 @@ def _register(monkeypatch, name, arrays, files, archives) -> Tiny:
     facts = checksums.SETS[name]
     forms = []
     for form in facts.forms:
-        digests = {file: Digest(digest.algorithm, hashlib.new(digest.algorithm, files[form.name][file]).hexdigest())
-                   for file, digest in form.digests.items()}
+        digests = {
+            file: Digest(digest.algorithm, hashlib.new(digest.algorithm, files[form.name][file]).hexdigest())
+            for file, digest in form.digests.items()
+        }
         archive = form.archive_digest and Digest("md5", hashlib.md5(archives[form.name]).hexdigest())
         forms.append(replace(form, digests=digests, archive_digest=archive))
     known = {key: sha256(value.tobytes()) for key, value in arrays.items()} if facts.arrays else {}
@@ -96,8 +98,12 @@ def make_idx(monkeypatch, name: str, seed: int) -> Tiny:
     for split, n in (("train", 60), ("test", 20)):
         arrays[f"{split}_images"] = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
         arrays[f"{split}_labels"] = rng.permutation(np.arange(n) % 10).astype(np.uint8)
-    raw = {"train-images-idx3-ubyte": arrays["train_images"], "train-labels-idx1-ubyte": arrays["train_labels"],
-           "t10k-images-idx3-ubyte": arrays["test_images"], "t10k-labels-idx1-ubyte": arrays["test_labels"]}
+    raw = {
+        "train-images-idx3-ubyte": arrays["train_images"],
+        "train-labels-idx1-ubyte": arrays["train_labels"],
+        "t10k-images-idx3-ubyte": arrays["test_images"],
+        "t10k-labels-idx1-ubyte": arrays["test_labels"],
+    }
     files = {"idx": {file: idx_bytes(array) for file, array in raw.items()}}
     files["idx.gz"] = {f"{file}.gz": gzip.compress(data, mtime=0) for file, data in files["idx"].items()}
     return _register(monkeypatch, name, arrays, files, {})
@@ -113,16 +119,30 @@ def make_cifar10(monkeypatch) -> Tiny:
     batches = {f"data_batch_{k}": part for k, part in enumerate(parts, 1)}
     batches["test_batch"] = (arrays["test_images"], arrays["test_labels"])
     files = {
-        "python": {file: pickle.dumps({b"batch_label": b"made up", b"data": planar(images), b"labels": labels.tolist(),
-                                       b"filenames": [b"a.png"] * len(labels)}, protocol=2)
-                   for file, (images, labels) in batches.items()},
-        "binary": {f"{file}.bin": np.hstack((labels[:, None], planar(images))).tobytes()
-                   for file, (images, labels) in batches.items()},
+        "python": {
+            file: pickle.dumps(
+                {
+                    b"batch_label": b"made up",
+                    b"data": planar(images),
+                    b"labels": labels.tolist(),
+                    b"filenames": [b"a.png"] * len(labels),
+                },
+                protocol=2,
+            )
+            for file, (images, labels) in batches.items()
+        },
+        "binary": {
+            f"{file}.bin": np.hstack((labels[:, None], planar(images))).tobytes()
+            for file, (images, labels) in batches.items()
+        },
     }
     labels_npz = io.BytesIO()
     np.savez_compressed(labels_npz, train_labels=arrays["train_labels"], test_labels=arrays["test_labels"])
-    packed = {f"train_{k:02d}.webps": webp_strip(arrays["train_images"][2 * k : 2 * k + 1])
-              + webp_strip(arrays["train_images"][2 * k + 1 : 2 * k + 2]) for k in range(10)}
+    packed = {
+        f"train_{k:02d}.webps": webp_strip(arrays["train_images"][2 * k : 2 * k + 1])
+        + webp_strip(arrays["train_images"][2 * k + 1 : 2 * k + 2])
+        for k in range(10)
+    }
     packed |= {f"test_{k:02d}.webps": webp_strip(arrays["test_images"][5 * k : 5 * k + 5]) for k in range(2)}
     files["packed"] = packed | {"labels.npz": labels_npz.getvalue()}
     archives = {
@@ -140,9 +160,12 @@ def make_cifar100(monkeypatch) -> Tiny:
         fine = rng.permutation(np.arange(n) % 100).astype(np.uint8)
         coarse = (fine % 20).astype(np.uint8)
         arrays |= {f"{split}_images": images, f"{split}_labels": fine, f"{split}_coarse": coarse}
-        python[split] = pickle.dumps({b"data": planar(images), b"fine_labels": fine.tolist(),
-                                      b"coarse_labels": coarse.tolist()}, protocol=2)
+        python[split] = pickle.dumps(
+            {b"data": planar(images), b"fine_labels": fine.tolist(), b"coarse_labels": coarse.tolist()}, protocol=2
+        )
         binary[f"{split}.bin"] = np.hstack((coarse[:, None], fine[:, None], planar(images))).tobytes()
-    archives = {"python": tar_gz({f"cifar-100-python/{file}": data for file, data in python.items()}),
-                "binary": tar_gz({f"cifar-100-binary/{file}": data for file, data in binary.items()})}
+    archives = {
+        "python": tar_gz({f"cifar-100-python/{file}": data for file, data in python.items()}),
+        "binary": tar_gz({f"cifar-100-binary/{file}": data for file, data in binary.items()}),
+    }
     return _register(monkeypatch, "cifar100", arrays, {"python": python, "binary": binary}, archives)

@@ -148,6 +148,8 @@ def test_a_ridge_is_chosen_for_the_rows_that_weigh():
     noisy = np.arange(120) % 2 == 1
     y = np.sin(3 * X[:, 0]) + noisy * random.normal(size=120)
     net = pl.models.relu(2, (32, 32), seed=0).double()
-    clean, noise = (PathKernelRegressor("ntk", network=net, ridge="auto").fit(X, y, np.where(side, 1.0, 1e-3))
-                    for side in (~noisy, noisy))  # fmt: skip
+    clean, noise = (
+        PathKernelRegressor("ntk", network=net, ridge="auto").fit(X, y, np.where(side, 1.0, 1e-3))
+        for side in (~noisy, noisy)
+    )
     assert clean.ridge_ < noise.ridge_

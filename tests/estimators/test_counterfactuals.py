@@ -33,8 +33,17 @@ def random_model(seed, d, hidden, c=1, spread=1.0, constant=False):
     if constant:
         weights[0] *= 0
     zero = tuple(np.zeros(w) for w in hidden)
-    return HalfSpaceModel(tuple(normals), tuple(offsets), tuple(weights), tuple(biases), zero, zero,
-                          np.arange(hidden[-1]), np.full(d, spread) * rng.uniform(0.5, 2, d), np.zeros(d))  # fmt: skip
+    return HalfSpaceModel(
+        tuple(normals),
+        tuple(offsets),
+        tuple(weights),
+        tuple(biases),
+        zero,
+        zero,
+        np.arange(hidden[-1]),
+        np.full(d, spread) * rng.uniform(0.5, 2, d),
+        np.zeros(d),
+    )
 
 
 def flip(model, row):
@@ -84,7 +93,7 @@ def found_and_proved(search, wanted):
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([(3,), (2, 3), (2, 2, 2)]), st.booleans(), st.booleans()
-)  # fmt: skip
+)
 def test_it_is_the_nearest_of_all_cells(seed, d, hidden, constant, starts):
     model = random_model(seed, d, hidden, constant=constant)
     rng = np.random.default_rng(seed + 1)
@@ -145,8 +154,17 @@ def test_a_rare_category_is_as_far_as_it_is():
     rows = np.zeros((40_000, 2))
     rows[:, 0], rows[7, 1] = np.linspace(-1, 1, 40_000), 1
     one, zero = np.ones((1, 1)), (np.zeros(1),)
-    model = HalfSpaceModel((np.array([[0.0, 1.0]]),), (np.array([-0.5]),), (np.array([[0.1, 2.0]]), one),
-                           zero * 2, zero, zero, np.zeros(1, int), rows.std(0), rows.mean(0))  # fmt: skip
+    model = HalfSpaceModel(
+        (np.array([[0.0, 1.0]]),),
+        (np.array([-0.5]),),
+        (np.array([[0.1, 2.0]]), one),
+        zero * 2,
+        zero,
+        zero,
+        np.zeros(1, int),
+        rows.std(0),
+        rows.mean(0),
+    )
     goal, far = Goal(one, np.array([1.5])), 1 / rows[:, 1].std()
     point, distance, at_least, _ = counterfactual(model, rows[0], goal, "high", rows, [], None, 20.0)
     assert point.tolist() == [-1, 1]  # nothing else changes
@@ -275,8 +293,10 @@ def from_repr(text):
 
 
 def from_page(html):
-    return {unescape(name): new for name, _, new in
-            re.findall("<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", html)}  # fmt: skip
+    return {
+        unescape(name): new
+        for name, _, new in re.findall("<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td></tr>", html)
+    }
 
 
 @pytest.mark.parametrize("table", ["cancer", "wine"])
@@ -329,9 +349,17 @@ def test_rounded_rows_stay_what_rows_may_be(seed, hidden, constant):
 def test_a_corner_that_rounding_away_from_the_row_would_leave():
     """a + b > 1 and a < b + 0.20000037: more of both crosses the wall, so that a point deeper inside is rounded."""
     one, zero = np.ones((1, 1)), (np.zeros(1),)
-    model = HalfSpaceModel((np.array([[-1.0, 1.0]]),), (np.array([0.20000037]),), (np.ones((1, 2)), one),
-                           (np.zeros(1), -np.ones(1)), zero, zero, np.zeros(1, int), np.array([1.5, 1.0]),
-                           np.zeros(2))  # fmt: skip
+    model = HalfSpaceModel(
+        (np.array([[-1.0, 1.0]]),),
+        (np.array([0.20000037]),),
+        (np.ones((1, 2)), one),
+        (np.zeros(1), -np.ones(1)),
+        zero,
+        zero,
+        np.zeros(1, int),
+        np.array([1.5, 1.0]),
+        np.zeros(2),
+    )
     goal, box = Goal(one, np.zeros(1)), np.array([[-2.0, -2.0], [2.5, 2.5], [0.25, -0.75]])
     row = np.zeros(2)
     point, distance, at_least, unrounded = counterfactual(model, row, goal, "high", box, [], None, 20.0)
@@ -346,8 +374,10 @@ def test_values_are_printed_in_full_and_differ_from_those_before():
     before, after = np.array([2020.3712, 1 / 3, 1e6]), np.array([2020.37, -0.125, 1234567.5])
     plain = Counterfactual(before, after, 0, 1, 2.0, 1.0, 2.0, ("year", "share", "count"), np.ones(3))
     assert plain.printed == {
-        "count": ("1e+06", "1234567.5"), "share": ("0.333333", "-0.125"), "year": ("2020.371", "2020.37"),
-    }  # fmt: skip
+        "count": ("1e+06", "1234567.5"),
+        "share": ("0.333333", "-0.125"),
+        "year": ("2020.371", "2020.37"),
+    }
     assert "(" not in repr(plain) and "none is nearer than 1\n" in repr(plain)
     rounded = replace(plain, distance=2.001, at_least=2.0)
     assert rounded.nearest and "distance 2 (0.001 by rounding) standard deviations, none is nearer\n" in repr(rounded)
@@ -381,7 +411,7 @@ def test_out_of_time_it_tells_what_it_has_and_what_is_proved():
     rows = np.random.default_rng(0).normal(size=(200, 12)) * 3
     point, distance, at_least, unrounded = counterfactual(
         model, row, Goal(np.array([[sign]]), np.zeros(1)), "other", rows, [], None, 0.2
-    )  # fmt: skip
+    )
     assert sign * model.outputs(point[None])[0, 0] > 0
     assert 0 <= at_least <= unrounded <= distance
 

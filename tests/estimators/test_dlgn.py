@@ -283,8 +283,12 @@ def test_noisy_targets_are_followed_and_all_others_annealed(iris, diabetes, quic
     X, y = iris
     noisy = np.where(np.random.default_rng(0).random(150) < 0.4, np.roll(y, 50), y)
     slopes = X.to_numpy() @ np.array([1.0, -2.0, 3.0, 0.5])
-    cases = [(DLGNClassifier, X, y, "anneal"), (DLGNClassifier, X, noisy, "follow"),
-             (DLGNRegressor, X, slopes, "anneal"), (DLGNRegressor, *diabetes, "follow")]  # fmt: skip
+    cases = [
+        (DLGNClassifier, X, y, "anneal"),
+        (DLGNClassifier, X, noisy, "follow"),
+        (DLGNRegressor, X, slopes, "anneal"),
+        (DLGNRegressor, *diabetes, "follow"),
+    ]
     for kind, rows, targets, wanted in cases:
         auto, same = (kind(**quick, hardening=h).fit(rows, targets) for h in ("auto", wanted))
         assert auto.hardening_ == same.hardening_ == wanted
@@ -296,10 +300,19 @@ def test_hard_gates_agree_with_the_soft_network_they_follow(iris, quick):
     hard = DLGNClassifier(**quick, hardening="follow").fit(X, y)
     seed = int(np.random.RandomState(quick["random_state"]).randint(2**31 - 1))
     x, labels = torch.tensor((X - X.mean(0)) / X.std(0)), torch.tensor(np.unique(y, return_inverse=True)[1])
-    runs = pl.train(pl.models.dlgn(4, quick["hidden"], 3, bias=True).double(), (x, labels), seeds=[seed],
-                    loss="cross_entropy", optimizer="adamw", lr=quick["learning_rate"], schedule="cosine",
-                    weight_decay=quick["weight_decay"], epochs=quick["epochs"], batch_size=None,
-                    progress=False)  # fmt: skip
+    runs = pl.train(
+        pl.models.dlgn(4, quick["hidden"], 3, bias=True).double(),
+        (x, labels),
+        seeds=[seed],
+        loss="cross_entropy",
+        optimizer="adamw",
+        lr=quick["learning_rate"],
+        schedule="cosine",
+        weight_decay=quick["weight_decay"],
+        epochs=quick["epochs"],
+        batch_size=None,
+        progress=False,
+    )
     p = runs.networks[0](x).softmax(1).detach().numpy()
     assert np.abs(hard.predict_proba(X) - p).mean() < 0.05
     assert hard.soft_loss_ == pytest.approx(-np.log(p[np.arange(150), labels]).mean(), rel=1e-9)

@@ -13,8 +13,9 @@ def model_of(normals, offsets, weights, biases, centre):
     arrays = [[np.asarray(a, dtype=float) for a in part] for part in (normals, offsets, weights, biases)]
     zero = tuple(np.zeros(len(o)) for o in arrays[1])
     d, last = arrays[0][0].shape[1], len(arrays[1][-1])
-    return HalfSpaceModel(*(tuple(part) for part in arrays), zero, zero, np.arange(last), np.ones(d),
-                          np.asarray(centre, dtype=float))  # fmt: skip
+    return HalfSpaceModel(
+        *(tuple(part) for part in arrays), zero, zero, np.arange(last), np.ones(d), np.asarray(centre, dtype=float)
+    )
 
 
 def random_model(seed, d, hidden, c=1, constant=False):
@@ -23,8 +24,13 @@ def random_model(seed, d, hidden, c=1, constant=False):
     weights = [rng.normal(size=(b, a)) for a, b in pairwise(widths)]
     if constant:
         weights[0] *= 0
-    return model_of([rng.normal(size=(w, d)) for w in hidden], [rng.normal(size=w) for w in hidden], weights,
-                    [rng.normal(size=w) for w in widths[1:]], rng.normal(size=d))  # fmt: skip
+    return model_of(
+        [rng.normal(size=(w, d)) for w in hidden],
+        [rng.normal(size=w) for w in hidden],
+        weights,
+        [rng.normal(size=w) for w in widths[1:]],
+        rng.normal(size=d),
+    )
 
 
 def step_and_slope(centre=(0.0, 0.0)):
@@ -117,8 +123,9 @@ def test_they_agree_with_the_exact_cells_of_the_segment():
             if before is not None:
                 point = model.centre + lo * away
                 jump = (slope @ point + value - before[0] @ point - before[1])[0]
-                ((layer, unit),) = [(k, i) for k, (a, b) in enumerate(zip(bits, before[2]))
-                                    for i in np.flatnonzero(a[0] != b[0])]  # fmt: skip
+                ((layer, unit),) = [
+                    (k, i) for k, (a, b) in enumerate(zip(bits, before[2])) for i in np.flatnonzero(a[0] != b[0])
+                ]
                 normal = model.normals[layer][unit] * away
                 wanted += jump * normal / normal.sum()
             before = slope, value, bits

@@ -94,8 +94,11 @@ def test_a_mistake_is_shown(flowers: Any, tmp_path: Path) -> None:
     model, X, y = flowers
     wrong = y.copy()
     wrong.iloc[0] = "virginica" if y.iloc[0] == "setosa" else "setosa"
-    rows = {title: row for one in portrait(model, X, wrong, X, 3, 0.5)["examples"]
-            for title, row in [(one["title"], one["row"])]}  # fmt: skip
+    rows = {
+        title: row
+        for one in portrait(model, X, wrong, X, 3, 0.5)["examples"]
+        for title, row in [(one["title"], one["row"])]
+    }
     assert any("surest mistake" in title for title in rows)
 
 
@@ -149,11 +152,17 @@ def mixed(n: int = 200) -> pd.DataFrame:
     """Numbers with gaps, words with gaps, truth values, a constant, dates, names."""
     random = np.random.default_rng(0)
     size, colour = random.normal(size=n), random.choice(["red", "green", "blue"], n)
-    frame = pd.DataFrame({
-        "size": np.where(np.arange(n) % 10 == 0, np.nan, size), "colour": colour, "large": random.random(n) > 0.5,
-        "always": 1.0, "when": pd.date_range("2020-01-01", periods=n), "name": [f"row {i}" for i in range(n)],
-        "kind": np.where((size > 0) ^ (colour == "red"), "yes", "no"),
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "size": np.where(np.arange(n) % 10 == 0, np.nan, size),
+            "colour": colour,
+            "large": random.random(n) > 0.5,
+            "always": 1.0,
+            "when": pd.date_range("2020-01-01", periods=n),
+            "name": [f"row {i}" for i in range(n)],
+            "kind": np.where((size > 0) ^ (colour == "red"), "yes", "no"),
+        }
+    )
     frame.loc[::7, "colour"] = None
     return frame
 
@@ -172,10 +181,17 @@ def test_a_table_as_it_comes() -> None:
     assert all(0 <= one["score"] <= 1 for one in found.others)
 
 
-@pytest.mark.parametrize("values", [
-    [True, None, False], pd.array([1, None, 3], dtype="Int64"), pd.array([True, None, False], dtype="boolean"),
-    pd.array(["u", None, "v"], dtype="string"), pd.Categorical(["u", None, "v"]), ["u", np.nan, "v"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        [True, None, False],
+        pd.array([1, None, 3], dtype="Int64"),
+        pd.array([True, None, False], dtype="boolean"),
+        pd.array(["u", None, "v"], dtype="string"),
+        pd.Categorical(["u", None, "v"]),
+        ["u", np.nan, "v"],
+    ],
+)
 def test_gaps_of_every_kind(values: Any) -> None:
     column = pd.Series(values).repeat(40).reset_index(drop=True)
     frame = pd.DataFrame({"x": np.arange(120.0), "gaps": column, "y": ["a", "b"] * 60})
@@ -204,27 +220,36 @@ def test_rows_held_out_are_not_looked_at() -> None:
     assert len(filled) and (filled == own.median()).all() and own.median() != frame["size"].median()
 
 
-@pytest.mark.parametrize(("values", "classes"), [
-    (["a", "b"] * 20, True), ([True, False] * 20, True), ([0, 1, 2, 3] * 10, True), ([0.5, 1.5] * 20, False),
-    (list(range(40)), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        (["a", "b"] * 20, True),
+        ([True, False] * 20, True),
+        ([0, 1, 2, 3] * 10, True),
+        ([0.5, 1.5] * 20, False),
+        (list(range(40)), False),
+    ],
+)
 def test_classes_or_numbers(values: list[Any], classes: bool) -> None:
     frame = pd.DataFrame({"x": np.arange(40.0), "y": values})
     found = fit_table(frame, "y", hidden=(4,), epochs=2, random_state=0)
     assert isinstance(found.model, DLGNClassifier) == classes
 
 
-@pytest.mark.parametrize(("frame", "options", "error", "message"), [
-    (mixed(), {"target": "kinds"}, PathlensError, "Did you mean 'kind'"),
-    (mixed(), {"target": "kind", "kind": "regression"}, DTypeError, "no numbers"),
-    (mixed(), {"target": "kind", "kind": "classes"}, PathlensError, "Unknown kind 'classes'"),
-    (mixed(), {"target": "kind", "held_out": 1.5}, OptionError, "between 0 and 1"),
-    (mixed(), {"target": "kind", "held_out": 0.999}, EmptyDataError, "cannot be split"),
-    (mixed(6), {"target": "kind"}, EmptyDataError, "too few"),
-    (mixed()[["always", "when", "name", "kind"]], {"target": "kind"}, DTypeError, "No column"),
-    (mixed().assign(kind="no"), {"target": "kind"}, EmptyDataError, "1 values"),
-    (mixed().assign(size=np.inf), {"target": "kind"}, NotFiniteError, "'size' holds inf in row 1 .* 200 infinite"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("frame", "options", "error", "message"),
+    [
+        (mixed(), {"target": "kinds"}, PathlensError, "Did you mean 'kind'"),
+        (mixed(), {"target": "kind", "kind": "regression"}, DTypeError, "no numbers"),
+        (mixed(), {"target": "kind", "kind": "classes"}, PathlensError, "Unknown kind 'classes'"),
+        (mixed(), {"target": "kind", "held_out": 1.5}, OptionError, "between 0 and 1"),
+        (mixed(), {"target": "kind", "held_out": 0.999}, EmptyDataError, "cannot be split"),
+        (mixed(6), {"target": "kind"}, EmptyDataError, "too few"),
+        (mixed()[["always", "when", "name", "kind"]], {"target": "kind"}, DTypeError, "No column"),
+        (mixed().assign(kind="no"), {"target": "kind"}, EmptyDataError, "1 values"),
+        (mixed().assign(size=np.inf), {"target": "kind"}, NotFiniteError, "'size' holds inf in row 1 .* 200 infinite"),
+    ],
+)
 def test_tables_that_cannot_be_fitted(frame: Any, options: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         fit_table(frame, random_state=0, **options)

@@ -72,8 +72,11 @@ def test_few_rows_get_less_or_more_than_the_rule(kind):
 
 def test_no_number_of_rows_changes_much():
     """The same values are tried at all sizes, on all five folds at first and on fewer as these hold more rows."""
-    own = {k: v for k, v in DLGNClassifier().get_params().items()
-           if k not in ("class_weight", "random_state", "validation_fraction")}  # fmt: skip
+    own = {
+        k: v
+        for k, v in DLGNClassifier().get_params().items()
+        if k not in ("class_weight", "random_state", "validation_fraction")
+    }
     for classes in (2, None):
         found = {n: resolve("test", n, n, classes, 0, **own) for n in (FEW, 300, 833, 1000, 2400, ENOUGH, 2600, 10**5)}
         assert [recipe.splits for recipe in found.values()] == [5, 5, 4, 3, 2, 1, 1, 1]
@@ -95,8 +98,11 @@ def test_folds_have_equal_shares_of_the_classes(counts):
 def test_rows_of_early_stopping_have_no_say():
     X = rows(3000)
     Y = stripes(X).astype(int)
-    own = {k: v for k, v in DLGNClassifier(**QUICK, early_stopping=True).get_params().items()
-           if k not in ("class_weight", "random_state", "validation_fraction")}  # fmt: skip
+    own = {
+        k: v
+        for k, v in DLGNClassifier(**QUICK, early_stopping=True).get_params().items()
+        if k not in ("class_weight", "random_state", "validation_fraction")
+    }
     recipe = resolve("test", ENOUGH, ENOUGH, 2, 0, **own)
     train, seen = (X[:ENOUGH], Y[:ENOUGH], np.ones(ENOUGH)), (X[ENOUGH:], Y[ENOUGH:], np.ones(500))
     turned = (seen[0], 1 - seen[1], seen[2])
@@ -108,8 +114,10 @@ def test_rows_of_early_stopping_have_no_say():
 def test_weights_count_in_the_choice():
     X = rows(2 * ENOUGH)
     y = np.where(np.arange(len(X)) % 2, noisy(X), stripes(X))
-    of = {parity: DLGNClassifier(**QUICK).fit(X, y, np.where(np.arange(len(X)) % 2 == parity, 1.0, 1e-6))
-          for parity in (0, 1)}  # fmt: skip
+    of = {
+        parity: DLGNClassifier(**QUICK).fit(X, y, np.where(np.arange(len(X)) % 2 == parity, 1.0, 1e-6))
+        for parity in (0, 1)
+    }
     assert of[1].weight_decay_ >= RULE > of[0].weight_decay_
 
 

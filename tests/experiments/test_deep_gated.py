@@ -15,8 +15,17 @@ from pathlens.experiments.sizes import SIZES
 from pathlens.report import write_page
 from pathlens.training import initialise
 
-NAMES = ("dgn.fig1", "dgn.fig2", "dgn.fig3", "dgn.fig4", "dgn.fig9", "dgn.fig10", "dgn.conv", "dgn.subnetworks",
-         "dgn.unfittable")  # fmt: skip
+NAMES = (
+    "dgn.fig1",
+    "dgn.fig2",
+    "dgn.fig3",
+    "dgn.fig4",
+    "dgn.fig9",
+    "dgn.fig10",
+    "dgn.conv",
+    "dgn.subnetworks",
+    "dgn.unfittable",
+)
 SMALL = {
     "dgn.fig1": {"n": 12, "depths": [2, 4, 6], "widths": [8, 40]},
     "dgn.fig2": {"depths": [2, 4, 6], "runs": 4, "width": 40},

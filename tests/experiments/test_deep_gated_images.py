@@ -18,10 +18,22 @@ from pathlens.testing.plain_loop import train_plainly
 
 NAMES = ("dgn.exp6", "dgn.tab4", "dgn.fig5", "dgn.fig6", "dgn.fig7", "dgn.fig8")
 SMALL = {
-    "rows": 60, "rows_test": 40, "side": 4, "channels": [4, 4, 4, 4], "dense": [6, 6], "epochs": 3, "batch_size": 20,
-    "lr": 5e-3, "betas": [1, 8], "epsilons": [0.1, 0.4], "tasks": ["mnist", "mnist_random_labels"], "hidden": [12, 8],
-    "width": 10, "hidden_layers": 3, "examples": 12,
-}  # fmt: skip
+    "rows": 60,
+    "rows_test": 40,
+    "side": 4,
+    "channels": [4, 4, 4, 4],
+    "dense": [6, 6],
+    "epochs": 3,
+    "batch_size": 20,
+    "lr": 5e-3,
+    "betas": [1, 8],
+    "epsilons": [0.1, 0.4],
+    "tasks": ["mnist", "mnist_random_labels"],
+    "hidden": [12, 8],
+    "width": 10,
+    "hidden_layers": 3,
+    "examples": 12,
+}
 SEEDS = (0, 1)
 
 
@@ -103,8 +115,17 @@ def shrunk():
 def plainly(net, seed):
     """Train one network from a seed with nothing but autograd."""
     x, y, x_test, y_test = shrunk()
-    train_plainly(net.reinitialise(seed), x, y, steps=9, loss=F.cross_entropy, optimizer=torch.optim.Adam,
-                  batch_size=20, seed=seed, lr=5e-3)  # fmt: skip
+    train_plainly(
+        net.reinitialise(seed),
+        x,
+        y,
+        steps=9,
+        loss=F.cross_entropy,
+        optimizer=torch.optim.Adam,
+        batch_size=20,
+        seed=seed,
+        lr=5e-3,
+    )
     return net.eval(), x_test, y_test
 
 
@@ -178,8 +199,17 @@ def test_losses_on_mnist_are_those_of_plain_trainings(found):
     final = []
     for build in (pl.models.galu, pl.models.relu):
         net = build(9, (12, 8), 10, init="he").reinitialise(1)
-        train_plainly(net, data.x, data.y, steps=9, loss=F.cross_entropy, optimizer=torch.optim.Adam, batch_size=20,
-                      seed=1, lr=5e-3)  # fmt: skip
+        train_plainly(
+            net,
+            data.x,
+            data.y,
+            steps=9,
+            loss=F.cross_entropy,
+            optimizer=torch.optim.Adam,
+            batch_size=20,
+            seed=1,
+            lr=5e-3,
+        )
         final.append(float(F.cross_entropy(net(data.x), data.y).detach()))
         index = len(final) - 1
         assert arrays["test"][0, index, 1, -1] == pytest.approx(percent(net(data.x_test), data.y_test))
@@ -241,8 +271,9 @@ def test_singular_kernels_are_missing_values():
 
 def test_gates_come_from_where_they_should(trained):
     x, _ = rows_of(trained)
-    relu, learned, copied = (trained.networks(name)[1] for name in
-                             ("ReLU", deep_gated_training.LEARNED, deep_gated_training.COPIED))  # fmt: skip
+    relu, learned, copied = (
+        trained.networks(name)[1] for name in ("ReLU", deep_gated_training.LEARNED, deep_gated_training.COPIED)
+    )
     for mine, theirs in ((learned[0], relu[-1]), (learned[-1], relu[-1]), (copied[-1], relu[0])):
         for a, b in zip(mine.gates(x).values(), theirs.gates(x).values()):
             assert torch.equal(a, b)

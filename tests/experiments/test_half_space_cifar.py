@@ -14,10 +14,23 @@ from pathlens.experiments.registry import Run, find, perform
 from pathlens.report import write_page
 
 SMALL = {
-    "side": 6, "rows": 60, "rows_test": 40, "epochs": 4, "batch_size": 20, "lr": 5e-3, "widths": [4], "ntk_widths": [4],
-    "ntk_steps": 4, "flat": ["mnist"], "flat_width": 4, "flat_rows": 40, "flat_epochs": 2, "kernel_width": 4,
-    "kernel_epochs": [0, 1, 3, 4], "per_class": 2,
-}  # fmt: skip
+    "side": 6,
+    "rows": 60,
+    "rows_test": 40,
+    "epochs": 4,
+    "batch_size": 20,
+    "lr": 5e-3,
+    "widths": [4],
+    "ntk_widths": [4],
+    "ntk_steps": 4,
+    "flat": ["mnist"],
+    "flat_width": 4,
+    "flat_rows": 40,
+    "flat_epochs": 2,
+    "kernel_width": 4,
+    "kernel_epochs": [0, 1, 3, 4],
+    "per_class": 2,
+}
 
 
 def made_up(name, rows=None, rows_test=None, *, flatten=False):

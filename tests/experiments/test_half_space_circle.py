@@ -22,10 +22,21 @@ from pathlens.report import write_page
 
 NAMES = ("hs.fig1", "hs.fig8", "hs.regions", "hs.fig4", "hs.spectral", "hs.failures")
 SMALL = {
-    "points": 32, "epochs": {"relu": 200, "dlgn_pwc": 200, "frozen": 1}, "kernel_points": 32, "regions": 25,
-    "biased_hidden": [6, 6], "biased_epochs": 2, "hidden": [8, 8], "steps": 4, "inputs": 5, "bits": [3],
-    "frequencies": [4, 8], "samples": [16], "turns": 1, "turn_steps": [4],
-}  # fmt: skip
+    "points": 32,
+    "epochs": {"relu": 200, "dlgn_pwc": 200, "frozen": 1},
+    "kernel_points": 32,
+    "regions": 25,
+    "biased_hidden": [6, 6],
+    "biased_epochs": 2,
+    "hidden": [8, 8],
+    "steps": 4,
+    "inputs": 5,
+    "bits": [3],
+    "frequencies": [4, 8],
+    "samples": [16],
+    "turns": 1,
+    "turn_steps": [4],
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +79,9 @@ def test_pictures_show_where_both_gates_are_on(done, kind):
     net = regions.jumping(kind, -0.1)
     with torch.no_grad():
         first, second = net.gates(torch.from_numpy(pixels), hard=True).values()
-    assert np.array_equal(done[0]["hs.fig1"].arrays[f"region_{kind}_below"].ravel() > 0,
-                          (first[:, 0] * second[:, 0] > 0).numpy())  # fmt: skip
+    assert np.array_equal(
+        done[0]["hs.fig1"].arrays[f"region_{kind}_below"].ravel() > 0, (first[:, 0] * second[:, 0] > 0).numpy()
+    )
     assert (pixels[0] == [-1 + 1 / 80, 1 - 1 / 80]).all()  # the first pixel is top left
 
 
@@ -195,8 +207,9 @@ def test_eigenvalues_by_frequency():
 def test_the_linearised_network_is_trained_by_plain_adam():
     generator = torch.Generator().manual_seed(3)
     J, f, y = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((12, 5), (12,), (12,)))
-    found = kernels.train_linearised([(f, J), (f, 2 * J)], y, (7, 8), epochs=3, lr=0.1, batch_size=5,
-                                     progress=lambda *_: None, label="")  # fmt: skip
+    found = kernels.train_linearised(
+        [(f, J), (f, 2 * J)], y, (7, 8), epochs=3, lr=0.1, batch_size=5, progress=lambda *_: None, label=""
+    )
     w = torch.zeros(5, dtype=torch.float64, requires_grad=True)
     adam, shuffle = torch.optim.Adam([w], lr=0.1), torch.Generator().manual_seed(7)
     losses = [(f - y).square().mean()]

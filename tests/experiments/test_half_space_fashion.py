@@ -18,10 +18,22 @@ from pathlens.report import write_page
 
 NAMES = ("hs.fig7", "hs.fig13", "hs.early", "hs.controls", "hs.remedies")
 SMALL = {
-    "rows": 160, "rows_test": 120, "width": 6, "hidden_layers": 2, "epochs": 3, "batch_size": 40, "lr": 0.02,
-    "measured": 40, "per_class": 4, "points": 32, "circle_epochs": 4, "circle_stages": [0, 1, 4], "stages": [0, 1, 3],
-    "kernel_rows": 50, "probe": 8,
-}  # fmt: skip
+    "rows": 160,
+    "rows_test": 120,
+    "width": 6,
+    "hidden_layers": 2,
+    "epochs": 3,
+    "batch_size": 40,
+    "lr": 0.02,
+    "measured": 40,
+    "per_class": 4,
+    "points": 32,
+    "circle_epochs": 4,
+    "circle_stages": [0, 1, 4],
+    "stages": [0, 1, 3],
+    "kernel_rows": 50,
+    "probe": 8,
+}
 
 
 def made_up(scrambled=(5, 6, 7, 8, 9), flatten=True):

@@ -14,9 +14,21 @@ from pathlens.experiments.half_space_quadratic import KINDS
 from pathlens.experiments.registry import Run, find, perform
 
 SMALL = {
-    "points": 24, "circle_width": 3, "circle_epochs": 4, "images": ["cifar10"], "width": 4, "rows": 40, "rows_test": 30,
-    "epochs": 2, "batch_size": 20, "dense_width": 6, "filters": [3], "residual": [], "batch": 2, "steps": 1,
-}  # fmt: skip
+    "points": 24,
+    "circle_width": 3,
+    "circle_epochs": 4,
+    "images": ["cifar10"],
+    "width": 4,
+    "rows": 40,
+    "rows_test": 30,
+    "epochs": 2,
+    "batch_size": 20,
+    "dense_width": 6,
+    "filters": [3],
+    "residual": [],
+    "batch": 2,
+    "steps": 1,
+}
 
 
 def made_up(name, rows=None, rows_test=None, *, flatten=False):

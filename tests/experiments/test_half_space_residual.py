@@ -15,10 +15,19 @@ from pathlens.models import resnet34, resnet110
 from pathlens.report import write_page
 
 SMALL = {
-    "side": 8, "rows": 40, "rows_test": 30, "epochs": 3, "held_out": 12, "batch_size": 20,
-    "networks": ["tiny"], "models": ["relu", "dlgn_pwc"], "blocks": [1, 1], "widths": [3, 4],
-    "relus": list(half_space_residual.RELUS), "candidates": ["straight_through", "encoded", "encoded_taught"],
-}  # fmt: skip
+    "side": 8,
+    "rows": 40,
+    "rows_test": 30,
+    "epochs": 3,
+    "held_out": 12,
+    "batch_size": 20,
+    "networks": ["tiny"],
+    "models": ["relu", "dlgn_pwc"],
+    "blocks": [1, 1],
+    "widths": [3, 4],
+    "relus": list(half_space_residual.RELUS),
+    "candidates": ["straight_through", "encoded", "encoded_taught"],
+}
 
 
 def made_up(name, rows=None, rows_test=None, *, flatten=False):
@@ -88,10 +97,19 @@ def test_a_dlgn_is_chosen_without_test_images(found, monkeypatch):
         assert values == pytest.approx(held[labels[name]])
     # by hand: trained on the first 28 images, judged on the other 12
     first = dataclasses.replace(data, x=data.x[:28], y=data.y[:28])
-    net = half_space_residual._train(
-        again, half_space_residual.variant("straight_through", SMALL, data.x), first,
-        again.sizes("hs.best"), "by hand", "test", seeds=(0,),
-    ).networks[0].eval()  # fmt: skip
+    net = (
+        half_space_residual._train(
+            again,
+            half_space_residual.variant("straight_through", SMALL, data.x),
+            first,
+            again.sizes("hs.best"),
+            "by hand",
+            "test",
+            seeds=(0,),
+        )
+        .networks[0]
+        .eval()
+    )
     right = (net(data.x[28:]).argmax(1) == data.y[28:]).double().mean()
     assert held["DLGN"] == pytest.approx(100 * float(right), abs=1e-4)
 
@@ -109,9 +127,15 @@ def test_taught_rows_learn_from_the_relu_network_of_the_first_seed(found):
     teacher, taught = trained(run, "relu").networks[0].eval(), trained(run, "taught_relu")
     assert len(taught[0].history["loss"]) == SMALL["epochs"] + 1
     again = half_space_residual._train(
-        run, half_space_residual.variant("taught_relu", size, data.x), data, size, "by hand", "test", teacher=teacher,
+        run,
+        half_space_residual.variant("taught_relu", size, data.x),
+        data,
+        size,
+        "by hand",
+        "test",
+        teacher=teacher,
         temperature=4.0,
-    )  # fmt: skip
+    )
     assert np.array_equal(again.history("loss"), taught.history("loss"))
     other = Run("paper", seeds=(1, 0), out=run.out, changes=SMALL)  # the same folder, another teacher
     assert not np.array_equal(trained(other, "taught_relu")[1].history["loss"], taught[0].history["loss"])

@@ -13,8 +13,17 @@ from pathlens.report import write_page
 NAMES = ("loc.gdln", "loc.flips", "loc.dft", "loc.location", "loc.flow", "loc.evolving", "loc.gates")
 
 
-SMALL = {"steps": 30, "batch": 60, "rows": 150, "descent": 40, "flow_rows": 60, "time": 5.0, "units": 10, "draws": 4,
-         "gate_rows": 200}  # fmt: skip
+SMALL = {
+    "steps": 30,
+    "batch": 60,
+    "rows": 150,
+    "descent": 40,
+    "flow_rows": 60,
+    "time": 5.0,
+    "units": 10,
+    "draws": 4,
+    "gate_rows": 200,
+}
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +107,14 @@ def test_activations_measure_every_setting(monkeypatch):
     done = {}
     real = localisation_runs.train_setting
     monkeypatch.setattr(
-        localisation_runs, "train_setting",
-        lambda run, name, *size: done.setdefault(localisation_runs.SETTINGS[name], real(run, name, *size))
-        if localisation_runs.SETTINGS[name] not in done else done[localisation_runs.SETTINGS[name]],
-    )  # fmt: skip
+        localisation_runs,
+        "train_setting",
+        lambda run, name, *size: (
+            done.setdefault(localisation_runs.SETTINGS[name], real(run, name, *size))
+            if localisation_runs.SETTINGS[name] not in done
+            else done[localisation_runs.SETTINGS[name]]
+        ),
+    )
     artifact = perform(find("loc.activations"), Run("quick", seeds=(0,), changes=SMALL))
     assert len(done) == 2 and artifact.arrays["fields_12"].shape == (4, 10, 40)
     assert len([c for c in artifact.claims if c.text == "receptive fields localise"]) == 11

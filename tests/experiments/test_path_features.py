@@ -17,9 +17,20 @@ NAMES = ("npk.fig1", "npk.limits", "npk.memorise")
 def found():
     """Seconds, and the same code."""
     sizes = {
-        "widths": [20, 80], "hidden_layers": 2, "inputs": 8, "rows": 60, "rows_test": 40, "width": 20, "epochs": 3,
-        "stages": [1, 3], "images": 12, "images_test": 10, "channels": [1, 6, 6], "dense": [12], "draws": 2,
-    }  # fmt: skip
+        "widths": [20, 80],
+        "hidden_layers": 2,
+        "inputs": 8,
+        "rows": 60,
+        "rows_test": 40,
+        "width": 20,
+        "epochs": 3,
+        "stages": [1, 3],
+        "images": 12,
+        "images_test": 10,
+        "channels": [1, 6, 6],
+        "dense": [12],
+        "draws": 2,
+    }
     grid = {"n": 10, "trained_depths": [2, 4, 6], "trained_widths": [6, 12], "epochs": 5}
     with pytest.MonkeyPatch.context() as patch:
         for name, changed in (("npk.limits", sizes), ("npk.memorise", grid)):
@@ -49,8 +60,11 @@ def test_kernels_and_networks_are_scored_at_every_stage(found):
     rows = [claim.row for claim in artifact.claims if claim.text == path_features._AGREE.text]
     assert rows == ["random gates", "gates of epoch 1", "gates of epoch 3"]
     assert set(artifact.metrics["test accuracy"]["images"]) == {
-        "cntk_pooling", "random_pooling", "cntk_no_pooling", "random_no_pooling",
-    }  # fmt: skip
+        "cntk_pooling",
+        "random_pooling",
+        "cntk_no_pooling",
+        "random_no_pooling",
+    }
 
 
 def test_parts_are_kept_and_images_may_be_left_out(found, tmp_path, monkeypatch):
@@ -93,8 +107,9 @@ def test_memorising_shares_the_trainings_of_figure_3(found):
     artifacts, run = found
     error = artifacts["npk.memorise"].arrays["error"]
     assert error.shape == (2, 3, 3) and {key for key in run._results if key[0] == "memorise"} == {
-        ("memorise", 6), ("memorise", 12),
-    }  # fmt: skip
+        ("memorise", 6),
+        ("memorise", 12),
+    }
     assert np.allclose(error[1], deep_gated.memorise(run, 12).error[:, :, -1], atol=1e-6)
 
 

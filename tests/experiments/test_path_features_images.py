@@ -20,12 +20,30 @@ from pathlens.report import write_page
 
 SEEDS = (0, 1, 2)
 SMALL = {
-    "flat_data": "digits", "flat_rows": 60, "flat_rows_test": 40, "image_data": "digits", "image_rows": 60,
-    "image_rows_test": 40, "hidden": [12, 8], "channels": [4, 6], "dense": [8], "batch_size": 20, "rates": 5e-3,
-    "epochs": 3, "stages": [1, 2, 3, 9], "value_epochs": 2, "kernel_epochs": [1, 3, 9], "per_class": [2, 3],
-    "binary_hidden": [12, 12], "binary_rows": 60, "binary_epochs": 3, "binary_batch_size": 20, "watched": 12,
-    "nu_epochs": [0, 1, 3], "optimisers": ["adam"],
-}  # fmt: skip
+    "flat_data": "digits",
+    "flat_rows": 60,
+    "flat_rows_test": 40,
+    "image_data": "digits",
+    "image_rows": 60,
+    "image_rows_test": 40,
+    "hidden": [12, 8],
+    "channels": [4, 6],
+    "dense": [8],
+    "batch_size": 20,
+    "rates": 5e-3,
+    "epochs": 3,
+    "stages": [1, 2, 3, 9],
+    "value_epochs": 2,
+    "kernel_epochs": [1, 3, 9],
+    "per_class": [2, 3],
+    "binary_hidden": [12, 12],
+    "binary_rows": 60,
+    "binary_epochs": 3,
+    "binary_batch_size": 20,
+    "watched": 12,
+    "nu_epochs": [0, 1, 3],
+    "optimisers": ["adam"],
+}
 
 
 def two_digits(*, flatten=True):
@@ -95,8 +113,11 @@ def test_operations_are_counted_as_torch_counts_them(row):
     size = SIZES["npk.tab2"]["paper"]
     architecture = row.split("-")[0]
     x = torch.zeros(1, 784) if architecture == "fc" else torch.zeros(1, 3, 32, 32)
-    template = {"fc": lambda: pl.models.mlp(784, size["hidden"], 10, True), "vconv": pl.models.vconv,
-                "gconv": pl.models.gconv}[architecture]()  # fmt: skip
+    template = {
+        "fc": lambda: pl.models.mlp(784, size["hidden"], 10, True),
+        "vconv": pl.models.vconv,
+        "gconv": pl.models.gconv,
+    }[architecture]()
     with FlopCounterMode(display=False) as counter:
         template(x)
     rows = 60_000 if architecture == "fc" else 50_000

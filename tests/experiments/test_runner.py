@@ -165,8 +165,11 @@ def test_seeds_are_the_experiments_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_checkpoints_of_other_settings_are_elsewhere(tmp_path: Path) -> None:
-    places = {Run(out=tmp_path, seeds=seeds, changes=changes).checkpoint("a")
-              for seeds in ((0,), (0, 1)) for changes in ({}, {"epochs": 3})}  # fmt: skip
+    places = {
+        Run(out=tmp_path, seeds=seeds, changes=changes).checkpoint("a")
+        for seeds in ((0,), (0, 1))
+        for changes in ({}, {"epochs": 3})
+    }
     assert len(places) == 4
     (place,) = {Run("paper", out=tmp_path).checkpoint("a", "b") for _ in range(2)}
     assert place is not None and place.name.startswith("paper-a-b-")
@@ -243,21 +246,26 @@ def test_a_size_of_another_kind_is_refused(tmp_path: Path, epochs: Any) -> None:
 
 
 def test_a_size_for_some_of_the_networks_leaves_the_others(tmp_path: Path) -> None:
-    for changes, epochs in (({"relu": 3}, {"relu": 3, "dlgn_pwc": 1000, "frozen": 8000}),
-                            (3, {"relu": 3, "dlgn_pwc": 3, "frozen": 3})):
+    for changes, epochs in (
+        ({"relu": 3}, {"relu": 3, "dlgn_pwc": 1000, "frozen": 8000}),
+        (3, {"relu": 3, "dlgn_pwc": 3, "frozen": 3}),
+    ):
         plan = Plan("paper", tmp_path, changes={"epochs": changes})
         plan.check([find("hs.fig2")])
         assert plan.run(find("hs.fig2")).sizes("hs.fig2")["epochs"] == epochs
         assert find("hs.fig2").estimate(plan.run(find("hs.fig2")))[1] < 12
 
 
-@pytest.mark.parametrize(("name", "changes", "words"), [
-    ("hs.tab2", {"networks": ["resnet5"]}, "Unknown word for the size 'networks': 'resnet5'.*resnet110, .*tiny"),
-    ("hs.tab2", {"data": ["imagenet"]}, "Unknown word for the size 'data'"),
-    ("dgn.exp6", {"gates": ["hard"]}, "Unknown word for the size 'gates'"),
-    ("dgn.tab4", {"betas": ["x"]}, r"The size 'betas' cannot be \['x'\]"),
-    ("hs.fig2", {"hidden": [[3]]}, r"The size 'hidden' cannot be \[\[3\]\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("hs.tab2", {"networks": ["resnet5"]}, "Unknown word for the size 'networks': 'resnet5'.*resnet110, .*tiny"),
+        ("hs.tab2", {"data": ["imagenet"]}, "Unknown word for the size 'data'"),
+        ("dgn.exp6", {"gates": ["hard"]}, "Unknown word for the size 'gates'"),
+        ("dgn.tab4", {"betas": ["x"]}, r"The size 'betas' cannot be \['x'\]"),
+        ("hs.fig2", {"hidden": [[3]]}, r"The size 'hidden' cannot be \[\[3\]\]"),
+    ],
+)
 def test_lists_of_other_words_or_kinds_are_refused(
     tmp_path: Path, name: str, changes: dict[str, Any], words: str
 ) -> None:
@@ -266,15 +274,22 @@ def test_lists_of_other_words_or_kinds_are_refused(
     Plan("paper", tmp_path, changes={"residual": ["resnet110"]}).check([find("hs.cost")])
 
 
-@pytest.mark.parametrize(("name", "changes", "words"), [
-    ("hs.fig3", {"epochs": 100}, "looks at epoch 200, and the training of ReLU, DLGN-PWC would end before it"),
-    ("hs.fig4", {"epochs": 100}, "looks at epoch 200"),
-    ("hs.fig5", {"epochs": {"frozen": 100}}, "looks at epoch 200, and the training of DLGN-PWC, gates frozen would"),
-    ("hs.fig4", {"points": 1000}, "kernel_points must divide points, got 128 and 1000"),
-    ("hs.spectral", {"points": 64}, "kernel_points must divide points, got 128 and 64"),
-    ("hs.fig6", {"hidden": [3, 4]}, r"compares layers of one width, got hidden=\[3, 4\]"),
-    ("npk.fig3", {"epochs": 1}, "none of the stages .* is within the epochs of GCONV"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("hs.fig3", {"epochs": 100}, "looks at epoch 200, and the training of ReLU, DLGN-PWC would end before it"),
+        ("hs.fig4", {"epochs": 100}, "looks at epoch 200"),
+        (
+            "hs.fig5",
+            {"epochs": {"frozen": 100}},
+            "looks at epoch 200, and the training of DLGN-PWC, gates frozen would",
+        ),
+        ("hs.fig4", {"points": 1000}, "kernel_points must divide points, got 128 and 1000"),
+        ("hs.spectral", {"points": 64}, "kernel_points must divide points, got 128 and 64"),
+        ("hs.fig6", {"hidden": [3, 4]}, r"compares layers of one width, got hidden=\[3, 4\]"),
+        ("npk.fig3", {"epochs": 1}, "none of the stages .* is within the epochs of GCONV"),
+    ],
+)
 def test_sizes_that_do_not_fit_each_other_are_told_before_training(
     tmp_path: Path, name: str, changes: dict[str, Any], words: str
 ) -> None:

@@ -46,8 +46,9 @@ def test_everything_that_was_wanted_is_there_in_order() -> None:
     assert {f"{paper}.{name}" for paper, words in WANTED.items() for name in words.split()} <= set(found)
     figures = [name for name in found if name.startswith("dgn.fig")]
     assert figures == [f"dgn.fig{i}" for i in range(1, 11)]
-    assert [name.partition(".")[0] for name in found] == sorted((name.partition(".")[0] for name in found),
-                                                               key=list(WANTED).index)  # fmt: skip
+    assert [name.partition(".")[0] for name in found] == sorted(
+        (name.partition(".")[0] for name in found), key=list(WANTED).index
+    )
 
 
 @pytest.mark.parametrize("name", names())

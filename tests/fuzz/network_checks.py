@@ -39,10 +39,26 @@ from pathlens.errors import PathlensError
 
 _NEAR = 1e-9  # gates that read less than this are decided by rounding
 _TENTH = float(torch.tensor(0.1, dtype=torch.float32))  # a gate's ε is a buffer, made in float32
-_SOFT = {"soft_relu": (4.0, _TENTH), "soft_galu": (4.0, _TENTH), "gates_only": (4.0, 0.0), "dlgn": (4.0, 0.0),
-         "dlgn_pwc": (4.0, 0.0), "dlgn_frozen": (4.0, 0.0)}  # fmt: skip
-_SOURCE = {"relu": "self", "soft_relu": "self", "dln": "none", "galu": "relu", "flnpf": "relu", "soft_galu": "relu",
-           "gates_only": "relu", "dlgn": "linear", "dlgn_pwc": "linear", "dlgn_frozen": "linear"}  # fmt: skip
+_SOFT = {
+    "soft_relu": (4.0, _TENTH),
+    "soft_galu": (4.0, _TENTH),
+    "gates_only": (4.0, 0.0),
+    "dlgn": (4.0, 0.0),
+    "dlgn_pwc": (4.0, 0.0),
+    "dlgn_frozen": (4.0, 0.0),
+}
+_SOURCE = {
+    "relu": "self",
+    "soft_relu": "self",
+    "dln": "none",
+    "galu": "relu",
+    "flnpf": "relu",
+    "soft_galu": "relu",
+    "gates_only": "relu",
+    "dlgn": "linear",
+    "dlgn_pwc": "linear",
+    "dlgn_frozen": "linear",
+}
 
 
 @dataclass
@@ -640,8 +656,9 @@ def check_train(case: Case, rng: random.Random) -> None:
     plain = [copy.deepcopy(net) for net in nets]
     x, y = s.x.detach().clone(), s.y.clone()
     options = {"compile": rng.random() < 0.25, "progress": False}
-    made = pl.train(nets if stacked else nets[0], (x, y), epochs=3, batch_size=None, optimizer=optimizer, lr=lr,
-                    **options)  # fmt: skip
+    made = pl.train(
+        nets if stacked else nets[0], (x, y), epochs=3, batch_size=None, optimizer=optimizer, lr=lr, **options
+    )
     assert torch.equal(x, s.x) and torch.equal(y, s.y), "the data were changed"
     for net, want, trajectory in zip(nets, plain, made if stacked else [made]):
         trained = [p for p in want.parameters() if p.requires_grad]
@@ -700,28 +717,54 @@ def check_constructor(case: Case, rng: random.Random) -> None:
     for name, layer in (*layers.items(), ("output", nn.Linear(width, outputs, bias=bias))):
         template.add_module(name, layer)
     gates = net.source.network.state_dict() if net.source is not None else None
-    ref = Reference(template.double(), net.values.state_dict(), gates, _SOURCE[kind], _SOFT.get(kind),
-                    kind == "dlgn_pwc")  # fmt: skip
+    ref = Reference(
+        template.double(), net.values.state_dict(), gates, _SOURCE[kind], _SOFT.get(kind), kind == "dlgn_pwc"
+    )
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(3, d, generator=generator, dtype=torch.float64)
-    s = Subject(f"models.{kind}({d}, {hidden}, {outputs}, bias={bias}, seed={seed})", net, ref, x,
-                torch.randn(3, outputs, generator=generator, dtype=torch.float64))  # fmt: skip
+    s = Subject(
+        f"models.{kind}({d}, {hidden}, {outputs}, bias={bias}, seed={seed})",
+        net,
+        ref,
+        x,
+        torch.randn(3, outputs, generator=generator, dtype=torch.float64),
+    )
     close(net(x), ref.output(x), s.label)
     back = pl.rebuild(pl.snapshot(net))
     assert torch.equal(back(x), net(x)), f"{s.label}: rebuilt"
     rng.choice(_COMPARISONS)(s, rng)
 
 
-_COMPARISONS = (compare_record, compare_overlap, compare_npk, compare_count, compare_ntk, compare_top, compare_inputs,
-                compare_segment, compare_slice)  # fmt: skip
+_COMPARISONS = (
+    compare_record,
+    compare_overlap,
+    compare_npk,
+    compare_count,
+    compare_ntk,
+    compare_top,
+    compare_inputs,
+    compare_segment,
+    compare_slice,
+)
 
 CHECKS: dict[str, Callable[[Case, random.Random], None]] = {
-    "gated_twin": check_twin, "site names": check_site_names, "record": check_record, "files": check_files,
-    "kernels.overlap": check_overlap, "kernels.npk": check_npk, "kernels.ntk": check_ntk, "paths.count": check_count,
-    "paths.top": check_top, "paths.inputs": check_inputs, "halfspaces, path_region": check_halfspaces,
-    "segment1d": check_segment, "slice2d": check_slice, "train": check_train, "harden": check_harden,
+    "gated_twin": check_twin,
+    "site names": check_site_names,
+    "record": check_record,
+    "files": check_files,
+    "kernels.overlap": check_overlap,
+    "kernels.npk": check_npk,
+    "kernels.ntk": check_ntk,
+    "paths.count": check_count,
+    "paths.top": check_top,
+    "paths.inputs": check_inputs,
+    "halfspaces, path_region": check_halfspaces,
+    "segment1d": check_segment,
+    "slice2d": check_slice,
+    "train": check_train,
+    "harden": check_harden,
     "constructors": check_constructor,
-}  # fmt: skip
+}
 
 
 _SLOW = {"train", "harden", "files"}  # tried on every other network

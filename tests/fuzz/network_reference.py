@@ -450,10 +450,40 @@ class _Fields(Calls):
 
 
 _LINEAR = {
-    "flatten", "reshape", "view", "transpose", "permute", "roll", "flip", "getitem", "narrow", "chunk", "split", "cat",
-    "concat", "stack", "pad", "mean", "sum", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
-    "clone", "contiguous", "squeeze", "unsqueeze", "unflatten", "dropout", "get", "size", "dim", "len", "copy", "alias",
-}  # fmt: skip
+    "flatten",
+    "reshape",
+    "view",
+    "transpose",
+    "permute",
+    "roll",
+    "flip",
+    "getitem",
+    "narrow",
+    "chunk",
+    "split",
+    "cat",
+    "concat",
+    "stack",
+    "pad",
+    "mean",
+    "sum",
+    "avg_pool1d",
+    "avg_pool2d",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "clone",
+    "contiguous",
+    "squeeze",
+    "unsqueeze",
+    "unflatten",
+    "dropout",
+    "get",
+    "size",
+    "dim",
+    "len",
+    "copy",
+    "alias",
+}
 
 
 def path_kernel(ref: Reference, x: Tensor) -> Tensor:

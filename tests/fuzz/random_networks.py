@@ -135,28 +135,36 @@ def weight(d: Draft) -> bool:
         made = rng.randint(2, 4)
         how = rng.random()
         if how < 0.75:
-            done = d.add(f"{out} = self.{name}({v})", f"self.{name} = nn.Linear({shape[-1]}, {made}, bias={bias})",
-                         makes=(out,))  # fmt: skip
+            done = d.add(
+                f"{out} = self.{name}({v})", f"self.{name} = nn.Linear({shape[-1]}, {made}, bias={bias})", makes=(out,)
+            )
             if done:
                 d.layers.append(name)
             return done
         parameter = f"self.{name} = nn.Parameter(torch.randn({made}, {shape[-1]}))"
         if len(shape) > 1:
             return False
-        call = rng.choice([
-            f"F.linear({v}, self.{name})", f"{v} @ self.{name}.t()", f"torch.matmul({v}, self.{name}.T)",
-            f"torch.einsum('ni,oi->no', {v}, self.{name})",
-        ])  # fmt: skip
+        call = rng.choice(
+            [
+                f"F.linear({v}, self.{name})",
+                f"{v} @ self.{name}.t()",
+                f"torch.matmul({v}, self.{name}.T)",
+                f"torch.einsum('ni,oi->no', {v}, self.{name})",
+            ]
+        )
         return d.add(f"{out} = {call}", parameter, makes=(out,))
     groups = rng.choice([1, 1, 1, shape[0], 2])
     if shape[0] % groups:
         groups = 1
     made = groups * rng.randint(1, max(1, 4 // groups))
     options = {
-        "stride": rng.choice([1, 1, 1, 2]), "padding": rng.choice([0, 1, 1, "'same'"]),
-        "dilation": rng.choice([1, 1, 1, 2]), "groups": groups, "bias": bias,
+        "stride": rng.choice([1, 1, 1, 2]),
+        "padding": rng.choice([0, 1, 1, "'same'"]),
+        "dilation": rng.choice([1, 1, 1, 2]),
+        "groups": groups,
+        "bias": bias,
         "padding_mode": rng.choice(["'zeros'"] * 4 + ["'circular'", "'reflect'", "'replicate'"]),
-    }  # fmt: skip
+    }
     kernel = rng.choice([1, 2, 3, 3])
     if rng.random() < 0.06:
         dims = len(shape) - 1
@@ -184,16 +192,31 @@ def relu(d: Draft) -> bool:
             done = d.add(f"{out} = {name}({v})", makes=(out,))
         else:
             name = d.attribute("act")
-            kind = rng.choice(["nn.ReLU()", "nn.ReLU()", "nn.ReLU(inplace=True)", "nn.LeakyReLU(0.1)",
-                               "nn.LeakyReLU(0.2, inplace=True)"])  # fmt: skip
+            kind = rng.choice(
+                [
+                    "nn.ReLU()",
+                    "nn.ReLU()",
+                    "nn.ReLU(inplace=True)",
+                    "nn.LeakyReLU(0.1)",
+                    "nn.LeakyReLU(0.2, inplace=True)",
+                ]
+            )
             done = d.add(f"{out} = self.{name}({v})", f"self.{name} = {kind}", makes=(out,))
     elif how < 0.75:
-        call = rng.choice([f"F.relu({v})", f"torch.relu({v})", f"{v}.relu()", f"F.relu(input={v})",
-                           f"F.leaky_relu({v}, 0.3)"])  # fmt: skip
+        call = rng.choice(
+            [f"F.relu({v})", f"torch.relu({v})", f"{v}.relu()", f"F.relu(input={v})", f"F.leaky_relu({v}, 0.3)"]
+        )
         done = d.add(f"{out} = {call}", makes=(out,))
     elif how < 0.92:
-        call = rng.choice([f"{v}.relu_()", f"F.relu({v}, inplace=True)", f"torch.relu_({v})",
-                           f"F.leaky_relu_({v}, 0.2)", f"F.relu_({v})"])  # fmt: skip
+        call = rng.choice(
+            [
+                f"{v}.relu_()",
+                f"F.relu({v}, inplace=True)",
+                f"torch.relu_({v})",
+                f"F.leaky_relu_({v}, 0.2)",
+                f"F.relu_({v})",
+            ]
+        )
         done = d.add(f"{out} = {call}" if rng.random() < 0.5 else call, makes=(out if call == "" else v,))
     else:
         return d.add(f"unused = {rng.choice(['F.relu', 'torch.relu'])}({v})")
@@ -218,8 +241,17 @@ def scale(d: Draft) -> bool:
         line = rng.choice([f"{v} *= {number}", f"{v} /= {number}", f"{v}.mul_({number})", f"{v}.div_({number})"])
         return d.add(line, makes=(v,))
     if how < 0.7:
-        call = rng.choice([f"{v} * {number}", f"{number} * {v}", f"{v} / {number}", f"-{v}",
-                           f"torch.mul({v}, {number})", f"torch.div({v}, {number})", f"{v}.mul({number})"])  # fmt: skip
+        call = rng.choice(
+            [
+                f"{v} * {number}",
+                f"{number} * {v}",
+                f"{v} / {number}",
+                f"-{v}",
+                f"torch.mul({v}, {number})",
+                f"torch.div({v}, {number})",
+                f"{v}.mul({number})",
+            ]
+        )
         return d.add(f"{out} = {call}", makes=(out,))
     name = d.attribute("scale")
     sizes = rng.choice(["", "1", f"{d.shape(v)[0]}" + ", 1" * (len(d.shape(v)) - 1)])
@@ -256,8 +288,18 @@ def join(d: Draft) -> bool:
             line = rng.choice([f"{v} += {w}", f"{v}.add_({w})", f"{v} -= {w}"])
             return d.add(line, makes=(v,))
         third = rng.choice([*same, v])
-        call = rng.choice([f"{v} + {w}", f"{w} + {v}", f"torch.add({v}, {w})", f"{v} - {w}", f"{v} + {w} + {third}",
-                           f"sum(({v}, {w}))", f"torch.add({v}, {w}, alpha=0.5)", f"{v}.add({w})"])  # fmt: skip
+        call = rng.choice(
+            [
+                f"{v} + {w}",
+                f"{w} + {v}",
+                f"torch.add({v}, {w})",
+                f"{v} - {w}",
+                f"{v} + {w} + {third}",
+                f"sum(({v}, {w}))",
+                f"torch.add({v}, {w}, alpha=0.5)",
+                f"{v}.add({w})",
+            ]
+        )
         return d.add(f"{out} = {call}", makes=(out,))
     near = [w for w in d.live if len(d.shape(w)) == len(d.shape(v)) and d.shape(w)[1:] == d.shape(v)[1:]]
     w, out = rng.choice(near), d.variable(v)
@@ -277,12 +319,19 @@ def cut(d: Draft) -> bool:
     how = rng.random()
     if how < 0.6:
         sizes = [1, width - 1]
-        call = rng.choice([f"{v}.chunk(2, 1)", f"torch.chunk({v}, 2, dim=1)", f"torch.split({v}, {sizes}, 1)",
-                           f"{v}.split({sizes}, dim=1)"])  # fmt: skip
+        call = rng.choice(
+            [
+                f"{v}.chunk(2, 1)",
+                f"torch.chunk({v}, 2, dim=1)",
+                f"torch.split({v}, {sizes}, 1)",
+                f"{v}.split({sizes}, dim=1)",
+            ]
+        )
         return d.add(f"{first}, {second} = {call}", makes=(first, second))
     out = d.variable(v)
-    call = rng.choice([f"{v}[:, 1:]", f"{v}[:, :-1]", f"{v}[..., ::2]", f"{v}.narrow(1, 0, {width - 1})",
-                       f"{v}[..., 1:]"])  # fmt: skip
+    call = rng.choice(
+        [f"{v}[:, 1:]", f"{v}[:, :-1]", f"{v}[..., ::2]", f"{v}.narrow(1, 0, {width - 1})", f"{v}[..., 1:]"]
+    )
     return d.add(f"{out} = {call}", makes=(out,))
 
 
@@ -290,11 +339,24 @@ def move(d: Draft) -> bool:
     """Rearrangements that keep every number."""
     rng, v = d.rng, d.pick()
     out, shape = d.variable(v), d.shape(v)
-    calls = [f"torch.flip({v}, [1])", f"torch.roll({v}, 1, 1)", f"{v}.clone()", f"{v}.contiguous()",
-             f"{v}.unsqueeze(1).squeeze(1)", f"torch.roll({v}, 1, -1)", f"{v}.flip(-1)"]  # fmt: skip
+    calls = [
+        f"torch.flip({v}, [1])",
+        f"torch.roll({v}, 1, 1)",
+        f"{v}.clone()",
+        f"{v}.contiguous()",
+        f"{v}.unsqueeze(1).squeeze(1)",
+        f"torch.roll({v}, 1, -1)",
+        f"{v}.flip(-1)",
+    ]
     if len(shape) > 1:
-        calls += [f"{v}.transpose(1, 2)", f"{v}.flatten(1)", f"torch.flatten({v}, 1)", f"{v}.reshape({v}.size(0), -1)",
-                  f"{v}.view({v}.shape[0], -1)", f"{v}.transpose(-1, -2)"]  # fmt: skip
+        calls += [
+            f"{v}.transpose(1, 2)",
+            f"{v}.flatten(1)",
+            f"torch.flatten({v}, 1)",
+            f"{v}.reshape({v}.size(0), -1)",
+            f"{v}.view({v}.shape[0], -1)",
+            f"{v}.transpose(-1, -2)",
+        ]
     if len(shape) == 3:
         calls += [f"{v}.permute(0, 2, 3, 1)", f"{v}.flatten(2)", f"torch.flip({v}, [2, 3])"]
     elif shape[0] % 2 == 0:
@@ -312,16 +374,32 @@ def pool(d: Draft) -> bool:
     how = rng.random()
     if how < 0.3:
         name = d.attribute("pool")
-        kind = rng.choice([f"nn.AvgPool{n}(2)", f"nn.AvgPool{n}(2, 1)", f"nn.AvgPool{n}(3, 2, padding=1)",
-                           f"nn.AdaptiveAvgPool{n}(1)", f"nn.AdaptiveAvgPool{n}(2)"])  # fmt: skip
+        kind = rng.choice(
+            [
+                f"nn.AvgPool{n}(2)",
+                f"nn.AvgPool{n}(2, 1)",
+                f"nn.AvgPool{n}(3, 2, padding=1)",
+                f"nn.AdaptiveAvgPool{n}(1)",
+                f"nn.AdaptiveAvgPool{n}(2)",
+            ]
+        )
         return d.add(f"{out} = self.{name}({v})", f"self.{name} = {kind}", makes=(out,))
     if how < 0.45:
         name = d.attribute("pool")
         kind = rng.choice([f"nn.MaxPool{n}(2)", f"nn.MaxPool{n}(2, 1)", f"nn.AdaptiveMaxPool{n}(1)"])
         return d.add(f"{out} = self.{name}({v})", f"self.{name} = {kind}", makes=(out,))
-    call = rng.choice([f"F.avg_pool{n}({v}, 2)", f"F.adaptive_avg_pool{n}({v}, 1)", f"{v}.mean({axes})",
-                       f"{v}.sum({axes})", f"{v}.mean(-1)", f"torch.mean({v}, dim=-1, keepdim=True)",
-                       f"{v}.mean(dim={axes}, keepdim=True)", f"{v}.mean(1)"])  # fmt: skip
+    call = rng.choice(
+        [
+            f"F.avg_pool{n}({v}, 2)",
+            f"F.adaptive_avg_pool{n}({v}, 1)",
+            f"{v}.mean({axes})",
+            f"{v}.sum({axes})",
+            f"{v}.mean(-1)",
+            f"torch.mean({v}, dim=-1, keepdim=True)",
+            f"{v}.mean(dim={axes}, keepdim=True)",
+            f"{v}.mean(1)",
+        ]
+    )
     return d.add(f"{out} = {call}", makes=(out,))
 
 
@@ -414,9 +492,20 @@ def branch(d: Draft) -> bool:
 
 
 _STEPS: list[tuple[Callable[[Draft], bool], float]] = [
-    (weight, 6), (relu, 6), (norm, 1.0), (scale, 1.2), (shift, 1.0), (join, 2.5), (cut, 1.0), (move, 1.3), (pool, 0.8),
-    (pad, 0.5), (idle, 0.7), (block, 1.0), (branch, 1.5),
-]  # fmt: skip
+    (weight, 6),
+    (relu, 6),
+    (norm, 1.0),
+    (scale, 1.2),
+    (shift, 1.0),
+    (join, 2.5),
+    (cut, 1.0),
+    (move, 1.3),
+    (pool, 0.8),
+    (pad, 0.5),
+    (idle, 0.7),
+    (block, 1.0),
+    (branch, 1.5),
+]
 
 
 # --- whole networks ----------------------------------------------------------------------------------------------
@@ -427,13 +516,15 @@ def _ending(d: Draft, outputs: int) -> str:
     rng, v = d.rng, d.live[-1]
     if len(d.shape(v)) > 1:
         dims = "(2, 3)" if len(d.shape(v)) == 3 else "2"
-        d.add(rng.choice([f"{v} = {v}.flatten(1)", f"{v} = torch.flatten({v}, 1)", f"{v} = {v}.mean({dims})"]),
-              makes=(v,))  # fmt: skip
+        d.add(
+            rng.choice([f"{v} = {v}.flatten(1)", f"{v} = torch.flatten({v}, 1)", f"{v} = {v}.mean({dims})"]), makes=(v,)
+        )
     if rng.random() < 0.9:
         name = d.attribute("out")
         bias = rng.random() < 0.6
-        d.add(f"{v} = self.{name}({v})", f"self.{name} = nn.Linear({d.shape(v)[0]}, {outputs}, bias={bias})",
-              makes=(v,))  # fmt: skip
+        d.add(
+            f"{v} = self.{name}({v})", f"self.{name} = nn.Linear({d.shape(v)[0]}, {outputs}, bias={bias})", makes=(v,)
+        )
     return f"{v}.squeeze(1)" if d.shape(v) == (1,) and rng.random() < 0.15 else v
 
 

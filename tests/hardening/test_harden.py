@@ -197,8 +197,9 @@ def test_open_gates_have_one_cell():
 def test_max_pooled_values_bend_inside_a_cell_and_have_no_bound():
     x = torch.randn(300, 1, 2, generator=torch.Generator().manual_seed(0))
     y = x.amax((1, 2))[:, None]
-    template = nn.Sequential(nn.Conv1d(1, 1, 1), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(1, 1), nn.ReLU(),
-                             nn.Linear(1, 1))  # fmt: skip
+    template = nn.Sequential(
+        nn.Conv1d(1, 1, 1), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)
+    )
     net = pl.gated_twin(template, "soft_galu", example=x[:2], gate="hard", seed=0)
     with torch.no_grad():
         for p in net.values.parameters():
@@ -346,7 +347,7 @@ BAD = [
     (lambda: pl.harden(dlgn(), X, torch.full((10,), 3)), errors.LabelError, "labels run"),
     (lambda: pl.harden(dlgn(), X, Y, epochs=0), errors.OptionError, "epochs must be at least 1"),
     (lambda: pl.harden(dlgn(), X, Y, trained="values"), errors.OptionError, "trained is not an option"),
-]  # fmt: skip
+]
 
 
 def test_constant_targets_have_no_share_that_is_explained():

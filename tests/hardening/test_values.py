@@ -114,9 +114,15 @@ def test_held_out_rows_choose_between_passes():
 
 def batch_norm_twin(x):
     template = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Flatten(), nn.Linear(16, 3),
-    )  # fmt: skip
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
     return pl.gated_twin(template, "dlgn", x[:2], seed=0)
 
 

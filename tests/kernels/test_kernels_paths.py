@@ -313,7 +313,7 @@ class _Joined(nn.Module):
         _Joined(),
     ],
     ids=["a smaller input", "a larger input", "joined"],
-)  # fmt: skip
+)
 def test_what_is_made_of_the_input_before_the_first_layer(template: nn.Module) -> None:
     X = torch.randn(4, 2, 4, generator=torch.Generator().manual_seed(0)).double()
     check_paths(open_twin(settle(template), "relu", X), X)
@@ -331,9 +331,14 @@ def test_a_map_that_selects_and_scales() -> None:
 def test_a_first_row_that_opens_nothing_tells_the_wiring_too() -> None:
     """Of zeros, pooling that keeps the shape makes zeros: it must not be taken for nothing at all."""
     template = nn.Sequential(
-        nn.Conv2d(1, 2, 3, padding=1, bias=False), nn.ReLU(), nn.AvgPool2d(3, 1, 1), nn.Conv2d(2, 2, 2, bias=False),
-        nn.ReLU(), nn.Flatten(), nn.Linear(8, 1, bias=False),
-    ).double()  # fmt: skip
+        nn.Conv2d(1, 2, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.AvgPool2d(3, 1, 1),
+        nn.Conv2d(2, 2, 2, bias=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8, 1, bias=False),
+    ).double()
     X = torch.randn(5, 1, 3, 3).double()
     net = open_twin(template, "relu", X)
     X[0] = 0.0

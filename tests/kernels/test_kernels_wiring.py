@@ -21,8 +21,17 @@ from pathlens.testing.jacobians import count_shared_paths, path_features
 from pathlens.testing.tolerance import assert_kernel_close
 
 KINDS = (
-    "relu", "soft_relu", "galu", "flnpf", "soft_galu", "gates_only", "dln", "dlgn", "dlgn_pwc", "dlgn_frozen",
-)  # fmt: skip
+    "relu",
+    "soft_relu",
+    "galu",
+    "flnpf",
+    "soft_galu",
+    "gates_only",
+    "dln",
+    "dlgn",
+    "dlgn_pwc",
+    "dlgn_frozen",
+)
 
 
 def rows(*shape: int) -> Tensor:
@@ -84,7 +93,7 @@ TUPLES: dict[str, Callable[[Tensor], Tensor]] = {
     "a tuple and a tensor": lambda h: torch.cat([h.split([1, 3], 1)[1], h[:, :1]], 1),
     "hstack": lambda h: torch.hstack([h.chunk(2, 1)[1], h.chunk(2, 1)[0]]) + h,
     "scaled": lambda h: swapped((2 * h).chunk(2, 1), h),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("how", TUPLES)

@@ -234,8 +234,11 @@ def test_wide_networks_converge_at_one_over_root_width(case: str) -> None:
     assert -0.65 < slope < -0.35, errors
     assert errors[-1] < 0.25
     # neither of the other two limits is what these networks approach
-    others = {"he": relu_ntk(x, None, layers), "lecun": relu_ntk(x, None, layers, last_layer="lecun"),
-              "random gates": random_gate_limit(x, None, layers)}  # fmt: skip
+    others = {
+        "he": relu_ntk(x, None, layers),
+        "lecun": relu_ntk(x, None, layers, last_layer="lecun"),
+        "random gates": random_gate_limit(x, None, layers),
+    }
     mean = torch.stack(got).mean(0)
     for name, kernel in others.items():
         gap = float((mean - kernel.dense()).norm() / want.norm())

@@ -32,8 +32,10 @@ def test_no_group_is_the_systems_figure(tmp_path: Path) -> None:
 
 def test_group_v2_with_a_limit_on_an_ancestor(tmp_path: Path) -> None:
     files = {
-        "sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/b/memory.current": "5\n",
-        "sys/fs/cgroup/a/memory.max": str(2 * GIB), "sys/fs/cgroup/a/memory.current": str(GIB),
+        "sys/fs/cgroup/a/b/memory.max": "max\n",
+        "sys/fs/cgroup/a/b/memory.current": "5\n",
+        "sys/fs/cgroup/a/memory.max": str(2 * GIB),
+        "sys/fs/cgroup/a/memory.current": str(GIB),
         "sys/fs/cgroup/a/memory.stat": f"anon 3\ninactive_file {GIB // 2}\nslab 1\n",
     }
     assert free_bytes(fake_system(tmp_path, 8 * GIB, files, "0::/a/b\n")) == GIB + GIB // 2
@@ -46,9 +48,12 @@ def test_group_v2_inside_a_container_is_found_at_the_mount(tmp_path: Path) -> No
 
 def test_group_v1(tmp_path: Path) -> None:
     base = "sys/fs/cgroup/memory/job/"
-    files = {base + "memory.limit_in_bytes": str(4 * GIB), base + "memory.usage_in_bytes": str(3 * GIB),
-             "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
-             "sys/fs/cgroup/memory/memory.usage_in_bytes": "7"}
+    files = {
+        base + "memory.limit_in_bytes": str(4 * GIB),
+        base + "memory.usage_in_bytes": str(3 * GIB),
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "7",
+    }
     groups = "3:cpu,cpuacct:/x\n2:memory:/job\n"
     assert free_bytes(fake_system(tmp_path, 8 * GIB, files, groups)) == GIB
     files[base + "memory.usage_in_bytes"] = str(5 * GIB)  # over its limit for a moment
@@ -59,13 +64,32 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) > 0
 
 
-@given(st.integers(1, 10**5), st.integers(1, 10**5), st.integers(1, 64), st.integers(0, 10**5), st.integers(0, 10**5),
-       st.integers(1, 10**9), st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 16, 2048]))
-def test_plan_fits_or_raises(n: int, m: int, entry: int, row: int, col: int, budget: int, reserve: int, square: bool,
-                             edge: int | None) -> None:
+@given(
+    st.integers(1, 10**5),
+    st.integers(1, 10**5),
+    st.integers(1, 64),
+    st.integers(0, 10**5),
+    st.integers(0, 10**5),
+    st.integers(1, 10**9),
+    st.integers(0, 10**6),
+    st.booleans(),
+    st.sampled_from([None, 16, 2048]),
+)
+def test_plan_fits_or_raises(
+    n: int, m: int, entry: int, row: int, col: int, budget: int, reserve: int, square: bool, edge: int | None
+) -> None:
     try:
-        plan = plan_tiles(n, m, entry_bytes=entry, row_bytes=row, col_bytes=col, budget=budget, reserve=reserve,
-                          edge=edge, square=square)
+        plan = plan_tiles(
+            n,
+            m,
+            entry_bytes=entry,
+            row_bytes=row,
+            col_bytes=col,
+            budget=budget,
+            reserve=reserve,
+            edge=edge,
+            square=square,
+        )
     except BudgetError:
         assert entry + row + col + reserve > budget
         return
@@ -164,19 +188,27 @@ print(json.dumps(peak - before))
 
 
 def growth(n: int, r: int, terms: int, budget: int, task: str) -> int:
-    done = subprocess.run([sys.executable, "-c", MEASURE, json.dumps([n, r, terms, budget, task])], capture_output=True,
-                          text=True, timeout=1800, check=False)  # a busy machine may take minutes
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, json.dumps([n, r, terms, budget, task])],
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )  # a busy machine may take minutes
     assert done.returncode == 0, done.stderr
     return int(json.loads(done.stdout))
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
-@pytest.mark.parametrize(("n", "r", "terms", "budget", "task"), [
-    (20_000, 64, 3, GIB, "matmul"),
-    (20_000, 32, 2, GIB, "eigsh"),
-    (6_000, 64, 2, 64 * 2**20, "tiles"),
-    (8_000, 16, 2, 400 * 2**20, "dense"),  # the result alone is 244 MiB
-    (1_000, 40_000, 1, 64 * 2**20, "stream"),  # the factor and its scaled copies would be 458 MiB
-])
+@pytest.mark.parametrize(
+    ("n", "r", "terms", "budget", "task"),
+    [
+        (20_000, 64, 3, GIB, "matmul"),
+        (20_000, 32, 2, GIB, "eigsh"),
+        (6_000, 64, 2, 64 * 2**20, "tiles"),
+        (8_000, 16, 2, 400 * 2**20, "dense"),  # the result alone is 244 MiB
+        (1_000, 40_000, 1, 64 * 2**20, "stream"),  # the factor and its scaled copies would be 458 MiB
+    ],
+)
 def test_resident_memory_grows_by_budget_at_most(n: int, r: int, terms: int, budget: int, task: str) -> None:
     assert growth(n, r, terms, budget, task) <= budget + 256 * 2**20

@@ -55,8 +55,10 @@ class Maker:
 
     def lazy(self, terms: list[list[tuple[Tensor, Tensor]]]) -> GramSum:
         moved = {id(side): side.to(self.device) for term in terms for pair in term for side in pair}
-        named = [[Factor(f"f{t}.{f}", moved[id(x)], moved[id(y)]) for f, (x, y) in enumerate(term)]
-                 for t, term in enumerate(terms)]
+        named = [
+            [Factor(f"f{t}.{f}", moved[id(x)], moved[id(y)]) for f, (x, y) in enumerate(term)]
+            for t, term in enumerate(terms)
+        ]
         return GramSum.from_factors(named, dtype=self.dtype, backend=self.backend)
 
     def case(self, terms: list[list[tuple[Tensor, Tensor]]], kernel: KernelOperator | None = None) -> Case:
@@ -119,8 +121,9 @@ def make(kind: str, n: int, m: int | None, dtype: torch.dtype, backend: str) -> 
     assert kind == "custom"
     whole = dense_gram_sum([[a]]).to(mk.device, dtype)
     diagonal = whole.diagonal if n == whole.shape[1] else None
-    custom = CustomKernel(tuple(whole.shape), lambda i, j: whole[i][:, j], diagonal, dtype=dtype, symmetric=m is None,
-                          device=mk.device)
+    custom = CustomKernel(
+        tuple(whole.shape), lambda i, j: whole[i][:, j], diagonal, dtype=dtype, symmetric=m is None, device=mk.device
+    )
     return mk.case([[a, b], [c]], custom * mk.lazy([[b]]) + mk.lazy([[c]]))
 
 
@@ -128,8 +131,11 @@ SPECS = [(k, s, b, d) for k in KINDS for s in SHAPES for b in BACKENDS for d in 
 SPECS += [(k, s, "triton", torch.float32) for k in KINDS for s in FUSED_SHAPES]
 
 
-@pytest.mark.parametrize(("kind", "shape", "backend", "dtype"), SPECS,
-                         ids=[f"{k}-{s[0]}x{s[1] or 'sym'}-{b}-f{8 * d.itemsize}" for k, s, b, d in SPECS])
+@pytest.mark.parametrize(
+    ("kind", "shape", "backend", "dtype"),
+    SPECS,
+    ids=[f"{k}-{s[0]}x{s[1] or 'sym'}-{b}-f{8 * d.itemsize}" for k, s, b, d in SPECS],
+)
 def test_backend_keeps_the_contract(kind: str, shape: tuple[int, int | None], backend: str, dtype: torch.dtype) -> None:
     need(backend)
     n, m = shape
@@ -171,8 +177,10 @@ def test_backend_keeps_the_contract(kind: str, shape: tuple[int, int | None], ba
         assert bool(((got.double() - want @ v.double()).abs() <= TOLERANCE[dtype] * reach).all())
 
 
-@pytest.mark.parametrize(("backend", "dtype"), [(b, d) for b in BACKENDS for d in (torch.float32, torch.float64)]
-                         + [("triton", torch.float32)])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [(b, d) for b in BACKENDS for d in (torch.float32, torch.float64)] + [("triton", torch.float32)],
+)
 def test_counts_are_equal_not_close(backend: str, dtype: torch.dtype) -> None:
     need(backend)
     device = FUSED_ON if backend == "triton" else torch.device("cpu")

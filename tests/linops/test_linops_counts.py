@@ -72,8 +72,14 @@ def test_two_integers_give_a_number_and_selections_stay_lazy(square: GramSum) ->
     dense = square.dense()
     assert isinstance(square[2, -1], float) and square[2, -1] == pytest.approx(float(dense[2, 8]), abs=1e-6)
     mask = np.arange(9) % 2 == 0
-    for rows, cols in [(slice(1, 7, 2), slice(None)), ([3, 3, -1], [0]), (mask, torch.tensor([8, 1])), (4, slice(2, 5)),
-                       (np.int64(4), range(3)), (slice(None, None, -1), mask.tolist())]:
+    for rows, cols in [
+        (slice(1, 7, 2), slice(None)),
+        ([3, 3, -1], [0]),
+        (mask, torch.tensor([8, 1])),
+        (4, slice(2, 5)),
+        (np.int64(4), range(3)),
+        (slice(None, None, -1), mask.tolist()),
+    ]:
         picked = square[rows, cols]
         assert isinstance(picked, GramSum)
         r, c = as_tensor(as_index(rows, 9, "rows"), CPU), as_tensor(as_index(cols, 9, "columns"), CPU)
@@ -88,8 +94,24 @@ def test_symmetry_of_selections(square: GramSum) -> None:
     assert square[2:5, 2:5].eigsh(2).values.shape == (2,)
 
 
-@pytest.mark.parametrize("key", [(9, 0), (0, -10), ([0, 9], 0), (slice(3, 3), 0), ([], 0), (1.5, 0), ("a", 0),
-                                 ([[0]], 0), ([True, False], 0), (0, 0, 0), (None, 0), ([0.5], 0), Ellipsis])
+@pytest.mark.parametrize(
+    "key",
+    [
+        (9, 0),
+        (0, -10),
+        ([0, 9], 0),
+        (slice(3, 3), 0),
+        ([], 0),
+        (1.5, 0),
+        ("a", 0),
+        ([[0]], 0),
+        ([True, False], 0),
+        (0, 0, 0),
+        (None, 0),
+        ([0.5], 0),
+        Ellipsis,
+    ],
+)
 def test_bad_indices_raise(square: GramSum, key: object) -> None:
     with pytest.raises(RowIndexError):
         square[key]

@@ -27,8 +27,9 @@ from pathlens.linops import CustomKernel, Factor, GramSum, RowStream, backends
 def test_mismatched_rows_name_both_factors() -> None:
     with pytest.raises(ShapeError) as error:
         GramSum.from_factors([[("input", torch.ones(512, 3))], [("layer.2.gate", torch.ones(500, 3))]])
-    assert str(error.value) == ("GramSum: factor 'layer.2.gate' has 500 rows, expected 512 as in factor 'input'. "
-                                "Record both on the same batch.")
+    assert str(error.value) == (
+        "GramSum: factor 'layer.2.gate' has 500 rows, expected 512 as in factor 'input'. Record both on the same batch."
+    )
     with pytest.raises(ShapeError, match="factor 'b' has 4 columns, expected 3 as in factor 'a'"):
         GramSum.from_factors([[("a", torch.ones(2, 1), torch.ones(3, 1)), ("b", torch.ones(2, 1), torch.ones(4, 1))]])
     with pytest.raises(ShapeError, match="'a' has 1 columns on the left and 2 on the right"):
@@ -70,9 +71,15 @@ def test_not_finite_factors_are_named(value: float) -> None:
 
 
 def test_other_bad_factors() -> None:
-    for bad, error in [(torch.ones(3), ShapeError), (torch.ones(3, 0), ShapeError), (torch.ones(0, 3), EmptyDataError),
-                       (torch.ones(3, 2, dtype=torch.int64), DTypeError), (torch.ones(3, 2).half(), DTypeError),
-                       ([[1.0]], DTypeError), (None, DTypeError)]:
+    for bad, error in [
+        (torch.ones(3), ShapeError),
+        (torch.ones(3, 0), ShapeError),
+        (torch.ones(0, 3), EmptyDataError),
+        (torch.ones(3, 2, dtype=torch.int64), DTypeError),
+        (torch.ones(3, 2).half(), DTypeError),
+        ([[1.0]], DTypeError),
+        (None, DTypeError),
+    ]:
         with pytest.raises(error, match="'bad'"):
             GramSum.from_factors([[("bad", bad)]])
     for terms in ([], [[]]):
@@ -176,8 +183,16 @@ def test_repr_explains() -> None:
     h, d = torch.ones(6, 3), torch.ones(6, 5)
     terms = [[("h", h), ("d", d)], [Factor.ones(6), ("d", d)]]
     text = repr(GramSum.from_factors(terms, name="ntk", max_bytes=10**6))
-    for part in ("GramSum 'ntk': 6 × 6, torch.float32, cpu, symmetric", "K     = h·hᵀ ∘ d·dᵀ + 1·1ᵀ ∘ d·dᵀ",
-                 "3∘5 + 1∘5", "198 B of factors", "tiles : 6 × 6", "backend torch", "976.6 KiB", "K @ v : "):
+    for part in (
+        "GramSum 'ntk': 6 × 6, torch.float32, cpu, symmetric",
+        "K     = h·hᵀ ∘ d·dᵀ + 1·1ᵀ ∘ d·dᵀ",
+        "3∘5 + 1∘5",
+        "198 B of factors",
+        "tiles : 6 × 6",
+        "backend torch",
+        "976.6 KiB",
+        "K @ v : ",
+    ):
         assert part in text, (part, text)
     many = GramSum.from_factors([[(f"f{i}", h) for i in range(20)]] * 9)
     assert "more factors" in repr(many) and "more terms" in repr(many) and "(×9)" in repr(many)
@@ -189,8 +204,12 @@ def test_custom_kernel_checks_itself() -> None:
     def tile(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         return torch.ones(len(i), len(j))
 
-    for shape, options, error in [((2, 3), {"symmetric": True}, ShapeError), ((2, 2), {}, OptionError),
-                                  ((0, 2), {}, EmptyDataError), ((2, 3), {"dtype": torch.half}, DTypeError)]:
+    for shape, options, error in [
+        ((2, 3), {"symmetric": True}, ShapeError),
+        ((2, 2), {}, OptionError),
+        ((0, 2), {}, EmptyDataError),
+        ((2, 3), {"dtype": torch.half}, DTypeError),
+    ]:
         with pytest.raises(error, match="custom"):
             CustomKernel(shape, tile, **options)
     with pytest.raises(ShapeError, match=r"`tile` returned \(1, 1\)"):
@@ -222,9 +241,12 @@ def test_plot_shows_evenly_spaced_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_import_loads_no_optional_package() -> None:
-    code = ("import sys, torch; import pathlens.linops as l; l.GramSum.from_factors([[('x', torch.ones(3, 2).bool())]])"
-            ".dense(); print([m for m in ('numba', 'matplotlib', 'rich', 'scipy.sparse', 'triton', 'dask', 'sklearn') "
-            "if m in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          cwd=Path(__file__).parent)
+    code = (
+        "import sys, torch; import pathlens.linops as l; l.GramSum.from_factors([[('x', torch.ones(3, 2).bool())]])"
+        ".dense(); print([m for m in ('numba', 'matplotlib', 'rich', 'scipy.sparse', 'triton', 'dask', 'sklearn') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+    )
     assert done.stdout.strip() == "[]"

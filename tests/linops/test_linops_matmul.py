@@ -16,8 +16,12 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Ten
 
 
 def two_by_two(n: int, r: int, terms: int, dtype: torch.dtype = torch.float64) -> GramSum:
-    return GramSum.from_factors([[(f"h{t}", randn(n, r, seed=2 * t, dtype=dtype)),
-                                  (f"d{t}", randn(n, r, seed=2 * t + 1, dtype=dtype))] for t in range(terms)])
+    return GramSum.from_factors(
+        [
+            [(f"h{t}", randn(n, r, seed=2 * t, dtype=dtype)), (f"d{t}", randn(n, r, seed=2 * t + 1, dtype=dtype))]
+            for t in range(terms)
+        ]
+    )
 
 
 def test_the_cheaper_way_is_taken_and_repr_says_which() -> None:

@@ -42,8 +42,13 @@ def test_two_hundred_layers_survive_in_float32() -> None:
     kernel = GramSum.from_factors([[(f"layer.{i}", g) for i, g in enumerate(layers)]], dtype=torch.float32)
     exact = dense_counts([[(g, g) for g in layers]])
     diagonal = kernel.normalised("diagonal").dense()
-    want = torch.tensor([[float(exact[i, j] ** 2 / (exact[i, i] * exact[j, j])) ** 0.5 if exact[i, j] else 0.0
-                          for j in range(5)] for i in range(5)], dtype=torch.float64)
+    want = torch.tensor(
+        [
+            [float(exact[i, j] ** 2 / (exact[i, i] * exact[j, j])) ** 0.5 if exact[i, j] else 0.0 for j in range(5)]
+            for i in range(5)
+        ],
+        dtype=torch.float64,
+    )
     assert_kernel_close(diagonal, want, torch.ones(5))
     assert bool((diagonal.diagonal() > 0.999).all())
 
@@ -124,9 +129,18 @@ def test_scaling_by_numbers() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     kernel, want = GramSum.from_factors([[("x", x)]]), x @ x.T
     scale = self_kernels([[(x, x)]])[0]
-    for got, factor in [(2 * kernel, 2), (kernel * np.float64(3), 3), (np.float32(0.5) * kernel, 0.5),
-                        (kernel / 7, 1 / 7), (-kernel, -1), (kernel - 3 * kernel, -2), (0 * kernel, 0),
-                        (sum([kernel, kernel]), 2), (kernel * torch.tensor(4.0), 4), (1e-200 * kernel * 1e200, 1)]:
+    for got, factor in [
+        (2 * kernel, 2),
+        (kernel * np.float64(3), 3),
+        (np.float32(0.5) * kernel, 0.5),
+        (kernel / 7, 1 / 7),
+        (-kernel, -1),
+        (kernel - 3 * kernel, -2),
+        (0 * kernel, 0),
+        (sum([kernel, kernel]), 2),
+        (kernel * torch.tensor(4.0), 4),
+        (1e-200 * kernel * 1e200, 1),
+    ]:
         assert_kernel_close(got.dense(), factor * want, scale * max(abs(factor), 1))
     with pytest.raises(NotFiniteError):
         kernel * float("nan")
@@ -147,15 +161,21 @@ def test_custom_operator_with_large_numbers_is_scaled_by_its_diagonal() -> None:
 
 
 def test_custom_operator_that_returns_nan_is_named() -> None:
-    bad = CustomKernel((2, 2), lambda i, j: torch.full((len(i), len(j)), float("nan")), lambda: torch.ones(2),
-                       symmetric=True, name="recursion")
+    bad = CustomKernel(
+        (2, 2),
+        lambda i, j: torch.full((len(i), len(j)), float("nan")),
+        lambda: torch.ones(2),
+        symmetric=True,
+        name="recursion",
+    )
     with pytest.raises(NotFiniteError, match="recursion"):
         bad.dense()
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4),
-       st.floats(-30, 30), st.booleans())
+@given(
+    st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.floats(-30, 30), st.booleans()
+)
 def test_powers_of_two_change_no_bit(seed: int, n: int, factors: int, terms: int, log: float, cross: bool) -> None:
     """Scaling a factor by 2^k scales the kernel by 4^k (2^k for one side), bit for bit."""
     generator = torch.Generator().manual_seed(seed)

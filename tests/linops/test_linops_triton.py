@@ -86,8 +86,9 @@ def test_negative_and_tiny_coefficients() -> None:
 def test_many_layers_of_gates_neither_overflow_nor_lose_counts() -> None:
     generator = torch.Generator().manual_seed(0)
     gates = [torch.rand(30, 500, generator=generator) > 0.5 for _ in range(20)]
-    kernel = GramSum.from_factors([[(f"g{i}", g.to(DEVICE)) for i, g in enumerate(gates)]], dtype=torch.float32,
-                                  backend="triton").normalised()
+    kernel = GramSum.from_factors(
+        [[(f"g{i}", g.to(DEVICE)) for i, g in enumerate(gates)]], dtype=torch.float32, backend="triton"
+    ).normalised()
     want = dense_gram_sum([[(g, g) for g in gates]])
     assert scaled(kernel.dense(), want / want.trace()) < 1e-5
 

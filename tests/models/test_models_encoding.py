@@ -69,8 +69,15 @@ def test_seeds_draw_the_gated_network_behind_it_and_leave_the_code():
     x = images(12).float()
     parts = PatchParts.fit(x)
     inner = gated_twin(ResNet([1], [4], channels=54), "dlgn", example=parts(x[:2]), gate="straight_through", seed=7)
-    runs = train(nn.Sequential(parts, inner), (x, torch.arange(12) % 10), loss="cross_entropy", epochs=1, lr=1e-9,
-                 seeds=[3, 4], progress=False)  # fmt: skip
+    runs = train(
+        nn.Sequential(parts, inner),
+        (x, torch.arange(12) % 10),
+        loss="cross_entropy",
+        epochs=1,
+        lr=1e-9,
+        seeds=[3, 4],
+        progress=False,
+    )
     for seed, net in zip((3, 4), runs.networks):
         assert torch.equal(net[0].filters, parts.filters)
         alone = inner.reinitialise(seed).state_dict()

@@ -241,10 +241,19 @@ def test_description_and_repr_name_the_kind(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "trained"),
-    [("relu", {"values"}), ("dln", {"values"}), ("galu", {"values"}), ("frg", {"values"}), ("gdln", {"values"}),
-     ("gates_only", {"source"}), ("dlgn", {"values", "source"}), ("soft_galu", {"values", "source"}),
-     ("dlgn_shallow", {"values", "source"}), ("quadratic", {"values", "source"})],
-)  # fmt: skip
+    [
+        ("relu", {"values"}),
+        ("dln", {"values"}),
+        ("galu", {"values"}),
+        ("frg", {"values"}),
+        ("gdln", {"values"}),
+        ("gates_only", {"source"}),
+        ("dlgn", {"values", "source"}),
+        ("soft_galu", {"values", "source"}),
+        ("dlgn_shallow", {"values", "source"}),
+        ("quadratic", {"values", "source"}),
+    ],
+)
 def test_each_kind_trains_its_part(kind: str, trained: set[str]) -> None:
     net = KINDS[kind](*SIZES, seed=0)
     assert {name.split(".")[0] for name, p in net.named_parameters() if p.requires_grad} == trained
@@ -256,10 +265,20 @@ def test_each_kind_trains_its_part(kind: str, trained: set[str]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("inputs", "hidden", "outputs"),
-    [(0, (4, 3), 1), (-2, (4, 3), 1), (2.0, (4, 3), 1), (2, (4, 0), 1), (2, (4.0, 3), 1), (2, (4, True), 1),
-     (2, (4, 3), 0), (2, (4, 3), "one"), (2, (), 1), (2, 16, 1)],
+    [
+        (0, (4, 3), 1),
+        (-2, (4, 3), 1),
+        (2.0, (4, 3), 1),
+        (2, (4, 0), 1),
+        (2, (4.0, 3), 1),
+        (2, (4, True), 1),
+        (2, (4, 3), 0),
+        (2, (4, 3), "one"),
+        (2, (), 1),
+        (2, 16, 1),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_sizes_that_are_not_positive_integers_are_refused(kind: str, inputs: Any, hidden: Any, outputs: Any) -> None:
     with pytest.raises(ShapeError, match=r"positive integers|hidden layer|sequence of widths"):
         KINDS[kind](inputs, hidden, outputs)
@@ -289,7 +308,7 @@ def test_beta_must_be_positive(kind: str, beta: float) -> None:
         (lambda: models.gdln(2, (3,), gates=torch.ones(3)), OptionError, "a function of x .*got Tensor"),
         (lambda: models.gdln(2, (3,), gates=lambda x: x)(torch.zeros(4, 2)), ShapeError, r"\(4, 3\).*\(4, 2\)"),
     ],
-)  # fmt: skip
+)
 def test_options_out_of_range_are_refused(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()

@@ -122,7 +122,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "out-argument": (lambda h: torch.add(h, 1, out=PLACE), r"'add'.*out="),
     "other-dtype": (lambda h: h.to(torch.float32), r"does not run.*float64.*\.double\(\)"),
     "rows-baked-in": (lambda h: h.view(2, -1), r"Between.*does not run on .*any number of rows"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ["relu", "dlgn"])
@@ -309,7 +309,7 @@ TEMPLATES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "spectral-norm": (spectral, FLAT, r"module 'linear1'.*computed by a hook"),
     "pruned": (pruned, FLAT, r"module 'linear1'.*computed by a hook.*prune\.remove"),
     "lazy": (lazy, FLAT, r"module '0'.*no shape yet.*once on data"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -151,9 +151,21 @@ def test_residual_networks_have_their_layers(make: Callable[[], ResNet], convolu
 
 def test_convolutional_templates_have_the_papers_layers() -> None:
     assert [n for n, _ in vconv().named_children()] == [
-        "conv1", "relu1", "conv2", "relu2", "conv3", "relu3", "conv4", "relu4", "flatten", "linear5", "relu5",
-        "linear6", "relu6", "output",
-    ]  # fmt: skip
+        "conv1",
+        "relu1",
+        "conv2",
+        "relu2",
+        "conv3",
+        "relu3",
+        "conv4",
+        "relu4",
+        "flatten",
+        "linear5",
+        "relu5",
+        "linear6",
+        "relu6",
+        "output",
+    ]
     assert gconv().linear5.in_features == 128 and vconv().linear5.in_features == 128 * 32 * 32
     assert conv5().conv5.out_channels == 26 and conv5().linear6.out_features == 64
     assert conv5(dense=None).output.in_features == 26

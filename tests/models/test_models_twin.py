@@ -106,8 +106,24 @@ def test_a_galu_twin_with_the_gates_of_its_values_is_the_template(name: str) -> 
     torch.testing.assert_close(twin(x), template(x), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["relu", "soft_relu", "dln", "galu", "flnpf", "soft_galu", "gates_only", "dlgn",
-                                  "dlgn_pwc", "dlgn_frozen", "frnpf", "dnpfl", "dlgn-pwc"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "relu",
+        "soft_relu",
+        "dln",
+        "galu",
+        "flnpf",
+        "soft_galu",
+        "gates_only",
+        "dlgn",
+        "dlgn_pwc",
+        "dlgn_frozen",
+        "frnpf",
+        "dnpfl",
+        "dlgn-pwc",
+    ],
+)
 def test_every_kind_converts_and_trains_what_it_says(kind: str) -> None:
     template, x = make(AFFINE["resnet-projection"])
     twin = gated_twin(template, kind, example=x[:2], seed=1)
@@ -258,8 +274,9 @@ def test_a_piecewise_constant_twin_is_constant_where_its_gates_are(name: str) ->
 
 
 def test_a_batch_norm_at_the_input_is_passed_too() -> None:
-    template = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 8), nn.Dropout(0.1), nn.BatchNorm1d(8), nn.ReLU(),
-                             nn.Linear(8, 2))  # fmt: skip
+    template = nn.Sequential(
+        nn.BatchNorm1d(3), nn.Linear(3, 8), nn.Dropout(0.1), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
+    )
     twin = gated_twin(template, "dlgn_pwc", example=torch.randn(2, 3), seed=0).train()
     assert twin(torch.randn(16, 3)).detach().std() > 1e-3
 

@@ -281,9 +281,15 @@ FLAT, IMAGE = (5,), (3, 8, 8)
 def _max_pool_net() -> nn.Module:
     pool = nn.MaxPool2d(2)
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), pool, nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), pool, nn.Flatten(),
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.ReLU(),
+        pool,
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.ReLU(),
+        pool,
+        nn.Flatten(),
         nn.Linear(16, 3),
-    )  # fmt: skip
+    )
 
 
 class FunctionalMaxPool(nn.Module):

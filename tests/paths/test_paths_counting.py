@@ -66,9 +66,18 @@ def convolutional(name: str) -> nn.Module:
         return nn.Sequential(conv1, nn.ReLU(), nn.Conv1d(3, 2, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2))
     if name == "pooled":
         return nn.Sequential(
-            conv1, nn.ReLU(), nn.AvgPool1d(2), nn.Conv1d(3, 2, 3, padding=1, groups=1), nn.BatchNorm1d(2), nn.ReLU(),
-            nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1),
-        )  # fmt: skip
+            conv1,
+            nn.ReLU(),
+            nn.AvgPool1d(2),
+            nn.Conv1d(3, 2, 3, padding=1, groups=1),
+            nn.BatchNorm1d(2),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool1d(1),
+            nn.Flatten(),
+            nn.Linear(2, 3),
+            nn.ReLU(),
+            nn.Linear(3, 1),
+        )
 
     class Residual(nn.Module):
         def __init__(self) -> None:
@@ -194,8 +203,11 @@ def test_outputs_without_a_dimension_of_their_own_are_counted() -> None:
 
 
 def test_convolutional_counts_do_not_round() -> None:
-    template = nn.Sequential(*[m for i in range(9) for m in (nn.Conv1d(33 if i else 1, 33, 3, padding=1), nn.ReLU())],
-                             nn.Flatten(), nn.Linear(33 * 5, 1))  # fmt: skip
+    template = nn.Sequential(
+        *[m for i in range(9) for m in (nn.Conv1d(33 if i else 1, 33, 3, padding=1), nn.ReLU())],
+        nn.Flatten(),
+        nn.Linear(33 * 5, 1),
+    )
     X = torch.randn(2, 1, 5)
     net = pl.gated_twin(template, "dln", example=X)
     walks = np.abs(np.subtract.outer(range(5), range(5))) <= 1  # a kernel of three positions, padded with zeros

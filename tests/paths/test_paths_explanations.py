@@ -285,9 +285,12 @@ def test_on_the_circle_the_path_norm_leaves_little_to_cancel_and_few_paths(train
 def test_explanations_say_fidelity_and_cancellation_first_and_can_be_drawn(trained: Any) -> None:
     net, _, X = trained
     made = [
-        paths.top(net, X, k=5), paths.groups(net, X), paths.tree(net, X), paths.refit(net, X, paths=5),
+        paths.top(net, X, k=5),
+        paths.groups(net, X),
+        paths.tree(net, X),
+        paths.refit(net, X, paths=5),
         paths.prune(net, X, keep=0.5),
-    ]  # fmt: skip
+    ]
     for explanation in made:
         first = repr(explanation).splitlines()[0]
         assert f"R² {explanation.fidelity:.3f}" in first and f"cancellation {explanation.cancellation:.3g}" in first

@@ -34,10 +34,12 @@ def test_it_is_the_sum_over_all_paths_that_start_there(first, second, seed):
 @pytest.mark.parametrize("kind", ["relu", "dlgn", "dlgn_pwc", "galu", "soft_relu", "dln"])
 @pytest.mark.parametrize("template", ["residual", "convolutions", "norm first", "dense"])
 def test_the_sum_is_the_output_for_every_kind_and_wiring(kind, template):
-    built = {"residual": pl.models.ResNet((1, 1), (4, 6), outputs=3),
-             "convolutions": pl.models.gconv(3, (3, 4, 4), (5,)),
-             "norm first": nn.Sequential(nn.BatchNorm2d(3), *pl.models.gconv(3, (3, 4, 4), (5,))),
-             "dense": nn.Sequential(nn.Flatten(), *pl.models.mlp(48, (6, 5), 3, bias=True))}[template]  # fmt: skip
+    built = {
+        "residual": pl.models.ResNet((1, 1), (4, 6), outputs=3),
+        "convolutions": pl.models.gconv(3, (3, 4, 4), (5,)),
+        "norm first": nn.Sequential(nn.BatchNorm2d(3), *pl.models.gconv(3, (3, 4, 4), (5,))),
+        "dense": nn.Sequential(nn.Flatten(), *pl.models.mlp(48, (6, 5), 3, bias=True)),
+    }[template]
     x = rows(7, 3, 4, 4)
     net = pl.gated_twin(built, kind, example=x[:2], seed=1)
     net(x)  # batch statistics other than those of the start

@@ -120,8 +120,10 @@ def test_round_trip_of_a_trajectory(tmp_path: Path) -> None:
     loaded = Trajectory.load(tmp_path / "run")
     assert loaded.history == trajectory.history and loaded.config == trajectory.config
     assert [(m.step, m.epoch, m.loss, m.reason) for m in loaded.moments] == [
-        (0, 0.0, 1.0, "test"), (1, 0.5, 0.5, "test"), (2, 1.0, 1 / 3, "test"),
-    ]  # fmt: skip
+        (0, 0.0, 1.0, "test"),
+        (1, 0.5, 0.5, "test"),
+        (2, 1.0, 1 / 3, "test"),
+    ]
     for got, want in zip(loaded.moments, trajectory.moments):
         assert (got.record is None) == (want.record is None)
         if want.record is not None and got.record is not None:
@@ -135,9 +137,13 @@ def test_saving_a_shorter_trajectory_leaves_nothing_behind(tmp_path: Path) -> No
     (tmp_path / "record-0002.png").write_text("the user's own")
     make_trajectory(1).save(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "record-0000.json", "record-0000.safetensors", "record-0002.png", "snapshot-0000.json",
-        "snapshot-0000.safetensors", "trajectory.json",
-    ]  # fmt: skip
+        "record-0000.json",
+        "record-0000.safetensors",
+        "record-0002.png",
+        "snapshot-0000.json",
+        "snapshot-0000.safetensors",
+        "trajectory.json",
+    ]
     assert len(Trajectory.load(tmp_path).moments) == 1
 
 
@@ -216,19 +222,23 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "binary json": (lambda f: (f / "r.json").write_bytes(b"\x80\xff"), r"r\.json: not valid JSON"),
     "json list": (lambda f: (f / "r.json").write_text("[1]"), r"r\.json: expected a pathlens.record .* found 'list'"),
     "edited json": (
-        lambda f: edit_json(f / "r.json", lambda m: m.update(gate_label="soft")), r"r\.json: .* edited or damaged",
+        lambda f: edit_json(f / "r.json", lambda m: m.update(gate_label="soft")),
+        r"r\.json: .* edited or damaged",
     ),
     "edited number": (
-        lambda f: edit_json(f / "r.json", lambda m: m["layers"][0].update(outputs=7)), r"r\.json: .* edited or damaged",
+        lambda f: edit_json(f / "r.json", lambda m: m["layers"][0].update(outputs=7)),
+        r"r\.json: .* edited or damaged",
     ),
     "no seal": (lambda f: edit_json(f / "r.json", lambda m: m.pop("seal")), r"r\.json: .* edited or damaged"),
     "newer version": (
-        lambda f: edit_json(f / "r.json", lambda m: m.update(version=2)), r"r\.json: format version 2, this",
+        lambda f: edit_json(f / "r.json", lambda m: m.update(version=2)),
+        r"r\.json: format version 2, this",
     ),
     "no json": (lambda f: (f / "r.json").unlink(), r"r\.json: no such file"),
     "no tensors": (lambda f: (f / "r.safetensors").unlink(), r"r\.safetensors: no such file"),
     "foreign, incomplete": (
-        lambda f: edit_json(f / "r.json", lambda m: m.pop("sites"), seal=True), r"r\.json: the record lacks .*'sites'",
+        lambda f: edit_json(f / "r.json", lambda m: m.pop("sites"), seal=True),
+        r"r\.json: the record lacks .*'sites'",
     ),
     "foreign, other layers": (
         lambda f: edit_json(f / "r.json", lambda m: m["layers"][0].update(name="none"), seal=True),
@@ -245,7 +255,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         ),
         r"r\.safetensors: not a safetensors file",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)

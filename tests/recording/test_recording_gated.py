@@ -74,24 +74,45 @@ def template(name: str) -> tuple[nn.Module, Tensor]:
         return models.CircularConvNet(6, (2, 3, 4), kernel=3, pool="flatten", outputs=2), torch.randn(3, 2, 6)
     nets = {
         "padding same, even kernel": nn.Sequential(
-            nn.Conv2d(2, 3, (2, 4), padding="same"), nn.ReLU(), nn.Conv2d(3, 2, 3, padding="same"), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3)),
+            nn.Conv2d(2, 3, (2, 4), padding="same"),
+            nn.ReLU(),
+            nn.Conv2d(3, 2, 3, padding="same"),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(2, 3),
+        ),
         "stride 2, numeric padding": nn.Sequential(
-            nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 2, stride=(1, 2), padding=(1, 0)),
-            nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)),
+            nn.Conv2d(2, 3, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(3, 4, 2, stride=(1, 2), padding=(1, 0)),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16, 2),
+        ),
         "dilation": nn.Sequential(
-            nn.Conv2d(2, 3, 3, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(3, 3, 2, dilation=(1, 3)), nn.ReLU(),
-            nn.Flatten(), nn.Linear(45, 1)),
+            nn.Conv2d(2, 3, 3, padding=2, dilation=2),
+            nn.ReLU(),
+            nn.Conv2d(3, 3, 2, dilation=(1, 3)),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(45, 1),
+        ),
         "grouped": nn.Sequential(
-            nn.Conv2d(2, 4, 3, groups=2, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 2, groups=4), nn.ReLU(), nn.Flatten(),
-            nn.Linear(100, 2)),
+            nn.Conv2d(2, 4, 3, groups=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 2, groups=4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(100, 2),
+        ),
         "dense after flatten": models.vconv(2, (2, 3, 3), dense=(5,), size=6),
         "global average": models.gconv(3, (2, 3, 3), dense=(4,)),
         "residual with batch-norm": models.ResNet((1, 1), (3, 4), outputs=2, channels=2),
         "leaky": nn.Sequential(nn.Flatten(), nn.Linear(72, 5), nn.LeakyReLU(0.2), nn.Linear(5, 2)),
         "reused convolution": Reused(),
         "scaled output": Scaled(),
-    }  # fmt: skip
+    }
     return nets[name], torch.randn(3, 2, 6, 6)
 
 
@@ -121,9 +142,18 @@ class Reused(nn.Module):
 
 
 TEMPLATES = [
-    "padding same, even kernel", "stride 2, numeric padding", "dilation", "grouped", "dense after flatten",
-    "global average", "residual with batch-norm", "leaky", "reused convolution", "scaled output", "1-D circular",
-]  # fmt: skip
+    "padding same, even kernel",
+    "stride 2, numeric padding",
+    "dilation",
+    "grouped",
+    "dense after flatten",
+    "global average",
+    "residual with batch-norm",
+    "leaky",
+    "reused convolution",
+    "scaled output",
+    "1-D circular",
+]
 
 
 def settled(net: nn.Module, example: Tensor) -> nn.Module:

@@ -62,10 +62,21 @@ def test_networks_that_mix_rows_are_refused(name: str, dtype: torch.dtype, n: in
             record(net, X, stream=stream)
 
 
-@pytest.mark.parametrize("take", [
-    overlap, npk, ntk, paths.count, paths.top, Trajectory().append, lambda net, X: record(net, X, sensitivities=False),
-    lambda net, X: record(net, X, max_bytes=40_000), lambda net, X: LinearisedModel(net)(X),
-    lambda net, X: ntk(net, X[:1], columns=X)])  # fmt: skip
+@pytest.mark.parametrize(
+    "take",
+    [
+        overlap,
+        npk,
+        ntk,
+        paths.count,
+        paths.top,
+        Trajectory().append,
+        lambda net, X: record(net, X, sensitivities=False),
+        lambda net, X: record(net, X, max_bytes=40_000),
+        lambda net, X: LinearisedModel(net)(X),
+        lambda net, X: ntk(net, X[:1], columns=X),
+    ],
+)
 def test_whatever_takes_a_network_refuses(take: Any) -> None:
     with pytest.raises(RecordError, match=MESSAGE):
         take(MIXERS["mean"](), torch.randn(40, 3))

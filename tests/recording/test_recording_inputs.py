@@ -132,7 +132,7 @@ BAD: list[tuple[str, Any, type[PathlensError], str]] = [
     ("a data set of ours", data.circle(8), DTypeError, r"Give its rows: data\.x"),
     ("items of text", DataLoader(["a", "b"]), DTypeError, "an item of the DataLoader is a"),
     ("uneven batches", DataLoader([X[0], X[0, :2]], batch_size=1), ShapeError, "rows of the DataLoader have different"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("value", "error", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])

@@ -159,9 +159,23 @@ class Leaky(Base):
 
 
 NETS = [
-    InPlace, Functional, Asks, ReusedLinear, TwoNames, TiedWeights, SharedBias, AlsoByMatmul, OnlyByMatmul,
-    OwnParameters, Computed, NormedTail, OneOutput, Squeezed, Cut, Leaky,
-]  # fmt: skip
+    InPlace,
+    Functional,
+    Asks,
+    ReusedLinear,
+    TwoNames,
+    TiedWeights,
+    SharedBias,
+    AlsoByMatmul,
+    OnlyByMatmul,
+    OwnParameters,
+    Computed,
+    NormedTail,
+    OneOutput,
+    Squeezed,
+    Cut,
+    Leaky,
+]
 
 
 @pytest.mark.filterwarnings("ignore::pathlens.errors.UngatedWarning")  # NormedTail
@@ -217,8 +231,10 @@ def test_frozen_weight_with_trained_bias() -> None:
     net.c.bias.requires_grad_(False)
     rec = record(net, x)
     assert [(layer.name, layer.trainable, layer.bias) for layer in rec.layers] == [
-        ("a", False, False), ("b", True, False), ("c", True, False),
-    ]  # fmt: skip
+        ("a", False, False),
+        ("b", True, False),
+        ("c", True, False),
+    ]
     assert rec.untracked == ("a.bias",)
 
 
@@ -404,9 +420,12 @@ class Returns(Base):
     def forward(self, x: Tensor) -> object:
         f = self.c(self.a(x))
         return {
-            "tuple": lambda: (f, x), "3-D": lambda: f[:, None], "sum": lambda: f.sum(), "columns": lambda: f.T,
+            "tuple": lambda: (f, x),
+            "3-D": lambda: f[:, None],
+            "sum": lambda: f.sum(),
+            "columns": lambda: f.T,
             "dict": lambda: {"logits": f},
-        }[self.what]()  # fmt: skip
+        }[self.what]()
 
 
 @pytest.mark.parametrize("what", ["tuple", "3-D", "sum", "columns", "dict"])
@@ -602,19 +621,29 @@ def test_functional_activations_are_told_by_the_module_that_calls_them():
 
 
 NONLINEAR = {
-    "clamp": lambda h: h.clamp(min=0), "abs": torch.abs, "maximum": lambda h: torch.maximum(h, torch.zeros(())),
-    "where": lambda h: torch.where(h > 0, h, 0.0), "softmax": lambda h: F.softmax(h, 1),
-    "layer_norm": lambda h: F.layer_norm(h, h.shape[1:]), "square": torch.square, "pow": lambda h: h**2,
-    "mul": lambda h: h * h, "div": lambda h: h / (h + 9), "min": lambda h: h.min(1, True)[0] + h,
-    "matmul": lambda h: (h[:, :, None] @ h[:, None, :]).sum(2), "normalize": F.normalize,
+    "clamp": lambda h: h.clamp(min=0),
+    "abs": torch.abs,
+    "maximum": lambda h: torch.maximum(h, torch.zeros(())),
+    "where": lambda h: torch.where(h > 0, h, 0.0),
+    "softmax": lambda h: F.softmax(h, 1),
+    "layer_norm": lambda h: F.layer_norm(h, h.shape[1:]),
+    "square": torch.square,
+    "pow": lambda h: h**2,
+    "mul": lambda h: h * h,
+    "div": lambda h: h / (h + 9),
+    "min": lambda h: h.min(1, True)[0] + h,
+    "matmul": lambda h: (h[:, :, None] @ h[:, None, :]).sum(2),
+    "normalize": F.normalize,
     "logsumexp": lambda h: h.logsumexp(1, True) + h,
-}  # fmt: skip
+}
 AFFINE = {
-    "fixed mask": lambda h: torch.where(torch.arange(5) > 2, h, 0.0), "fixed factor": lambda h: h * torch.arange(5.0),
-    "clamped constant": lambda h: h * torch.arange(5.0).clamp(max=3), "ones": lambda h: h * torch.ones_like(h),
+    "fixed mask": lambda h: torch.where(torch.arange(5) > 2, h, 0.0),
+    "fixed factor": lambda h: h * torch.arange(5.0),
+    "clamped constant": lambda h: h * torch.arange(5.0).clamp(max=3),
+    "ones": lambda h: h * torch.ones_like(h),
     "control flow": lambda h: h if h.max() > 0 else -h,
     "softmax of weights": lambda h: h @ torch.eye(5, dtype=h.dtype).softmax(1),
-}  # fmt: skip
+}
 
 
 class Between(nn.Module):
@@ -695,8 +724,15 @@ def test_weights_that_are_not_finite_are_refused(value):
         next(gates.source.parameters())[0, 0] = value  # closes all gates: the output alone does not show it
         plain[1].running_mean[0] = value
     x = rows(6, 4).float()
-    asked = [record, kernels.overlap, kernels.npk, kernels.ntk, paths.count, lambda net, x: regions.slice2d(
-        net, tuple(x[:3])), lambda net, x: regions.segment1d(net, x[0], x[1])]  # fmt: skip
+    asked = [
+        record,
+        kernels.overlap,
+        kernels.npk,
+        kernels.ntk,
+        paths.count,
+        lambda net, x: regions.slice2d(net, tuple(x[:3])),
+        lambda net, x: regions.segment1d(net, x[0], x[1]),
+    ]
     for ask in asked:
         with pytest.raises(NotFiniteError, match=r"'source\..*' of this GatedNetwork contains NaN or infinity"):
             ask(gates, x)

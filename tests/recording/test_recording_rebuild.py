@@ -148,12 +148,16 @@ def test_a_twin_needs_one_that_is_built_alike() -> None:
     assert_same(net, pl.rebuild(taken, like=twin(epsilon=0.0)), torch.randn(3, 2))  # ε is in the state
 
 
-@pytest.mark.parametrize("like, message", [
-    (lambda: Small(5), r"float32 of shape \(4, 1, 3, 3\) as 'conv.weight', and the Small .* \(5, 1, 3, 3\)"),
-    (lambda: Small().double(), "float64 of shape"),
-    (lambda: nn.Linear(2, 2), "as 'conv.weight', and the Linear that was given has nothing"),
-    (lambda: "Small", "got str"),
-], ids=["shape", "dtype", "layers", "no module"])  # fmt: skip
+@pytest.mark.parametrize(
+    "like, message",
+    [
+        (lambda: Small(5), r"float32 of shape \(4, 1, 3, 3\) as 'conv.weight', and the Small .* \(5, 1, 3, 3\)"),
+        (lambda: Small().double(), "float64 of shape"),
+        (lambda: nn.Linear(2, 2), "as 'conv.weight', and the Linear that was given has nothing"),
+        (lambda: "Small", "got str"),
+    ],
+    ids=["shape", "dtype", "layers", "no module"],
+)
 def test_one_that_is_built_otherwise_is_refused(like: Any, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         pl.rebuild(pl.snapshot(Small()), like=like())

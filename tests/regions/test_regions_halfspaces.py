@@ -51,9 +51,16 @@ def test_products_of_weights() -> None:
 def conv_twin() -> GatedNetwork:
     torch.manual_seed(0)
     template = nn.Sequential(
-        nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 3, stride=2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2),
-    )  # fmt: skip
+        nn.Conv2d(2, 3, 3, padding=1),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Conv2d(3, 2, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+        nn.ReLU(),
+        nn.Linear(4, 2),
+    )
     net = pl.gated_twin(template, "dlgn", torch.randn(2, 2, 6, 6), seed=0)
     with torch.no_grad():
         net(torch.randn(64, 2, 6, 6))  # batch-norm with statistics of its own
@@ -217,8 +224,12 @@ def test_normals_much_shorter_than_their_offsets() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_inference_mode_and_low_precision_change_nothing(dtype: torch.dtype) -> None:
-    net = pl.gated_twin(nn.Sequential(nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 1)), "dlgn",
-                        torch.randn(2, 1, 3), seed=0).to(dtype)  # fmt: skip
+    net = pl.gated_twin(
+        nn.Sequential(nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 1)),
+        "dlgn",
+        torch.randn(2, 1, 3),
+        seed=0,
+    ).to(dtype)
     x = torch.randn(3, 1, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
 
     def told() -> list[np.ndarray]:

@@ -51,8 +51,14 @@ def words(found: Drawn) -> str:
 
 def test_a_part_of_an_array_is_named_with_integers_and_colons() -> None:
     a = np.arange(24).reshape(2, 3, 4)
-    for text, expected in (("a", a), ("a[1]", a[1]), ("a[0, :, -1]", a[0, :, -1]), ("a[:,2]", a[:, 2]),
-                           ("a[0].T", a[0].T), ("a.T", a.T)):  # fmt: skip
+    for text, expected in (
+        ("a", a),
+        ("a[1]", a[1]),
+        ("a[0, :, -1]", a[0, :, -1]),
+        ("a[:,2]", a[:, 2]),
+        ("a[0].T", a[0].T),
+        ("a.T", a.T),
+    ):
         assert (array_at({"a": a}, text, "here") == expected).all()
 
 
@@ -62,44 +68,75 @@ def test_anything_else_is_no_reference(text: str) -> None:
         Series(text)
 
 
-@pytest.mark.parametrize(("described", "message"), [
-    (Panel("lines", "t", [Series("b")]), "no array 'b', only a, names, x"),
-    (Panel("lines", "t", [Series("a[5]")]), "outside of an array of shape"),
-    (Panel("lines", "t", [Series("a")], x="z"), "no array 'z'"),
-    (Panel("lines", "t", [Series("a")], x="x[0]"), "does not fit"),
-    (Panel("lines", "t", [Series("names")]), "need numbers"),
-    (Panel("matrices", "t", [Series("a[0]")]), "need numbers in 2 dimensions"),
-    (Panel("fields", "t", [Series("x")]), "need numbers in 2 dimensions"),
-    (Panel("points", "t", [Series("a")]), "points need an x"),
-    (Panel("points", "t", [Series("a", x="x")]), "does not fit"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        (Panel("lines", "t", [Series("b")]), "no array 'b', only a, names, x"),
+        (Panel("lines", "t", [Series("a[5]")]), "outside of an array of shape"),
+        (Panel("lines", "t", [Series("a")], x="z"), "no array 'z'"),
+        (Panel("lines", "t", [Series("a")], x="x[0]"), "does not fit"),
+        (Panel("lines", "t", [Series("names")]), "need numbers"),
+        (Panel("matrices", "t", [Series("a[0]")]), "need numbers in 2 dimensions"),
+        (Panel("fields", "t", [Series("x")]), "need numbers in 2 dimensions"),
+        (Panel("points", "t", [Series("a")]), "points need an x"),
+        (Panel("points", "t", [Series("a", x="x")]), "does not fit"),
+    ],
+)
 def test_an_artifact_refuses_panels_that_do_not_fit_its_arrays(described: Panel, message: str) -> None:
     arrays = {"a": np.ones((2, 3)), "names": np.array(["u", "v"]), "x": np.arange(3)}
     with pytest.raises(OptionError, match=f"Artifact 'x.y', panel 't'.*{message}"):
         Artifact("x.y", "t", "p", "quick", arrays=arrays, figures=[described])
 
 
-@pytest.mark.parametrize("options", [
-    {"kind": "pie"}, {"series": []}, {"series": ["a"]}, {"x_scale": "log2"}, {"marks": [(NAN, "t")]}, {"marks": [1.0]},
-    {"x": "a b"}, {"slope": 1.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kind": "pie"},
+        {"series": []},
+        {"series": ["a"]},
+        {"x_scale": "log2"},
+        {"marks": [(NAN, "t")]},
+        {"marks": [1.0]},
+        {"x": "a b"},
+        {"slope": 1.0},
+    ],
+)
 def test_descriptions_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="Panel 't'"):
         Panel(**{"kind": "lines", "title": "t", "series": [Series("a")], **options})
 
 
 def test_descriptions_are_saved_and_read(tmp_path: Path) -> None:
-    described = (Panel("lines", "loss", [Series("a", "ReLU", style="dashed"), Series("a[0]", x="x")], x="x",
-                       y_scale="log", x_scale="log", marks=[(0.5, "half")], slope=-1.0, ordered=True),
-                 Panel("matrices", "m", [Series("a")], note="see"))  # fmt: skip
+    described = (
+        Panel(
+            "lines",
+            "loss",
+            [Series("a", "ReLU", style="dashed"), Series("a[0]", x="x")],
+            x="x",
+            y_scale="log",
+            x_scale="log",
+            marks=[(0.5, "half")],
+            slope=-1.0,
+            ordered=True,
+        ),
+        Panel("matrices", "m", [Series("a")], note="see"),
+    )
     arrays = {"a": np.ones((2, 3)), "x": np.arange(3)}
     path = Artifact("x.y", "t", "p", "quick", arrays=arrays, figures=described).save(tmp_path)
     assert load(path).figures == described
     document = unsealed(json.loads(path.read_text()))
-    assert document["figures"][1] == {"kind": "matrices", "title": "m", "note": "see", "series": [
-        {"values": "a", "label": "", "x": "", "style": "line"}]}  # fmt: skip
-    for broken in ([{"kind": "lines"}], [3], [{**document["figures"][1], "colour": "red"}],
-                   [{**document["figures"][1], "kind": "pie"}]):  # fmt: skip
+    assert document["figures"][1] == {
+        "kind": "matrices",
+        "title": "m",
+        "note": "see",
+        "series": [{"values": "a", "label": "", "x": "", "style": "line"}],
+    }
+    for broken in (
+        [{"kind": "lines"}],
+        [3],
+        [{**document["figures"][1], "colour": "red"}],
+        [{**document["figures"][1], "kind": "pie"}],
+    ):
         path.write_text(json.dumps(sealed({**document, "figures": broken})))
         with pytest.raises(ArtifactError, match=r"malformed|invalid entry"):
             load(path)
@@ -165,13 +202,21 @@ def test_fields_of_few_and_missing_values(matrix: Any) -> None:
     assert "first" in said and "last" in said
 
 
-@pytest.mark.parametrize(("matrix", "scale", "ends"), [
-    ([[1.0]], "linear", ("0", "1")), ([[0.0, 0.0]], "linear", ("0", "1")),
-    ([[NAN, 3.0], [2.0, NAN]], "linear", ("0", "3")),
-    ([[NAN]], "linear", ("0", "1")), ([[-1.0, 2.0]], "linear", ("−2", "2")), ([[1e-9, 1.0]], "log", ("0.0001", "1")),
-    ([[0.0, 1.0]], "log", ("0.1", "1")), ([[NAN]], "log", ("0.1", "1")), ([[0.5, 0.5]], "log", ("0.05", "0.5")),
-    ([[-1.0, 1.0]], "log", ("0.1", "1")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("matrix", "scale", "ends"),
+    [
+        ([[1.0]], "linear", ("0", "1")),
+        ([[0.0, 0.0]], "linear", ("0", "1")),
+        ([[NAN, 3.0], [2.0, NAN]], "linear", ("0", "3")),
+        ([[NAN]], "linear", ("0", "1")),
+        ([[-1.0, 2.0]], "linear", ("−2", "2")),
+        ([[1e-9, 1.0]], "log", ("0.0001", "1")),
+        ([[0.0, 1.0]], "log", ("0.1", "1")),
+        ([[NAN]], "log", ("0.1", "1")),
+        ([[0.5, 0.5]], "log", ("0.05", "0.5")),
+        ([[-1.0, 1.0]], "log", ("0.1", "1")),
+    ],
+)
 def test_matrices_of_few_and_missing_values(matrix: Any, scale: str, ends: tuple[str, str]) -> None:
     found = drawn(Panel("matrices", "t", [Series("a", "u")], y_scale=scale), a=matrix)
     assert tuple(span.text for span in parse(found).iter("span")) == ends
@@ -231,8 +276,18 @@ def test_unknown_entries_of_a_matrix_are_transparent() -> None:
 
 def test_labels_are_escaped_and_dollars_are_dollars() -> None:
     evil = '<script>$x$ & "y"</script>'
-    panels = [Panel(kind, evil, [Series("a", evil, x="a" if kind == "points" else "")], x_label=evil, y_label=evil,
-                    marks=[(1.0, evil)], note=evil) for kind in KINDS]  # fmt: skip
+    panels = [
+        Panel(
+            kind,
+            evil,
+            [Series("a", evil, x="a" if kind == "points" else "")],
+            x_label=evil,
+            y_label=evil,
+            marks=[(1.0, evil)],
+            note=evil,
+        )
+        for kind in KINDS
+    ]
     found = drawn(panels, a=np.arange(1.0, 7.0).reshape(2, 3))
     assert not any("<script" in text for row in found.rows for text in row)
     assert words(found).count(evil) >= 5 * 3

@@ -17,10 +17,19 @@ from pathlens.panels import Panel, Series
 from pathlens.report import Entry, results_page, write_model, write_page, write_verification
 
 PAYLOADS = (
-    '"><script>alert(1)</script>', "'><script>alert(1)</script>", '" onmouseover="alert(1)', "' onmouseover='alert(1)",
-    "x onmouseover=alert(1)", "javascript:alert(1)", "</title></style></script><script>alert(1)</script>",
-    "--><script>alert(1)</script><!--", "]]><script>alert(1)</script>", "\\g<0>\\1 'DejaVu Sans' #1c2431 $x$",
-    "&quot;&gt;&lt;script&gt;", "**<script>alert(1)</script>", "`<script>alert(1)</script>",
+    '"><script>alert(1)</script>',
+    "'><script>alert(1)</script>",
+    '" onmouseover="alert(1)',
+    "' onmouseover='alert(1)",
+    "x onmouseover=alert(1)",
+    "javascript:alert(1)",
+    "</title></style></script><script>alert(1)</script>",
+    "--><script>alert(1)</script><!--",
+    "]]><script>alert(1)</script>",
+    "\\g<0>\\1 'DejaVu Sans' #1c2431 $x$",
+    "&quot;&gt;&lt;script&gt;",
+    "**<script>alert(1)</script>",
+    "`<script>alert(1)</script>",
 )
 
 
@@ -68,18 +77,45 @@ def poisoned(value: Any, payload: str, kept: tuple[str, ...] = ()) -> Any:
 
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_the_page_of_artifacts(tmp_path: Path, payload: str) -> None:
-    claim = Claim(payload, threshold=1, comparison=">", null=0, null_text=payload, measured=(2, 3, 4), paper=payload,
-                  unit=payload, row=payload, reduced=True)  # fmt: skip
+    claim = Claim(
+        payload,
+        threshold=1,
+        comparison=">",
+        null=0,
+        null_text=payload,
+        measured=(2, 3, 4),
+        paper=payload,
+        unit=payload,
+        row=payload,
+        reduced=True,
+    )
     nested = {payload: {payload: payload, "seeds": {"mean": 1.0, "seeds": [1.0, 2.0]}}, "list": [payload], "b": payload}
     made = Artifact(
-        "hs.a", payload, payload, "paper", config=nested, seeds=(0, 1, 2), claims=[claim, dataclasses.replace(claim)],
-        metrics=nested, paper_config=nested | {"b": payload + "2"}, paper_numbers={payload: {"a": payload, "b": 1}},
-        deviations=[Deviation(payload, payload, payload, payload)], gates={payload: "hard"},
-        duration_seconds=1.0, created="2026-01-31T12:00:00+00:00", environment={payload: payload, "gpu": payload},
-    )  # fmt: skip
+        "hs.a",
+        payload,
+        payload,
+        "paper",
+        config=nested,
+        seeds=(0, 1, 2),
+        claims=[claim, dataclasses.replace(claim)],
+        metrics=nested,
+        paper_config=nested | {"b": payload + "2"},
+        paper_numbers={payload: {"a": payload, "b": 1}},
+        deviations=[Deviation(payload, payload, payload, payload)],
+        gates={payload: "hard"},
+        duration_seconds=1.0,
+        created="2026-01-31T12:00:00+00:00",
+        environment={payload: payload, "gpu": payload},
+    )
     whole = dataclasses.replace(made, paper_config={})
-    page = write_page([made, whole], tmp_path / "index.html", title=payload, lead=payload,
-                      not_run={f"hs.{payload}": payload}, remarks={"hs.a": payload})  # fmt: skip
+    page = write_page(
+        [made, whole],
+        tmp_path / "index.html",
+        title=payload,
+        lead=payload,
+        not_run={f"hs.{payload}": payload},
+        remarks={"hs.a": payload},
+    )
     assert_harmless(page, payload)
     text = results_page([Entry("hs.a", "p", "w")], [made], {}, {"hs.a": payload})
     assert "<script" not in text.replace("\\<", "")
@@ -89,18 +125,36 @@ def test_the_page_of_artifacts(tmp_path: Path, payload: str) -> None:
 def test_the_panels_of_artifacts(tmp_path: Path, payload: str) -> None:
     words = {"x_label": payload, "y_label": payload, "note": payload}
     two, marks = [Series("a", payload), Series("b", payload + "2")], [(0.5, payload)]
-    panels = [Panel("lines", payload, two, marks=marks, **words), Panel("strips", payload, two, marks=marks, **words),
-              Panel("points", payload, [Series("a", payload, x="b")], **words),
-              Panel("matrices", payload, two, **words), Panel("fields", payload, two[:1], **words)]  # fmt: skip
+    panels = [
+        Panel("lines", payload, two, marks=marks, **words),
+        Panel("strips", payload, two, marks=marks, **words),
+        Panel("points", payload, [Series("a", payload, x="b")], **words),
+        Panel("matrices", payload, two, **words),
+        Panel("fields", payload, two[:1], **words),
+    ]
     arrays = {name: np.random.default_rng(0).random((2, 3)) for name in "ab"}
     made = Artifact("hs.a", payload, payload, "paper", arrays=arrays, figures=panels)
     assert_harmless(write_page([made], tmp_path / "index.html"), payload)
 
 
-CHECK = {"name": "n", "paper": "p", "where": "w", "claim": "c", "error": 1e-16, "tolerance": 1e-12,
-         "printed_error": 0.5, "verdict": "holds", "erratum": "e", "detail": "d"}
-VERIFICATION = {"format": "pathlens-verification", "checks": [CHECK, {**CHECK, "paper": "p2"}], "seconds": 3.0,
-                "environment": {"python": "3"}}
+CHECK = {
+    "name": "n",
+    "paper": "p",
+    "where": "w",
+    "claim": "c",
+    "error": 1e-16,
+    "tolerance": 1e-12,
+    "printed_error": 0.5,
+    "verdict": "holds",
+    "erratum": "e",
+    "detail": "d",
+}
+VERIFICATION = {
+    "format": "pathlens-verification",
+    "checks": [CHECK, {**CHECK, "paper": "p2"}],
+    "seconds": 3.0,
+    "environment": {"python": "3"},
+}
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
@@ -111,10 +165,19 @@ def test_the_page_of_a_verification(tmp_path: Path, payload: str) -> None:
     assert_harmless(write_verification(tmp_path / "v.json", tmp_path / "index.html"), payload)
 
 
-@pytest.mark.parametrize("changes", [
-    *({key: wrong} for key in CHECK for wrong in ([1], {"a": 1}, True)), {"paper": 3}, {"name": None}, {"error": "1"},
-    {"tolerance": None}, {"tolerance": "<b>"}, {"error": 10**400}, {"verdict": "maybe"},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({key: wrong} for key in CHECK for wrong in ([1], {"a": 1}, True)),
+        {"paper": 3},
+        {"name": None},
+        {"error": "1"},
+        {"tolerance": None},
+        {"tolerance": "<b>"},
+        {"error": 10**400},
+        {"verdict": "maybe"},
+    ],
+)
 def test_a_verification_of_the_wrong_kind_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(ArtifactError, match=r"lacks .*verify --json"):
         write_verification({**VERIFICATION, "checks": [{**CHECK, **changes}]}, tmp_path)
@@ -132,22 +195,59 @@ def test_other_files_are_no_verification(tmp_path: Path, text: str) -> None:
 
 
 MODEL = {
-    "format": "pathlens-model", "estimator": "E", "rows": 9, "features": "3", "half_spaces": "4", "in_use": "2",
-    "error": 1e-15, "output": "o", "measure": "accuracy", "score": 0.9, "simplest": {"what": "s", "score": 0.5},
-    "others": [{"what": "t", "score": 0.6}], "classes": ["a", "b"], "confusion": [[3, 1], [0, 5]],
+    "format": "pathlens-model",
+    "estimator": "E",
+    "rows": 9,
+    "features": "3",
+    "half_spaces": "4",
+    "in_use": "2",
+    "error": 1e-15,
+    "output": "o",
+    "measure": "accuracy",
+    "score": 0.9,
+    "simplest": {"what": "s", "score": 0.5},
+    "others": [{"what": "t", "score": 0.6}],
+    "classes": ["a", "b"],
+    "confusion": [[3, 1], [0, 5]],
     "influence": [{"feature": "f", "mean": 1.0}],
     "rules": [{"gate": "1", "open": 0.5, "text": "x > 0", "share": 0.3}],
-    "examples": [{
-        "name": "7", "title": "t", "predicted": "a", "truth": "b", "probability": 0.7, "output": "o", "value": 1.0,
-        "base": 0.1, "rest": 0.2, "terms": [{"feature": "f", "at": 1.0, "mean": 0.5, "contribution": 0.7}],
-        "half_spaces": [{"contribution": 0.4, "text": "x > 0"}],
-        "other": {"after": "b", "nearest": False, "at_least": 0.1, "distance": 0.3, "unrounded": 0.2,
-                  "changes": [{"feature": "f", "text": ["1", "0.2"]}]},
-    }, {
-        "name": "8", "title": "t", "predicted": "a", "truth": "b", "output": "o", "value": 1.0, "base": 0.1, "rest": 0,
-        "terms": [], "half_spaces": [], "other": {"none": "because"},
-    }],
-}  # fmt: skip
+    "examples": [
+        {
+            "name": "7",
+            "title": "t",
+            "predicted": "a",
+            "truth": "b",
+            "probability": 0.7,
+            "output": "o",
+            "value": 1.0,
+            "base": 0.1,
+            "rest": 0.2,
+            "terms": [{"feature": "f", "at": 1.0, "mean": 0.5, "contribution": 0.7}],
+            "half_spaces": [{"contribution": 0.4, "text": "x > 0"}],
+            "other": {
+                "after": "b",
+                "nearest": False,
+                "at_least": 0.1,
+                "distance": 0.3,
+                "unrounded": 0.2,
+                "changes": [{"feature": "f", "text": ["1", "0.2"]}],
+            },
+        },
+        {
+            "name": "8",
+            "title": "t",
+            "predicted": "a",
+            "truth": "b",
+            "output": "o",
+            "value": 1.0,
+            "base": 0.1,
+            "rest": 0,
+            "terms": [],
+            "half_spaces": [],
+            "other": {"none": "because"},
+        },
+    ],
+}
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)

@@ -89,9 +89,22 @@ def test_all_figures_are_there(text: str, artifacts: list[Artifact]) -> None:
 
 def test_gates_verdicts_and_numbers_are_shown(text: str) -> None:
     said = " ".join(Page(text).words)
-    for words in ("loss: soft gates β=4", "kernel: hard gates", "REDUCED", "quick scale", "5 seeds", "cannot tell",
-                  "reproduced", "needed: below 400", "if it were false: 2000", "paper: about 200 epochs",
-                  "2 of 5 meet it, 1 missing", "the authors’ code does", "sin θ on the top half", "torch 2.13.0"):
+    for words in (
+        "loss: soft gates β=4",
+        "kernel: hard gates",
+        "REDUCED",
+        "quick scale",
+        "5 seeds",
+        "cannot tell",
+        "reproduced",
+        "needed: below 400",
+        "if it were false: 2000",
+        "paper: about 200 epochs",
+        "2 of 5 meet it, 1 missing",
+        "the authors’ code does",
+        "sin θ on the top half",
+        "torch 2.13.0",
+    ):
         assert words in said, words
 
 
@@ -124,20 +137,33 @@ def test_equal_artifacts_give_an_equal_page(artifacts: list[Artifact], tmp_path:
 
 def test_words_from_artifacts_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>"
-    claim = Claim(evil, threshold=2, comparison=">", null=1, null_text=evil, paper=evil, unit=evil, row=evil,
-                  measured=(3, 4, 5))
-    artifact = Artifact("x.y", evil, evil, "quick", config={evil: evil}, claims=[claim], metrics={evil: [1.5]},
-                        gates={evil: f"hard {evil}"}, environment={evil: evil}, paper_numbers={evil: evil},
-                        paper_config={evil: 2})
+    claim = Claim(
+        evil, threshold=2, comparison=">", null=1, null_text=evil, paper=evil, unit=evil, row=evil, measured=(3, 4, 5)
+    )
+    artifact = Artifact(
+        "x.y",
+        evil,
+        evil,
+        "quick",
+        config={evil: evil},
+        claims=[claim],
+        metrics={evil: [1.5]},
+        gates={evil: f"hard {evil}"},
+        environment={evil: evil},
+        paper_numbers={evil: evil},
+        paper_config={evil: 2},
+    )
     page = write_page([artifact], tmp_path, title=evil, lead=evil).read_text()
     assert "<script" not in page
     Page(page)
 
 
 def test_an_experiment_without_a_drawing_still_gets_its_claims(tmp_path: Path) -> None:
-    claims = [Claim("exact", threshold=1e-12, comparison="<", null=0.36, measured=(3e-16,), needs=1),
-              Claim("open", threshold=1, comparison="<", null=2),
-              Claim("never", threshold=1, comparison=">", null=0, measured=(np.inf, np.inf, np.inf))]
+    claims = [
+        Claim("exact", threshold=1e-12, comparison="<", null=0.36, measured=(3e-16,), needs=1),
+        Claim("open", threshold=1, comparison="<", null=2),
+        Claim("never", threshold=1, comparison=">", null=0, measured=(np.inf, np.inf, np.inf)),
+    ]
     artifact = Artifact("npk.tab2", "Table", "neural path features", "quick", claims=claims)
     assert draw(artifact) is None
     said = " ".join(Page(write_page([artifact], tmp_path).read_text()).words)
@@ -150,11 +176,20 @@ def test_no_artifact_no_page(tmp_path: Path) -> None:
         write_page([], tmp_path)
 
 
-@pytest.mark.parametrize(("index", "name", "wrong"), [
-    (0, "y", np.zeros(3)), (0, "x", None), (0, "loss_relu", np.zeros(7)), (1, "kernel_relu", np.zeros((3, 4, 4))),
-    (1, "diag_ratio_relu", None), (2, "outputs_frozen", np.zeros((3, 3))), (3, "normals_end", np.zeros((1, 5, 16, 2))),
-    (3, "share_top_end", None), (0, "theta", np.zeros(0)),
-])
+@pytest.mark.parametrize(
+    ("index", "name", "wrong"),
+    [
+        (0, "y", np.zeros(3)),
+        (0, "x", None),
+        (0, "loss_relu", np.zeros(7)),
+        (1, "kernel_relu", np.zeros((3, 4, 4))),
+        (1, "diag_ratio_relu", None),
+        (2, "outputs_frozen", np.zeros((3, 3))),
+        (3, "normals_end", np.zeros((1, 5, 16, 2))),
+        (3, "share_top_end", None),
+        (0, "theta", np.zeros(0)),
+    ],
+)
 def test_arrays_that_do_not_fit_are_named(artifacts: list[Artifact], index: int, name: str, wrong: object) -> None:
     arrays = {**artifacts[index].arrays}
     if wrong is None:
@@ -200,8 +235,10 @@ def test_half_discs_lie_on_the_side_of_their_normal() -> None:
 
 
 def test_headline_names_verdict_and_numbers(artifacts: list[Artifact]) -> None:
-    assert headline(artifacts[0]) == ("Figure 2 (2 of 2 claims reproduced): DLGN-PWC: Learned gates reach a loss of "
-                                      ".01 early: 166 (130–257) epochs, needed below 400")
+    assert headline(artifacts[0]) == (
+        "Figure 2 (2 of 2 claims reproduced): DLGN-PWC: Learned gates reach a loss of "
+        ".01 early: 166 (130–257) epochs, needed below 400"
+    )
 
 
 def test_every_drawing_is_tested(artifacts: list[Artifact]) -> None:

@@ -42,9 +42,23 @@ def start(**options: Any) -> Any:
 def cluster(workers: int, scratch: Path) -> Iterator[tuple[Any, subprocess.Popen[bytes]]]:
     """A client, and the process whose children are its workers: their nannies live there."""
     with start(n_workers=0) as scheduler, distributed.Client(scheduler, set_as_default=False) as found:
-        command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler.scheduler_address, "--nworkers",
-                   str(workers), "--nthreads", "1", "--memory-limit", "0", "--no-dashboard", "--host", "127.0.0.1",
-                   "--local-directory", str(scratch)]
+        command = [
+            sys.executable,
+            "-m",
+            "distributed.cli.dask_worker",
+            scheduler.scheduler_address,
+            "--nworkers",
+            str(workers),
+            "--nthreads",
+            "1",
+            "--memory-limit",
+            "0",
+            "--no-dashboard",
+            "--host",
+            "127.0.0.1",
+            "--local-directory",
+            str(scratch),
+        ]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
         with open(scratch / "log", "wb") as log:
             nannies = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

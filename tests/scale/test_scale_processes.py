@@ -101,8 +101,12 @@ def listening() -> list[Any]:
     """Sockets of this process and all that descend from it that somebody can connect to."""
     me = psutil.Process()
     family = [me, *me.children(recursive=True)]
-    return [each for member in family for each in member.net_connections("all")
-            if each.status == psutil.CONN_LISTEN or (each.family == socket.AF_UNIX and each.laddr)]
+    return [
+        each
+        for member in family
+        for each in member.net_connections("all")
+        if each.status == psutil.CONN_LISTEN or (each.family == socket.AF_UNIX and each.laddr)
+    ]
 
 
 def test_processes_write_what_dense_returns_and_listen_nowhere(tmp_path: Path) -> None:
@@ -217,8 +221,11 @@ def test_what_cannot_come_back_is_told() -> None:
 
     task, team = processes._Task(piece, None, 1), processes.Processes(2, timeout=300)
     assert team._read(task(pickle.dumps((5,))), (5,)) == ("done", 5)
-    for k, error, match in ((0, ClusterError, r"piece \(0,\): its result cannot be sent.*client=False"),
-                            (1, ClusterError, r"Difficult: 3 and 4 cannot be sent"), (2, KeyError, "plain")):
+    for k, error, match in (
+        (0, ClusterError, r"piece \(0,\): its result cannot be sent.*client=False"),
+        (1, ClusterError, r"Difficult: 3 and 4 cannot be sent"),
+        (2, KeyError, "plain"),
+    ):
         kind, value = team._read(task(pickle.dumps((k,))), (k,))
         assert kind != "done" and isinstance(value, error) and re.search(match, str(value))
     assert "cannot be read here" in str(team._read(b"no pickle", (0,))[1])

@@ -62,14 +62,18 @@ def write(K: Any, path: Path, block: int = 10, **options: Any) -> Any:
 
 def content(path: Path) -> dict[str, str]:
     """Checksum of every chunk."""
-    return {f"{file.parent.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in sorted((path / "c").glob("*/*"))}
+    return {
+        f"{file.parent.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted((path / "c").glob("*/*"))
+    }
 
 
 def stamps(path: Path) -> dict[str, tuple[int, int]]:
     """What changes when a file is written anew, even with the same content."""
-    return {f"{file.parent.name}/{file.name}": (file.stat().st_ino, file.stat().st_mtime_ns)
-            for file in sorted((path / "c").glob("*/*"))}
+    return {
+        f"{file.parent.name}/{file.name}": (file.stat().st_ino, file.stat().st_mtime_ns)
+        for file in sorted((path / "c").glob("*/*"))
+    }
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, blocks: int, error: BaseException) -> list[tuple[int, int]]:
@@ -278,10 +282,18 @@ def changed_entry(K: GramSum) -> GramSum:
     return GramSum.from_factors([[("x", x), ("y", rest[1].tensor)], [Factor.ones(len(x))]])
 
 
-@pytest.mark.parametrize("other", [
-    lambda: kernel(36), lambda: kernel(seed=1), lambda: kernel(dtype=torch.float64), lambda: kernel() * 2,
-    lambda: kernel()[:, torch.arange(37).flip(0)], lambda: changed_entry(kernel()),
-], ids=["shape", "factors", "dtype", "scale", "selection", "one entry"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: kernel(36),
+        lambda: kernel(seed=1),
+        lambda: kernel(dtype=torch.float64),
+        lambda: kernel() * 2,
+        lambda: kernel()[:, torch.arange(37).flip(0)],
+        lambda: changed_entry(kernel()),
+    ],
+    ids=["shape", "factors", "dtype", "scale", "selection", "one entry"],
+)
 def test_another_kernel_is_refused_and_nothing_lost(other: Callable[[], GramSum], tmp_path: Path) -> None:
     write(kernel(), tmp_path / "k")
     before = stamps(tmp_path / "k")
@@ -303,8 +315,9 @@ def test_what_cannot_be_hashed_is_known_by_its_entries(tmp_path: Path) -> None:
     whole = kernel().dense()
 
     def custom(factor: float) -> CustomKernel:
-        return CustomKernel((37, 37), lambda i, j: whole[i][:, j] * factor, lambda: whole.diagonal() * factor,
-                            symmetric=True, name="c")
+        return CustomKernel(
+            (37, 37), lambda i, j: whole[i][:, j] * factor, lambda: whole.diagonal() * factor, symmetric=True, name="c"
+        )
 
     write(custom(1.0), tmp_path / "k")
     assert write(custom(1.0 + 1e-6), tmp_path / "k").computed == 0  # another thread count may round otherwise
@@ -329,10 +342,16 @@ def test_streams_are_written_and_known_by_their_entries(tmp_path: Path) -> None:
 # --- failing disks, folders and files --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "text"), [
-    (errno.ENOSPC, "disk is full"), (errno.EDQUOT, "quota"), (errno.EROFS, "read-only"), (errno.EACCES, "permissions"),
-    (errno.EIO, "Check the disk"),
-])
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (errno.ENOSPC, "disk is full"),
+        (errno.EDQUOT, "quota"),
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, "permissions"),
+        (errno.EIO, "Check the disk"),
+    ],
+)
 def test_a_full_or_failing_disk_loses_nothing(
     number: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,14 +427,18 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     file.write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize(("change", "match"), [
-    (lambda d: d["attributes"]["pathlens"].update(version=99), "version 99, this Pathlens reads 1"),
-    (lambda d: d["attributes"]["pathlens"].update(symmetric=False), "edited or damaged"),
-    (lambda d: d["attributes"]["pathlens"].update(format="pathlens.record"), "not a kernel that Pathlens wrote"),
-    (lambda d: d["attributes"].clear(), "not a kernel that Pathlens wrote"),
-    (lambda d: d.update(shape=[36, 37]), "edited or damaged"),
-    (lambda d: d.pop("data_type"), "not readable as a Zarr array"),
-], ids=["version", "flag", "kind", "foreign", "shape", "metadata"])
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda d: d["attributes"]["pathlens"].update(version=99), "version 99, this Pathlens reads 1"),
+        (lambda d: d["attributes"]["pathlens"].update(symmetric=False), "edited or damaged"),
+        (lambda d: d["attributes"]["pathlens"].update(format="pathlens.record"), "not a kernel that Pathlens wrote"),
+        (lambda d: d["attributes"].clear(), "not a kernel that Pathlens wrote"),
+        (lambda d: d.update(shape=[36, 37]), "edited or damaged"),
+        (lambda d: d.pop("data_type"), "not readable as a Zarr array"),
+    ],
+    ids=["version", "flag", "kind", "foreign", "shape", "metadata"],
+)
 def test_what_cannot_be_trusted_is_refused(
     change: Callable[[dict[str, Any]], None], match: str, tmp_path: Path
 ) -> None:
@@ -444,8 +467,10 @@ def test_missing_extras_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     import pathlens.linops as linops
     import pathlens.linops.backends as package
 
-    for module, parent, name in (("pathlens.linops.backends.dask", package, "dask"),
-                                 ("pathlens.linops.processes", linops, "processes")):
+    for module, parent, name in (
+        ("pathlens.linops.backends.dask", package, "dask"),
+        ("pathlens.linops.processes", linops, "processes"),
+    ):
         monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.delattr(parent, name, raising=False)
     monkeypatch.setitem(sys.modules, "distributed", None)
@@ -464,10 +489,20 @@ def test_missing_extras_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         from_zarr(tmp_path / "k")
 
 
-@pytest.mark.parametrize("options", [
-    {"client": None}, {"client": True}, {"client": False, "workers": 2}, {"workers": 0}, {"block": 0}, {"block": 2.5},
-    {"max_bytes": -1}, {"max_bytes": 0},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"client": None},
+        {"client": True},
+        {"client": False, "workers": 2},
+        {"workers": 0},
+        {"block": 0},
+        {"block": 2.5},
+        {"max_bytes": -1},
+        {"max_bytes": 0},
+    ],
+    ids=str,
+)
 def test_options_are_checked(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(OptionError):
         kernel().to_zarr(tmp_path / "k", **options)
@@ -476,12 +511,16 @@ def test_options_are_checked(options: dict[str, Any], tmp_path: Path) -> None:
 # --- the size of blocks ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("cost", "workers", "budget", "edge"), [
-    (3e-6, 1, 2**40, 1000),  # three seconds
-    (1e-9, 1, 2**40, 8192),  # never more than that
-    (3e-6, 1, 16 * 400**2, 400),  # four copies in float32
-    (5e-8, 4, 2**40, 5773),  # six for each worker, twice for the triangle
-], ids=["time", "most", "memory", "balance"])
+@pytest.mark.parametrize(
+    ("cost", "workers", "budget", "edge"),
+    [
+        (3e-6, 1, 2**40, 1000),  # three seconds
+        (1e-9, 1, 2**40, 8192),  # never more than that
+        (3e-6, 1, 16 * 400**2, 400),  # four copies in float32
+        (5e-8, 4, 2**40, 5773),  # six for each worker, twice for the triangle
+    ],
+    ids=["time", "most", "memory", "balance"],
+)
 def test_blocks_take_seconds_fit_and_suffice(
     cost: float, workers: int, budget: int, edge: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,9 +57,12 @@ def test_a_damaged_or_foreign_result_is_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_swept_is_told(tmp_path: Path) -> None:
     bad: list[tuple[Any, Any, Any, str]] = [
-        (measure, [], (0,), "at least one setting"), (measure, SETTINGS, (0, 0), "distinct seeds"),
-        (measure, [{"a": 1}, {"a": 1}], (0,), "two settings are equal"), (measure, [{"a": object()}], (0,), "plain"),
-        (3, SETTINGS, (0,), "expected a function"), (lambda setting, seed: 3.0, SETTINGS, (0,), "expected a mapping"),
+        (measure, [], (0,), "at least one setting"),
+        (measure, SETTINGS, (0, 0), "distinct seeds"),
+        (measure, [{"a": 1}, {"a": 1}], (0,), "two settings are equal"),
+        (measure, [{"a": object()}], (0,), "plain"),
+        (3, SETTINGS, (0,), "expected a function"),
+        (lambda setting, seed: 3.0, SETTINGS, (0,), "expected a mapping"),
         (lambda setting, seed: {"a": {1, 2}}, SETTINGS, (0,), "plain"),
         (measure, {"a": [1, 2]}, (0,), "a list of mappings"),
     ]
@@ -74,11 +77,19 @@ def test_an_experiment_is_swept_by_name(tmp_path: Path, monkeypatch: pytest.Monk
     claim = Claim("positive", threshold=0.5, comparison=">", null=0.0, needs=1)
 
     def run(run: registry.Run) -> Artifact:
-        return Artifact("hs.tiny", "Tiny", "none", run.scale, seeds=run.seeds, claims=(claim.measure([1.0]),),
-                        metrics={"seed": run.seeds[0]})
+        return Artifact(
+            "hs.tiny",
+            "Tiny",
+            "none",
+            run.scale,
+            seeds=run.seeds,
+            claims=(claim.measure([1.0]),),
+            metrics={"seed": run.seeds[0]},
+        )
 
-    monkeypatch.setitem(registry._REGISTERED, "hs.tiny",
-                        registry.Experiment("hs.tiny", "none", "Tiny", "a test", (claim,), run))
+    monkeypatch.setitem(
+        registry._REGISTERED, "hs.tiny", registry.Experiment("hs.tiny", "none", "Tiny", "a test", (claim,), run)
+    )
     done = experiments.sweep("hs.tiny", [{"scale": "quick"}, {"scale": "paper"}], (5, 7), out=tmp_path, client=False)
     assert done.values("seed").tolist() == [[5.0, 7.0], [5.0, 7.0]]
     saved = json.loads((tmp_path / done.runs[1].result["artifact"]).read_text())
@@ -89,8 +100,9 @@ def test_an_experiment_is_swept_by_name(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_sweep_runs_on_a_cluster(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
-    cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False,
-                                       dashboard_address="127.0.0.1:0", silence_logs=50)
+    cluster = distributed.LocalCluster(
+        n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0", silence_logs=50
+    )
     with cluster, distributed.Client(cluster, set_as_default=False) as client:
         done = sweep(measure, SETTINGS, (0, 1), out=tmp_path, client=client)
     assert done.computed == 4 and np.allclose(done.values("loss"), [[4.0, 4.1], [8.0, 8.1]])

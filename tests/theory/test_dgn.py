@@ -96,8 +96,11 @@ def test_samples_have_the_moments():
 
 
 def test_the_variance_grows_like_the_cube_of_depth_over_width():
-    exact = {(w, d): theory.frg_moments([[1.0]], (w,) * (d - 1), 1.0).variance[0, 0]
-             for w in (200, 400, 4000) for d in (4, 8, 16, 32)}  # fmt: skip
+    exact = {
+        (w, d): theory.frg_moments([[1.0]], (w,) * (d - 1), 1.0).variance[0, 0]
+        for w in (200, 400, 4000)
+        for d in (4, 8, 16, 32)
+    }
     assert exact[200, 8] / exact[400, 8] == pytest.approx(2, rel=0.02)
     for d in (4, 8, 16):
         assert exact[4000, d] == pytest.approx(theory.variance_law(4000, d - 1), rel=0.02)
@@ -232,10 +235,15 @@ def test_the_bound_is_for_one_output_and_the_gates_as_they_are(build):
 # --- active and sensitive gates ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build, options", [
-    (models.soft_galu, {}), (models.soft_galu, {"gate_activation": "soft", "bias": True}), (models.soft_relu, {}),
-    (models.dlgn, {"beta": 7.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "build, options",
+    [
+        (models.soft_galu, {}),
+        (models.soft_galu, {"gate_activation": "soft", "bias": True}),
+        (models.soft_relu, {}),
+        (models.dlgn, {"beta": 7.0}),
+    ],
+)
 def test_slopes_are_the_largest_entries_of_the_jacobian(build, options):
     net, x = build(2, hidden=(3, 4, 3), seed=0, **options).double(), inputs(3, 2)
     found = theory.gate_slopes(net, x)

@@ -62,8 +62,12 @@ def test_the_flow_is_the_solution_of_the_gradient_equation(kind: str, form: str)
     for t in (0.1, 3.0, 100.0):
         found = solve_ivp(
             lambda _, w: -gradient(w.reshape(w0.shape), g, x, y, p).reshape(-1) / tau,
-            (0, t), w0.reshape(-1), method="DOP853", rtol=1e-12, atol=1e-13,
-        ).y[:, -1]  # fmt: skip
+            (0, t),
+            w0.reshape(-1),
+            method="DOP853",
+            rtol=1e-12,
+            atol=1e-13,
+        ).y[:, -1]
         assert np.abs(net.w(t).reshape(-1) - found).max() <= 1e-10
         error = (g * (x @ net.w(t).T)).sum(1) / g.shape[1] - y
         assert net.loss(t) == pytest.approx(0.5 * np.mean(error**2), rel=1e-10)

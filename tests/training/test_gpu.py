@@ -26,8 +26,15 @@ def test_cuda_equals_cpu(optimizer, compile):
     data = pl.data.circle(100, dtype=torch.float64)  # the last batch is smaller than the others
     net = pl.models.dlgn(2, (8, 8), piecewise_constant=True).double()
     # a power of two: on CUDA the rate is kept in single precision, so that a graph can read it
-    options = {"epochs": 12, "lr": 2**-10, "batch_size": 32, "seeds": [0, 1, 2], "optimizer": optimizer, "clip": 1.0,
-               "progress": False}  # fmt: skip
+    options = {
+        "epochs": 12,
+        "lr": 2**-10,
+        "batch_size": 32,
+        "seeds": [0, 1, 2],
+        "optimizer": optimizer,
+        "clip": 1.0,
+        "progress": False,
+    }
     cpu = pl.train(net, data, device="cpu", **options)
     gpu = pl.train(net, data, device="cuda", compile=compile, **options)
     for a, b in zip(cpu.networks, gpu.networks):
@@ -43,8 +50,14 @@ def test_batch_norm_and_settings_on_cuda():
     )
     net = pl.gated_twin(template.double(), "dlgn", x[:2])
     settings = [{"lr": 2**-10, "beta": 2.0}, {"lr": 2**-9, "beta": 8.0}]
-    options = {"epochs": 8, "batch_size": 5, "seeds": [0, 1], "settings": settings, "loss": "cross_entropy",
-               "progress": False}  # fmt: skip
+    options = {
+        "epochs": 8,
+        "batch_size": 5,
+        "seeds": [0, 1],
+        "settings": settings,
+        "loss": "cross_entropy",
+        "progress": False,
+    }
     cpu, gpu = (pl.train(net, (x, y), device=d, **options) for d in ("cpu", "cuda"))
     for a, b in zip(cpu.networks, gpu.networks):
         assert worst(a, b) <= 1e-10
@@ -67,8 +80,18 @@ def test_resume_on_cuda(tmp_path):
             return "Stop()"
 
     def go(folder, at):
-        return pl.train(copy.deepcopy(net), data, epochs=10, batch_size=16, seeds=[0, 1], device="cuda",
-                        schedule=Stop(at), checkpoint=folder, checkpoint_every=2, progress=False)  # fmt: skip
+        return pl.train(
+            copy.deepcopy(net),
+            data,
+            epochs=10,
+            batch_size=16,
+            seeds=[0, 1],
+            device="cuda",
+            schedule=Stop(at),
+            checkpoint=folder,
+            checkpoint_every=2,
+            progress=False,
+        )
 
     whole = go(tmp_path / "a", 2.0)
     with pytest.raises(KeyboardInterrupt):
@@ -93,8 +116,15 @@ def test_moved_images_on_cuda(taught):
     x = torch.randn(22, 2, 6, 6, generator=g, dtype=torch.float64)
     y = torch.randint(0, 3, (22,), generator=g)
     net = pl.gated_twin(pl.models.gconv(3, (2, 4, 4), (5,)), "dnpfl", x[:2].float()).double()
-    options = {"epochs": 5, "batch_size": 5, "seeds": [0, 1, 2], "lr": 2**-8, "loss": "cross_entropy",
-               "augment": "crop_flip", "progress": False}  # fmt: skip
+    options = {
+        "epochs": 5,
+        "batch_size": 5,
+        "seeds": [0, 1, 2],
+        "lr": 2**-8,
+        "loss": "cross_entropy",
+        "augment": "crop_flip",
+        "progress": False,
+    }
     if taught:
         teacher = pl.gated_twin(pl.models.gconv(3, (2, 6), (5,)), "relu", x[:2].float(), seed=1).double()
         options |= {"teacher": teacher, "temperature": 4.0}
@@ -107,8 +137,18 @@ def test_batch_norm_in_bfloat16_with_a_smaller_last_batch():
     g = torch.Generator().manual_seed(3)
     x, y = torch.randn(22, 3, 8, 8, generator=g), torch.randint(0, 3, (22,), generator=g)
     net = pl.gated_twin(pl.models.ResNet([1], [4], 3), "dlgn", x[:2])
-    runs = pl.train(net, (x, y), epochs=3, batch_size=5, seeds=[0, 1], loss="cross_entropy", device="cuda",
-                    autocast=torch.bfloat16, evaluate="running", progress=False)  # fmt: skip
+    runs = pl.train(
+        net,
+        (x, y),
+        epochs=3,
+        batch_size=5,
+        seeds=[0, 1],
+        loss="cross_entropy",
+        device="cuda",
+        autocast=torch.bfloat16,
+        evaluate="running",
+        progress=False,
+    )
     assert bool(torch.tensor(runs.history()).isfinite().all())
 
 
@@ -130,8 +170,18 @@ def test_a_captured_step_writes_to_no_memory_but_its_own():
         def __repr__(self):
             return "Occupy()"
 
-    pl.train(net, (x, y), epochs=4, batch_size=5, seeds=[0, 1], loss="cross_entropy", device="cuda", compile=True,
-             schedule=Occupy(), progress=False)  # fmt: skip
+    pl.train(
+        net,
+        (x, y),
+        epochs=4,
+        batch_size=5,
+        seeds=[0, 1],
+        loss="cross_entropy",
+        device="cuda",
+        compile=True,
+        schedule=Occupy(),
+        progress=False,
+    )
     assert others and all(bool((t == 7).all()) for t in others)
 
 
@@ -165,8 +215,19 @@ def test_batches_of_a_loader_and_networks_that_change_their_input(kind, images):
         if kind == "loader":
             generator = torch.Generator().manual_seed(2)
             data, options = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True, generator=generator), {}
-        runs.append(pl.train(Scaled().double(), data, epochs=4, lr=2**-10, seeds=[0, 1], loss="cross_entropy",
-                             device=device, progress=False, **options))  # fmt: skip
+        runs.append(
+            pl.train(
+                Scaled().double(),
+                data,
+                epochs=4,
+                lr=2**-10,
+                seeds=[0, 1],
+                loss="cross_entropy",
+                device=device,
+                progress=False,
+                **options,
+            )
+        )
     assert torch.equal(x, kept)
     for a, b, one, other in zip(runs[0].networks, runs[1].networks, *runs):
         assert worst(a, b) <= 1e-11

@@ -67,16 +67,18 @@ def test_training_is_that_of_a_loop_that_copies_each_batch(how: str, batch_size:
     kept = x.clone(), held.clone()
     nets = [Editing(how, seed) for seed in range(3)]
     plain = copy.deepcopy(nets)
-    runs = pl.train(nets, (x, y), epochs=3, batch_size=batch_size, validation=(held, held_y), compile=compile,
-                    progress=False)  # fmt: skip
+    runs = pl.train(
+        nets, (x, y), epochs=3, batch_size=batch_size, validation=(held, held_y), compile=compile, progress=False
+    )
     assert torch.equal(x, kept[0]) and torch.equal(held, kept[1])
     for seed, (net, own) in enumerate(zip(nets, plain)):
         histories: dict[str, list[float]] = {"loss": [full_loss(own, x, y)], "validation": [full_loss(own, *rows(7))]}
         for epochs in range(1, 4):  # from the start, since an optimiser remembers
             own.load_state_dict(Editing(how, seed).state_dict())
             steps = epochs * (3 if batch_size else 1)
-            train_plainly(own, x, y, steps=steps, loss=mse, optimizer=torch.optim.Adam, batch_size=batch_size,
-                          seed=seed, lr=1e-3)  # fmt: skip
+            train_plainly(
+                own, x, y, steps=steps, loss=mse, optimizer=torch.optim.Adam, batch_size=batch_size, seed=seed, lr=1e-3
+            )
             histories["loss"].append(full_loss(own, x, y))
             histories["validation"].append(full_loss(own, held, held_y))
         assert worst(net, own) <= 1e-12

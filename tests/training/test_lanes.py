@@ -30,9 +30,16 @@ def test_one_by_one_is_all_at_once(monkeypatch: pytest.MonkeyPatch, compile: boo
         return 1e-2 * sum(p.square().sum() for p in net.values.parameters())
 
     options: dict[str, Any] = {
-        "epochs": 4, "batch_size": 5, "seeds": [0, 1, 2], "loss": "cross_entropy", "augment": "crop_flip",
-        "penalty": decay, "weights": torch.rand(22, dtype=torch.float64), "progress": False, "compile": compile,
-    }  # fmt: skip
+        "epochs": 4,
+        "batch_size": 5,
+        "seeds": [0, 1, 2],
+        "loss": "cross_entropy",
+        "augment": "crop_flip",
+        "penalty": decay,
+        "weights": torch.rand(22, dtype=torch.float64),
+        "progress": False,
+        "compile": compile,
+    }
     together = pl.train(net, data, **options)
     step, used = Run._step, []
 

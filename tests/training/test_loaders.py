@@ -93,7 +93,7 @@ LOADERS = {
     "batches of the dataset": lambda: DataLoader(list(zip(*(t.split(6) for t in rows()))), batch_size=None),
     "collate": lambda: shuffled(collate_fn=lambda items: [np.stack([p[i].numpy() for p in items]) for i in (0, 1)]),
     "augmented": lambda: DataLoader(Augmented(generator=torch.Generator().manual_seed(7)), batch_size=8, shuffle=True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -273,9 +273,10 @@ RESUMED = {
     "workers": (lambda: DataLoader(Augmented(), batch_size=8, num_workers=1, generator=torch.Generator()), {}),
     "a Dataset": (Augmented, {"batch_size": 8}),
     "a part of a Dataset": (
-        lambda: Subset(Augmented(generator=torch.Generator().manual_seed(2)), range(11)), {"batch_size": 8}
+        lambda: Subset(Augmented(generator=torch.Generator().manual_seed(2)), range(11)),
+        {"batch_size": 8},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RESUMED)
@@ -329,12 +330,20 @@ class Growing(Augmented):
 X, Y = rows(6)
 GAP = torch.cat([X[:5], torch.full((1, 2), torch.nan)])
 BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "batch size": (DataLoader(TensorDataset(X, Y), batch_size=4), {"batch_size": 32}, OptionError,
-                   r"batch_size=32 was given with a DataLoader, .* \(batch_size=4\)"),
+    "batch size": (
+        DataLoader(TensorDataset(X, Y), batch_size=4),
+        {"batch_size": 32},
+        OptionError,
+        r"batch_size=32 was given with a DataLoader, .* \(batch_size=4\)",
+    ),
     "no batch size": (DataLoader(TensorDataset(X, Y)), {"batch_size": None}, OptionError, "batch_size=None was given"),
     "whole stream": (Stream(), {"batch_size": None}, OptionError, "IterableDataset gives them one by one"),
-    "dict": (DataLoader(Items({"x": X[0], "y": Y[0]})), {}, ShapeError,
-             r"expected \(input, target\), batch 0 of the DataLoader is a dict with 'x', 'y'.*collate_fn"),
+    "dict": (
+        DataLoader(Items({"x": X[0], "y": Y[0]})),
+        {},
+        ShapeError,
+        r"expected \(input, target\), batch 0 of the DataLoader is a dict with 'x', 'y'.*collate_fn",
+    ),
     "dict of a dataset": (Items({"x": X[0]}), {}, ShapeError, "item 0 of the Items is a dict with 'x'"),
     "three": (DataLoader(TensorDataset(X, Y, Y)), {}, ShapeError, "batch 0 of the DataLoader is 3 items"),
     "three of a dataset": (TensorDataset(X, Y, Y), {}, ShapeError, "item of the TensorDataset is 3 items"),
@@ -344,19 +353,34 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "empty dataset": (Items(), {}, EmptyDataError, "the Items has no items"),
     "empty stream": (Stream(0), {}, EmptyDataError, "the Stream gave no batches"),
     "read once": (Once(), {}, EmptyDataError, "must start over in each call of __iter__"),
-    "ragged": (DataLoader(Items((X[0], Y[0]), (X[0, :1], Y[0])), batch_size=2), {}, ShapeError,
-               "rows of batch 0 of the DataLoader have different shapes"),
-    "ragged in a worker": (DataLoader(Items((X[0], Y[0]), (X[0, :1], Y[0])), batch_size=2, num_workers=1), {},
-                           ShapeError, "^train: rows of batch 0 of the DataLoader have .* shapes: [^\n]*collate_fn"),
-    "another shape": (DataLoader(Items((X, Y), (X[:, :1], Y)), batch_size=None), {}, ShapeError,
-                      r"does not accept inputs of shape \(6, 1\).*This is batch 1 of the DataLoader"),
-    "NaN": (DataLoader(TensorDataset(GAP, Y), batch_size=4), {}, NotFiniteError,
-            "batch 1 of the DataLoader"),
-    "label": (DataLoader(TensorDataset(X, torch.tensor([0] * 5 + [1])), batch_size=2), {"loss": "cross_entropy"},
-              LabelError, r"0 to 1, the network has 1 outputs.*This is batch 2 of"),
+    "ragged": (
+        DataLoader(Items((X[0], Y[0]), (X[0, :1], Y[0])), batch_size=2),
+        {},
+        ShapeError,
+        "rows of batch 0 of the DataLoader have different shapes",
+    ),
+    "ragged in a worker": (
+        DataLoader(Items((X[0], Y[0]), (X[0, :1], Y[0])), batch_size=2, num_workers=1),
+        {},
+        ShapeError,
+        "^train: rows of batch 0 of the DataLoader have .* shapes: [^\n]*collate_fn",
+    ),
+    "another shape": (
+        DataLoader(Items((X, Y), (X[:, :1], Y)), batch_size=None),
+        {},
+        ShapeError,
+        r"does not accept inputs of shape \(6, 1\).*This is batch 1 of the DataLoader",
+    ),
+    "NaN": (DataLoader(TensorDataset(GAP, Y), batch_size=4), {}, NotFiniteError, "batch 1 of the DataLoader"),
+    "label": (
+        DataLoader(TensorDataset(X, torch.tensor([0] * 5 + [1])), batch_size=2),
+        {"loss": "cross_entropy"},
+        LabelError,
+        r"0 to 1, the network has 1 outputs.*This is batch 2 of",
+    ),
     "weights": (DataLoader(TensorDataset(X, Y)), {"weights": torch.ones(6)}, OptionError, "which rows its"),
     "another length": (Growing(), {}, ShapeError, r"Growing gave rows of shape \(11, 2\), and \(10, 2\)"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -89,8 +89,15 @@ def test_running_loss_is_the_mean_over_batches(data):
 def test_test_data_and_accuracy_are_followed():
     digits = pl.data.digits()
     net = pl.models.relu(digits.x[0].numel(), (32,), 10, seed=0)
-    flat = pl.data.DataSet(digits.x.flatten(1), digits.y, digits.x_test.flatten(1), digits.y_test, name="digits",
-                           task="classification", classes=10)  # fmt: skip
+    flat = pl.data.DataSet(
+        digits.x.flatten(1),
+        digits.y,
+        digits.x_test.flatten(1),
+        digits.y_test,
+        name="digits",
+        task="classification",
+        classes=10,
+    )
     t = pl.train(net, flat, epochs=8, lr=3e-3, loss="cross_entropy", progress=False)
     assert t.history["test_accuracy"][-1] > 0.85
     own = float((net(flat.x_test).argmax(1) == flat.y_test).double().mean())
@@ -224,10 +231,16 @@ BAD = [
     (lambda: pl.train(relu(), (X, None), epochs=1), errors.DTypeError, "targets must be numbers, got NoneType"),
     (lambda: pl.train(relu(), (X, ["a"] * 10), epochs=1), errors.DTypeError, "Classes are numbered 0, 1"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, weights="a"), errors.DTypeError, "weights must be numbers, got str"),
-    (lambda: pl.train(relu(), ConcatDataset([TensorDataset(X, Y), TensorDataset(X[:, :1], Y)]), epochs=1),
-     errors.ShapeError, "items of the data have different shapes"),
-    (lambda: pl.train(relu(), (X, Y), epochs=1, seeds=[0], progress=False).history("los"), errors.UnknownNameError,
-     "Did you mean 'loss'"),
+    (
+        lambda: pl.train(relu(), ConcatDataset([TensorDataset(X, Y), TensorDataset(X[:, :1], Y)]), epochs=1),
+        errors.ShapeError,
+        "items of the data have different shapes",
+    ),
+    (
+        lambda: pl.train(relu(), (X, Y), epochs=1, seeds=[0], progress=False).history("los"),
+        errors.UnknownNameError,
+        "Did you mean 'loss'",
+    ),
     (lambda: pl.train(relu(), (X, Y), epochs=1, batch_size=0), errors.OptionError, "batch_size=0"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, lr=0.0), errors.OptionError, "positive"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, optimizer="adma"), errors.UnknownNameError, "Did you mean 'adam'"),
@@ -240,14 +253,19 @@ BAD = [
     (lambda: pl.train([relu(), pl.models.relu(2, (9,))], (X, Y), epochs=1), errors.ShapeError, "network 1"),
     (lambda: pl.train([relu()] * 2, (X, Y), epochs=1), errors.OptionError, "in the list twice"),
     (lambda: pl.train(Scaled(), (X, Y), epochs=1, seeds=[0]), errors.OptionError, "'scale'.*make"),
-    (lambda: pl.train(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), (X, Y), epochs=1,
-                      batch_size=3), errors.OptionError, "10 rows in batches of 3"),
+    (
+        lambda: pl.train(
+            nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), (X, Y), epochs=1, batch_size=3
+        ),
+        errors.OptionError,
+        "10 rows in batches of 3",
+    ),
     (lambda: pl.train(relu(), (X, Y), epochs=1, settings=[{"rate": 1.0}]), errors.UnknownNameError, "setting"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, settings=[{"beta": 1.0}]), errors.OptionError, "not soft"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, beta=lambda p: 4.0), errors.OptionError, "no beta"),
     (lambda: pl.train(relu().requires_grad_(False), (X, Y), epochs=1), errors.OptionError, "no trainable"),
     (lambda: pl.train(relu(), (X, Y), epochs=20, lr=1e30, optimizer="sgd"), errors.DivergedError, "Lower lr"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("call, error, message", BAD, ids=[f"{i}-{b[1].__name__}" for i, b in enumerate(BAD)])
@@ -259,8 +277,10 @@ def test_bad_input_says_what_is_wrong(call, error, message):
 def test_numbers_of_numpy_are_numbers(data, tmp_path):
     numbers = {"epochs": 3, "seed": 1, "batch_size": 8, "lr": 0.25, "weight_decay": 0.5, "keep_at": [0, 2]}
     given = {k: np.array(v) if isinstance(v, list) else np.asarray(v)[()] for k, v in numbers.items()}
-    runs = [pl.train(pl.models.relu(2, (4,), seed=0), data, checkpoint=tmp_path, progress=False, **some)
-            for some in (numbers, given)]  # fmt: skip
+    runs = [
+        pl.train(pl.models.relu(2, (4,), seed=0), data, checkpoint=tmp_path, progress=False, **some)
+        for some in (numbers, given)
+    ]
     assert runs[0].history == runs[1].history and [m.epoch for m in runs[1].moments] == [0, 2]
     runs[1].save(tmp_path / "trajectory")
 

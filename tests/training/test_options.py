@@ -56,8 +56,17 @@ def test_weighted_batches_equal_a_plain_loop():
     runs = pl.train(pattern, (x, y), weights=w, epochs=60, lr=1e-3, batch_size=16, seeds=[3, 4], progress=False)
     for seed, trained in zip([3, 4], runs.networks):
         alone = copy.deepcopy(pattern).reinitialise(seed)
-        train_plainly(alone, x, torch.cat([y, w[:, None]], 1), steps=180, loss=plain, optimizer=torch.optim.Adam,
-                      batch_size=16, seed=seed, lr=1e-3)  # fmt: skip
+        train_plainly(
+            alone,
+            x,
+            torch.cat([y, w[:, None]], 1),
+            steps=180,
+            loss=plain,
+            optimizer=torch.optim.Adam,
+            batch_size=16,
+            seed=seed,
+            lr=1e-3,
+        )
         assert worst(trained, alone) <= 1e-12
         assert runs[seed - 3].history["loss"][-1] == pytest.approx(
             float(plain(trained(x), torch.cat([y, w[:, None]], 1)).detach()), rel=1e-12
@@ -78,8 +87,9 @@ def test_running_loss_is_weighted_and_batches_without_weight_are_skipped():
     w[:3] = torch.tensor([1.0, 2.0, 3.0])
     net = pl.models.relu(2, (6,), seed=0).double()
     before = float(((net(x) - y).square()[:, 0].detach() * w).sum() / w.sum())
-    t = pl.train(net, (x, y), weights=w, epochs=1, batch_size=2, lr=1e-12, optimizer="sgd", evaluate="running",
-                 progress=False)  # fmt: skip
+    t = pl.train(
+        net, (x, y), weights=w, epochs=1, batch_size=2, lr=1e-12, optimizer="sgd", evaluate="running", progress=False
+    )
     assert t.history["loss"][1] == pytest.approx(before, rel=1e-9)
     assert all(torch.isfinite(p).all() for p in net.parameters())
 
@@ -116,8 +126,17 @@ def test_a_penalty_equals_a_plain_loop_and_stays_out_of_the_history():
     runs = pl.train(pattern, (x, y), penalty=path_norm, epochs=60, batch_size=16, seeds=[3, 4], progress=False)
     for seed, t, trained in zip([3, 4], runs, runs.networks):
         alone = copy.deepcopy(pattern).reinitialise(seed)
-        train_plainly(alone, x, y, steps=180, loss=lambda o, t, net=alone: mse(o, t) + path_norm(net),
-                      optimizer=torch.optim.Adam, batch_size=16, seed=seed, lr=1e-3)  # fmt: skip
+        train_plainly(
+            alone,
+            x,
+            y,
+            steps=180,
+            loss=lambda o, t, net=alone: mse(o, t) + path_norm(net),
+            optimizer=torch.optim.Adam,
+            batch_size=16,
+            seed=seed,
+            lr=1e-3,
+        )
         assert worst(trained, alone) <= 1e-12
         assert t.history["loss"][-1] == pytest.approx(float(mse(trained(x), y).detach()), rel=1e-12)
 
@@ -125,8 +144,13 @@ def test_a_penalty_equals_a_plain_loop_and_stays_out_of_the_history():
 def test_a_penalty_may_use_frozen_parts_and_buffers():
     x, y = sines()
     net = pl.models.dlgn(2, (6,), frozen=True, seed=0).double()
-    pl.train(net, (x, y), epochs=2, progress=False,
-             penalty=lambda n: n.gate.beta * sum(p.square().sum() for p in n.parameters()))  # fmt: skip
+    pl.train(
+        net,
+        (x, y),
+        epochs=2,
+        progress=False,
+        penalty=lambda n: n.gate.beta * sum(p.square().sum() for p in n.parameters()),
+    )
 
 
 # --- what is trained -------------------------------------------------------------------------------------------
@@ -195,8 +219,18 @@ def noisy(n=48, seed=0):
 
 
 def stopped_early(seeds, **options):
-    return pl.train(pl.models.relu(2, (16, 16)).double(), noisy(), epochs=300, lr=2e-3, batch_size=8, seeds=seeds,
-                    validation=noisy(60, 5), patience=7, progress=False, **options)  # fmt: skip
+    return pl.train(
+        pl.models.relu(2, (16, 16)).double(),
+        noisy(),
+        epochs=300,
+        lr=2e-3,
+        batch_size=8,
+        seeds=seeds,
+        validation=noisy(60, 5),
+        patience=7,
+        progress=False,
+        **options,
+    )
 
 
 def test_each_member_stops_on_its_own_with_its_best_weights():
@@ -286,8 +320,11 @@ BAD = [
     ({"weights": torch.zeros(10)}, errors.OptionError, "every weight is zero"),
     ({"weights": torch.ones(10), "data": pl.data.NLGP(2, xi=(3.0, 1.0), gain=3.0)}, errors.OptionError, "sampler"),
     ({"checkpoint_every": 0}, errors.OptionError, "checkpoint_every=0"),
-    ({"net": pl.models.dlgn(2, (4,)), "settings": [{"beta": 4}], "beta": lambda progress: 9.0}, errors.OptionError,
-     "settings give β too"),
+    (
+        {"net": pl.models.dlgn(2, (4,)), "settings": [{"beta": 4}], "beta": lambda progress: 9.0},
+        errors.OptionError,
+        "settings give β too",
+    ),
     ({"patience": 3}, errors.OptionError, r"validation=\(X, y\)"),
     ({"patience": 0, "validation": (X, Y)}, errors.OptionError, "at least 1"),
     ({"validation": X}, errors.ShapeError, "got Tensor"),

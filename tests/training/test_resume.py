@@ -61,8 +61,18 @@ def test_a_run_killed_twice_resumes_to_the_same_bits(tmp_path):
 
 
 def run(folder, epochs=8, resume=True, lr=1e-3, seeds=(0,), data=None, **options):
-    return pl.train(pl.models.relu(2, (6,)), data or pl.data.circle(64), epochs=epochs, lr=lr, seeds=list(seeds),
-                    checkpoint=folder, checkpoint_every=2, resume=resume, progress=False, **options)  # fmt: skip
+    return pl.train(
+        pl.models.relu(2, (6,)),
+        data or pl.data.circle(64),
+        epochs=epochs,
+        lr=lr,
+        seeds=list(seeds),
+        checkpoint=folder,
+        checkpoint_every=2,
+        resume=resume,
+        progress=False,
+        **options,
+    )
 
 
 def files(folder):
@@ -83,9 +93,19 @@ def test_every_optimiser_resumes(tmp_path, optimizer, momentum):
     data = pl.data.circle(64)
 
     def go(folder, stop):
-        return pl.train(pl.models.relu(2, (6,)), data, epochs=12, optimizer=optimizer, momentum=momentum, lr=0.01,
-                        seeds=[0, 1], schedule=_stop_after(stop), checkpoint=folder, checkpoint_every=2,
-                        progress=False)  # fmt: skip
+        return pl.train(
+            pl.models.relu(2, (6,)),
+            data,
+            epochs=12,
+            optimizer=optimizer,
+            momentum=momentum,
+            lr=0.01,
+            seeds=[0, 1],
+            schedule=_stop_after(stop),
+            checkpoint=folder,
+            checkpoint_every=2,
+            progress=False,
+        )
 
     whole = go(tmp_path / "a", None)
     with pytest.raises(KeyboardInterrupt):
@@ -136,14 +156,18 @@ def test_another_run_in_the_same_folder_is_refused_and_nothing_is_touched(tmp_pa
     assert run(tmp_path, lr=5e-3, resume=False).settings[0]["lr"] == 5e-3
 
 
-@pytest.mark.parametrize("first, other", [
-    (lambda: pl.models.relu(2, (4, 6)), lambda: pl.models.relu(2, (3, 8))),  # 38 numbers each
-    (lambda: pl.models.dlgn(2, (4,), beta=4), lambda: pl.models.dlgn(2, (4,), beta=10)),
-    (lambda: pl.models.dlgn(2, (4,)), lambda: pl.models.dlgn(2, (4,), piecewise_constant=True)),
-    (lambda: pl.models.dlgn(2, (4,)), lambda: pl.models.dlgn(2, (4,), gate="straight_through")),
-    (lambda: pl.models.galu(2, (4,), seed=0), lambda: pl.models.galu(2, (4,), seed=1)),
-    (lambda: pl.models.frg(2, (4,), examples=64, seed=0), lambda: pl.models.frg(2, (4,), examples=64, seed=1)),
-], ids=["layers", "beta", "input", "gate", "frozen gates", "table"])  # fmt: skip
+@pytest.mark.parametrize(
+    "first, other",
+    [
+        (lambda: pl.models.relu(2, (4, 6)), lambda: pl.models.relu(2, (3, 8))),  # 38 numbers each
+        (lambda: pl.models.dlgn(2, (4,), beta=4), lambda: pl.models.dlgn(2, (4,), beta=10)),
+        (lambda: pl.models.dlgn(2, (4,)), lambda: pl.models.dlgn(2, (4,), piecewise_constant=True)),
+        (lambda: pl.models.dlgn(2, (4,)), lambda: pl.models.dlgn(2, (4,), gate="straight_through")),
+        (lambda: pl.models.galu(2, (4,), seed=0), lambda: pl.models.galu(2, (4,), seed=1)),
+        (lambda: pl.models.frg(2, (4,), examples=64, seed=0), lambda: pl.models.frg(2, (4,), examples=64, seed=1)),
+    ],
+    ids=["layers", "beta", "input", "gate", "frozen gates", "table"],
+)
 def test_a_checkpoint_of_another_network_is_refused(tmp_path, first, other):
     data, options = pl.data.circle(64), {"epochs": 2, "checkpoint": tmp_path, "progress": False}
     net = first()
@@ -265,8 +289,17 @@ def test_a_network_that_began_with_other_weights_is_told(tmp_path):
 def test_a_network_that_was_cut_off_is_still_the_same(tmp_path, stop):
     """Kept moments put weights into it, patience the best ones: it may go on with each of them."""
     data = pl.data.circle(64)
-    options = {"epochs": 10, "keep_at": [0, 2, 5], "watch": data.x, "lr": 0.3, "validation": (data.x, data.y),
-               "patience": 4, "checkpoint": tmp_path, "checkpoint_every": 1, "progress": False}  # fmt: skip
+    options = {
+        "epochs": 10,
+        "keep_at": [0, 2, 5],
+        "watch": data.x,
+        "lr": 0.3,
+        "validation": (data.x, data.y),
+        "patience": 4,
+        "checkpoint": tmp_path,
+        "checkpoint_every": 1,
+        "progress": False,
+    }
     net = pl.models.relu(2, (4,), seed=0)
     with pytest.raises(KeyboardInterrupt):
         pl.train(net, data, schedule=_stop_after(stop), **options)

@@ -61,13 +61,17 @@ class Own(nn.Module):
         return self.last(torch.relu(self.norm(self.first(x))))
 
 
-@pytest.mark.parametrize("options", [
-    {},
-    {"settings": [{"beta": 4}, {"lr": 1e-2}], "beta": None},
-    {"beta": Geometric(4, 100), "schedule": "cosine"},
-    {"net": [pl.models.frg(2, (3,), examples=32, seed=s) for s in (0, 1)], "seeds": None, "watch": None},
-    {"validation": (DATA.x, DATA.y), "patience": 1, "epochs": 30, "lr": 1.0},
-], ids=["plain", "settings", "schedules", "tables", "stopped"])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"settings": [{"beta": 4}, {"lr": 1e-2}], "beta": None},
+        {"beta": Geometric(4, 100), "schedule": "cosine"},
+        {"net": [pl.models.frg(2, (3,), examples=32, seed=s) for s in (0, 1)], "seeds": None, "watch": None},
+        {"validation": (DATA.x, DATA.y), "patience": 1, "epochs": 30, "lr": 1.0},
+    ],
+    ids=["plain", "settings", "schedules", "tables", "stopped"],
+)
 def test_runs_come_back_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
     runs = trained(**options)
     runs.save(tmp_path / "a new folder")

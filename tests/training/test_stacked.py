@@ -59,8 +59,17 @@ def test_a_stack_equals_plain_loops(name, batch_size):
     for seed, trained in zip(seeds, runs.networks):
         alone = copy.deepcopy(pattern)
         initialise(alone, seed)
-        train_plainly(alone, data.x, data.y, steps=STEPS // per_epoch * per_epoch, loss=mse, optimizer=torch.optim.Adam,
-                      batch_size=batch_size, seed=seed, lr=lr)  # fmt: skip
+        train_plainly(
+            alone,
+            data.x,
+            data.y,
+            steps=STEPS // per_epoch * per_epoch,
+            loss=mse,
+            optimizer=torch.optim.Adam,
+            batch_size=batch_size,
+            seed=seed,
+            lr=lr,
+        )
         assert worst(trained, alone) <= 1e-12
 
 
@@ -69,12 +78,35 @@ def test_every_optimiser_with_its_options(optimizer):
     data = regression()
     pattern = pl.models.relu(2, (6, 5)).double()
     options = {"weight_decay": 0.01} | ({"momentum": 0.9} if optimizer in ("sgd", "rmsprop") else {})
-    runs = pl.train(pattern, data, epochs=50, lr=0.003, batch_size=16, seeds=[0, 1], optimizer=optimizer, clip=0.5,
-                    schedule="cosine", progress=False, **options)  # fmt: skip
+    runs = pl.train(
+        pattern,
+        data,
+        epochs=50,
+        lr=0.003,
+        batch_size=16,
+        seeds=[0, 1],
+        optimizer=optimizer,
+        clip=0.5,
+        schedule="cosine",
+        progress=False,
+        **options,
+    )
     for seed, trained in zip([0, 1], runs.networks):
         alone = copy.deepcopy(pattern).reinitialise(seed)
-        train_plainly(alone, data.x, data.y, steps=150, loss=mse, optimizer=OPTIMISERS[optimizer], batch_size=16,
-                      seed=seed, clip=0.5, rate=cosine, lr=0.003, **options)  # fmt: skip
+        train_plainly(
+            alone,
+            data.x,
+            data.y,
+            steps=150,
+            loss=mse,
+            optimizer=OPTIMISERS[optimizer],
+            batch_size=16,
+            seed=seed,
+            clip=0.5,
+            rate=cosine,
+            lr=0.003,
+            **options,
+        )
         assert worst(trained, alone) <= 1e-12
 
 
@@ -86,8 +118,17 @@ def test_members_may_differ_in_rate_and_beta():
     assert [(s["lr"], s["seed"]) for s in runs.settings] == [(0.01, 1), (0.01, 2), (0.002, 1), (0.002, 2)]
     for s, trained in zip(runs.settings, runs.networks):
         alone = pl.models.dlgn(2, (6, 5), beta=s["beta"]).double().reinitialise(s["seed"])
-        train_plainly(alone, data.x, data.y, steps=180, loss=mse, optimizer=torch.optim.Adam, batch_size=16,
-                      seed=s["seed"], lr=s["lr"])  # fmt: skip
+        train_plainly(
+            alone,
+            data.x,
+            data.y,
+            steps=180,
+            loss=mse,
+            optimizer=torch.optim.Adam,
+            batch_size=16,
+            seed=s["seed"],
+            lr=s["lr"],
+        )
         assert float(trained.gate.beta) == s["beta"]
         assert worst(trained, alone) <= 1e-12
 
@@ -125,8 +166,18 @@ def test_fixed_random_gates_get_their_rows(batch_size: int, steps: int, compiled
     )
     for seed, trained in zip([0, 1], runs.networks):
         alone = copy.deepcopy(pattern).reinitialise(seed)
-        train_plainly(alone, data.x, data.y, steps=steps, loss=mse, optimizer=torch.optim.Adam, batch_size=batch_size,
-                      seed=seed, lr=0.01, rows=True)  # fmt: skip
+        train_plainly(
+            alone,
+            data.x,
+            data.y,
+            steps=steps,
+            loss=mse,
+            optimizer=torch.optim.Adam,
+            batch_size=batch_size,
+            seed=seed,
+            lr=0.01,
+            rows=True,
+        )
         assert worst(trained, alone) <= 1e-12
 
 

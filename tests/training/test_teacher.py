@@ -27,8 +27,18 @@ def network(seed: int, hidden: int = 6) -> nn.Module:
 def test_a_step_is_that_towards_the_teachers_probabilities(temperature: float) -> None:
     (x, y), net, teacher = flat(), network(1), network(2)
     want = network(1)
-    pl.train(net, (x, y), loss="cross_entropy", teacher=teacher, temperature=temperature, optimizer="sgd", lr=0.1,
-             epochs=3, batch_size=None, progress=False)  # fmt: skip
+    pl.train(
+        net,
+        (x, y),
+        loss="cross_entropy",
+        teacher=teacher,
+        temperature=temperature,
+        optimizer="sgd",
+        lr=0.1,
+        epochs=3,
+        batch_size=None,
+        progress=False,
+    )
     for _ in range(3):
         target = F.softmax(teacher(x) / temperature, 1).detach()
         loss = temperature * F.cross_entropy(want(x) / temperature, target)
@@ -41,10 +51,19 @@ def test_a_step_is_that_towards_the_teachers_probabilities(temperature: float) -
 def test_labels_that_say_nothing_do_not_matter() -> None:
     (x, _), teacher = flat(200), network(2)
     truth = teacher(x).argmax(1)
-    run = pl.train(network(1, 24), (x, torch.zeros(200, dtype=torch.long)), loss="cross_entropy", teacher=teacher,
-                   epochs=150, lr=1e-2, progress=False, evaluate="running")  # fmt: skip
-    learned = pl.train(net := network(1, 24), (x, truth), loss="cross_entropy", teacher=teacher, epochs=150, lr=1e-2,
-                       progress=False)  # fmt: skip
+    run = pl.train(
+        network(1, 24),
+        (x, torch.zeros(200, dtype=torch.long)),
+        loss="cross_entropy",
+        teacher=teacher,
+        epochs=150,
+        lr=1e-2,
+        progress=False,
+        evaluate="running",
+    )
+    learned = pl.train(
+        net := network(1, 24), (x, truth), loss="cross_entropy", teacher=teacher, epochs=150, lr=1e-2, progress=False
+    )
     assert (net(x).argmax(1) == truth).double().mean() > 0.95
     assert learned.history["accuracy"][-1] > 0.95
     assert run.history["loss"][-1] < run.history["loss"][1]
@@ -63,8 +82,15 @@ def test_members_of_a_stack_hear_of_their_own_augmented_images() -> None:
     y = torch.randint(3, (12,), generator=generator)
     template, example = pl.models.gconv(3, (1, 2, 2), (3,)), torch.zeros(1, 1, 6, 6)
     net, teacher = (pl.gated_twin(template, "relu", example=example, seed=s).double() for s in (0, 5))
-    given = {"loss": "cross_entropy", "epochs": 4, "batch_size": 5, "progress": False, "augment": "crop_flip",
-             "teacher": teacher, "temperature": 2.0}  # fmt: skip
+    given = {
+        "loss": "cross_entropy",
+        "epochs": 4,
+        "batch_size": 5,
+        "progress": False,
+        "augment": "crop_flip",
+        "teacher": teacher,
+        "temperature": 2.0,
+    }
     runs = pl.train(net, (x, y), seeds=(3, 8), **given)
     alone = pl.train(net, (x, y), seeds=(8,), **given)
     for a, b in zip(runs.networks[1].parameters(), alone.networks[0].parameters()):
@@ -111,15 +137,28 @@ def test_rows_that_stay_as_they_are_are_asked_once() -> None:
             Counting.rows += len(x)
             return super().forward(x)
 
-    pl.train(network(1), flat(), loss="cross_entropy", teacher=Counting(4, 3).double(), seeds=range(3), epochs=5,
-             progress=False)  # fmt: skip
+    pl.train(
+        network(1),
+        flat(),
+        loss="cross_entropy",
+        teacher=Counting(4, 3).double(),
+        seeds=range(3),
+        epochs=5,
+        progress=False,
+    )
     assert Counting.rows == 40 + 1  # and one to see what it gives
 
 
 def test_a_row_of_weight_two_is_a_row_that_is_there_twice() -> None:
     (x, y), teacher = flat(10), network(2)
-    given = {"loss": "cross_entropy", "teacher": teacher, "temperature": 2.0, "batch_size": None, "epochs": 5,
-             "progress": False}  # fmt: skip
+    given = {
+        "loss": "cross_entropy",
+        "teacher": teacher,
+        "temperature": 2.0,
+        "batch_size": None,
+        "epochs": 5,
+        "progress": False,
+    }
     weights = torch.ones(10)
     weights[3] = 2
     pl.train(a := network(1), (x, y), weights=weights, **given)

@@ -100,15 +100,28 @@ def circle(
     if noise:
         y = y + noise * torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     info: dict[str, Any] = {
-        "top": _name(top), "bottom": _name(bottom), "top_amplitude": top_amplitude,
-        "bottom_amplitude": bottom_amplitude, "top_offset": top_offset, "bottom_offset": bottom_offset,
-        "noise": noise, "seed": seed,
+        "top": _name(top),
+        "bottom": _name(bottom),
+        "top_amplitude": top_amplitude,
+        "bottom_amplitude": bottom_amplitude,
+        "top_offset": top_offset,
+        "bottom_offset": bottom_offset,
+        "noise": noise,
+        "seed": seed,
     }
     if not test_points:
         return DataSet(x.to(dtype), y.to(dtype), name="circle", info=info, marks=marks)
     x_test, y_test, marks_test = build(test_points, 0.5)
-    return DataSet(x.to(dtype), y.to(dtype), x_test.to(dtype), y_test.to(dtype), name="circle", info=info, marks=marks,
-                   marks_test=marks_test)
+    return DataSet(
+        x.to(dtype),
+        y.to(dtype),
+        x_test.to(dtype),
+        y_test.to(dtype),
+        name="circle",
+        info=info,
+        marks=marks,
+        marks_test=marks_test,
+    )
 
 
 def circle_control(name: str, points: int = 1024, **options: Any) -> DataSet:
@@ -144,8 +157,10 @@ def _evaluate(target: Target, theta: Tensor, half: str) -> Tensor:
     value = target(theta)
     if not isinstance(value, Tensor) or value.shape != theta.shape:
         came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ShapeError(f"circle: the {half} target returned {came}, expected a tensor of shape {tuple(theta.shape)} "
-                         "like its argument θ.")
+        raise ShapeError(
+            f"circle: the {half} target returned {came}, expected a tensor of shape {tuple(theta.shape)} "
+            "like its argument θ."
+        )
     if not bool(torch.isfinite(value).all()):
         raise NotFiniteError(f"circle: the {half} target returned NaN or infinity. Check it on θ in [0, 2π).")
     return value.to(torch.float64)

@@ -107,8 +107,7 @@ class DataSet:
                 f"{where}: a test row has x {tuple(x_test.shape[1:])}, y {tuple(y_test.shape[1:])}, expected "
                 f"x {tuple(x.shape[1:])}, y {tuple(y.shape[1:])} as in the training rows."
             )
-        self._put(x_test=x_test, y_test=y_test,
-                  marks_test=_marks(where, "marks_test", self.marks_test, len(x_test)))
+        self._put(x_test=x_test, y_test=y_test, marks_test=_marks(where, "marks_test", self.marks_test, len(x_test)))
 
     def _put(self, **values: Any) -> None:
         for key, value in values.items():  # the dataclass is frozen for users; construction is the one exception
@@ -163,8 +162,9 @@ class DataSet:
         tensor([3, 3, 3, 3])
         """
         if (n is None) == (per_class is None):
-            raise OptionError(f"DataSet {self.name!r}: subsample takes either n or per_class; got n={n!r}, "
-                              f"per_class={per_class!r}.")
+            raise OptionError(
+                f"DataSet {self.name!r}: subsample takes either n or per_class; got n={n!r}, per_class={per_class!r}."
+            )
         if per_class is not None and self.task != "classification":
             raise OptionError(f"DataSet {self.name!r}: per_class needs classes; this is regression. Pass n.")
         generator = torch.Generator().manual_seed(seed)
@@ -177,8 +177,13 @@ class DataSet:
             x_test, y_test = x_test[keep_test], y_test[keep_test]
             marks_test = {key: value[keep_test] for key, value in marks_test.items()}
         return replace(
-            self, x=self.x[keep], y=self.y[keep], marks={key: value[keep] for key, value in self.marks.items()},
-            x_test=x_test, y_test=y_test, marks_test=marks_test,
+            self,
+            x=self.x[keep],
+            y=self.y[keep],
+            marks={key: value[keep] for key, value in self.marks.items()},
+            x_test=x_test,
+            y_test=y_test,
+            marks_test=marks_test,
             info={**self.info, "subsample_of": len(self), "subsample_seed": seed},
         )
 
@@ -195,10 +200,14 @@ class DataSet:
             wanted, short = int(n or 0), len(y)
             counts = _shares(sizes, min(wanted, len(y)))
         if not 1 <= wanted <= short:
-            raise OptionError(f"DataSet {self.name!r}: {wanted} rows{' per class' if per_class is not None else ''} "
-                              f"wanted, expected 1 to {short}.")
-        kept = [rows[torch.randperm(len(rows), generator=generator)[:count].to(rows.device)]
-                for rows, count in zip(groups, counts)]
+            raise OptionError(
+                f"DataSet {self.name!r}: {wanted} rows{' per class' if per_class is not None else ''} "
+                f"wanted, expected 1 to {short}."
+            )
+        kept = [
+            rows[torch.randperm(len(rows), generator=generator)[:count].to(rows.device)]
+            for rows, count in zip(groups, counts)
+        ]
         return torch.cat(kept).sort().values
 
     def only(self, *classes: int | str) -> DataSet:
@@ -246,8 +255,16 @@ class DataSet:
             x_test, y_test, marks_test = pick(x_test, y_test, marks_test)
         told = tuple(names[k] if names else str(k) for k in kept)
         return replace(
-            self, x=x, y=y, x_test=x_test, y_test=y_test, marks=marks, marks_test=marks_test, classes=len(kept),
-            name=f"{self.name}, {' against '.join(told)}", info={**self.info, "label_names": told},
+            self,
+            x=x,
+            y=y,
+            x_test=x_test,
+            y_test=y_test,
+            marks=marks,
+            marks_test=marks_test,
+            classes=len(kept),
+            name=f"{self.name}, {' against '.join(told)}",
+            info={**self.info, "label_names": told},
         )
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DataSet:
@@ -266,7 +283,9 @@ class DataSet:
             return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
         return replace(
-            self, x=move(self.x), y=move(self.y),
+            self,
+            x=move(self.x),
+            y=move(self.y),
             x_test=None if self.x_test is None else move(self.x_test),
             y_test=None if self.y_test is None else move(self.y_test),
             marks={key: value.to(device=device) for key, value in self.marks.items()},
@@ -302,11 +321,15 @@ def _rows(where: str, suffix: str, x: Any, y: Any, task: Task, classes: int | No
     x_name, y_name = "x" + suffix, "y" + suffix
     x, y = _tensor(where, x_name, x), _tensor(where, y_name, y)
     if x.ndim < 2:
-        raise ShapeError(f"{where}: {x_name} has shape {tuple(x.shape)}, expected (n, d) or more axes. "
-                         f"For one feature pass {x_name}[:, None].")
+        raise ShapeError(
+            f"{where}: {x_name} has shape {tuple(x.shape)}, expected (n, d) or more axes. "
+            f"For one feature pass {x_name}[:, None]."
+        )
     if x.numel() == 0 or y.numel() == 0:
-        raise EmptyDataError(f"{where}: {x_name} has shape {tuple(x.shape)}, {y_name} {tuple(y.shape)}; expected at "
-                             "least one row and one column.")
+        raise EmptyDataError(
+            f"{where}: {x_name} has shape {tuple(x.shape)}, {y_name} {tuple(y.shape)}; expected at "
+            "least one row and one column."
+        )
     if len(x) != len(y):
         raise ShapeError(f"{where}: {x_name} has {len(x)} rows, {y_name} has {len(y)}. Pass one target per row.")
     if x.device != y.device:
@@ -316,8 +339,10 @@ def _rows(where: str, suffix: str, x: Any, y: Any, task: Task, classes: int | No
     _finite(where, x_name, x)
     if task == "regression":
         if not y.is_floating_point():
-            raise DTypeError(f"{where}: {y_name} has dtype {y.dtype}, expected a floating dtype. "
-                             f"Pass {y_name}.float(), or task='classification'.")
+            raise DTypeError(
+                f"{where}: {y_name} has dtype {y.dtype}, expected a floating dtype. "
+                f"Pass {y_name}.float(), or task='classification'."
+            )
         if y.ndim > 2:
             raise ShapeError(f"{where}: {y_name} has shape {tuple(y.shape)}, expected (n,) or (n, c).")
         _finite(where, y_name, y)
@@ -325,12 +350,15 @@ def _rows(where: str, suffix: str, x: Any, y: Any, task: Task, classes: int | No
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise LabelError(f"{where}: {y_name} has dtype {y.dtype}, expected integer labels. Pass {y_name}.long().")
     if y.ndim != 1:
-        raise ShapeError(f"{where}: {y_name} has shape {tuple(y.shape)}, expected (n,). For one-hot rows pass "
-                         f"{y_name}.argmax(1).")
+        raise ShapeError(
+            f"{where}: {y_name} has shape {tuple(y.shape)}, expected (n,). For one-hot rows pass {y_name}.argmax(1)."
+        )
     lo, hi = int(y.min()), int(y.max())
     if lo < 0 or hi >= (classes or 0):
-        raise LabelError(f"{where}: {y_name} holds labels {lo} to {hi}, expected 0 to {(classes or 0) - 1}. "
-                         "Renumber them, or pass the right classes=.")
+        raise LabelError(
+            f"{where}: {y_name} holds labels {lo} to {hi}, expected 0 to {(classes or 0) - 1}. "
+            "Renumber them, or pass the right classes=."
+        )
     return x, y.long()
 
 
@@ -338,8 +366,10 @@ def _finite(where: str, label: str, value: Tensor) -> None:
     lo, hi = torch.aminmax(value)  # NaN and infinity both show in the extremes, and nothing is allocated
     if not bool(torch.isfinite(lo) & torch.isfinite(hi)):
         bad = int((~torch.isfinite(value)).sum())
-        raise NotFiniteError(f"{where}: {label} of shape {tuple(value.shape)} holds {bad} NaN or infinite numbers. "
-                             "Drop or impute those rows.")
+        raise NotFiniteError(
+            f"{where}: {label} of shape {tuple(value.shape)} holds {bad} NaN or infinite numbers. "
+            "Drop or impute those rows."
+        )
 
 
 def _marks(where: str, label: str, marks: Mapping[str, Any], n: int) -> dict[str, Tensor]:

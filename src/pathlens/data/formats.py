@@ -121,8 +121,10 @@ def read_webp_strips(data: bytes, where: str, most: int = 50_000) -> Bytes:
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise FileFormatError(f"{where}: the WebP file at byte {at} does not decode ({error}).") from error
         if strip is None:
-            raise FileFormatError(f"{where}: the strip at byte {at} is {width} x {height} pixels, expected {SIDE} wide "
-                                  f"and a multiple of {SIDE} high.")
+            raise FileFormatError(
+                f"{where}: the strip at byte {at} is {width} x {height} pixels, expected {SIDE} wide "
+                f"and a multiple of {SIDE} high."
+            )
         left -= height // SIDE
         if left < 0:
             raise FileFormatError(f"{where}: more than {most} images.")

@@ -81,8 +81,12 @@ def cifar100(
 
 
 def binary_mnist(
-    classes: tuple[int, int] = (4, 7), labels: tuple[float, float] | None = (-1.0, 1.0), *,
-    split: SplitChoice = "both", flatten: bool = False, standardise: bool = False,
+    classes: tuple[int, int] = (4, 7),
+    labels: tuple[float, float] | None = (-1.0, 1.0),
+    *,
+    split: SplitChoice = "both",
+    flatten: bool = False,
+    standardise: bool = False,
 ) -> DataSet:
     """Two digits of MNIST with targets ±1 for the squared loss, as in the DGN and NPF papers (4 against 7).
 
@@ -128,8 +132,7 @@ def mnist_random_labels(seed: int = 0, **options: Any) -> DataSet:
     if options.get("split") == "test":
         return full
     y = torch.randint(10, full.y.shape, generator=torch.Generator().manual_seed(seed))
-    return replace(full, y=y, name="MNIST, random labels", info={**full.info, "seed": seed},
-                   marks={"original": full.y})
+    return replace(full, y=y, name="MNIST, random labels", info={**full.info, "seed": seed}, marks={"original": full.y})
 
 
 def mnist_random_pixels(seed: int = 0, **options: Any) -> DataSet:
@@ -146,13 +149,24 @@ def mnist_random_pixels(seed: int = 0, **options: Any) -> DataSet:
         flat = x.reshape(len(x), -1).numpy()
         return torch.from_numpy(rng.permuted(flat, axis=1)).reshape(x.shape)
 
-    return replace(full, x=shuffle(full.x), x_test=None if full.x_test is None else shuffle(full.x_test),
-                   name="MNIST, random pixels", info={**full.info, "seed": seed})
+    return replace(
+        full,
+        x=shuffle(full.x),
+        x_test=None if full.x_test is None else shuffle(full.x_test),
+        name="MNIST, random pixels",
+        info={**full.info, "seed": seed},
+    )
 
 
 def modified_fashion_mnist(
-    scrambled: Sequence[int] = (5, 6, 7, 8, 9), clusters: int = 5, seed: int = 0, *, split: SplitChoice = "both",
-    flatten: bool = False, standardise: bool = False, restarts: int = 1,
+    scrambled: Sequence[int] = (5, 6, 7, 8, 9),
+    clusters: int = 5,
+    seed: int = 0,
+    *,
+    split: SplitChoice = "both",
+    flatten: bool = False,
+    standardise: bool = False,
+    restarts: int = 1,
 ) -> DataSet:
     """Fashion-MNIST with a simple and a complex part: some classes are cut into clusters whose labels are shuffled.
 
@@ -213,8 +227,14 @@ def modified_fashion_mnist(
 
     y, marks = relabel(full.y, cluster)
     y_test, marks_test = relabel(full.y_test, cluster_test)
-    info = {**full.info, "scrambled": str(tuple(cut)), "clusters": clusters, "seed": seed,
-            "cluster_labels": cluster_labels.tolist(), "cluster_sizes": torch.bincount(cluster[cluster >= 0]).tolist()}
+    info = {
+        **full.info,
+        "scrambled": str(tuple(cut)),
+        "clusters": clusters,
+        "seed": seed,
+        "cluster_labels": cluster_labels.tolist(),
+        "cluster_sizes": torch.bincount(cluster[cluster >= 0]).tolist(),
+    }
     info.pop("label_names")  # the new labels are not the published classes
     name = "modified Fashion-MNIST"
     if split == "test":
@@ -234,13 +254,17 @@ def _cluster(
     for j, k in enumerate(store.tracked(cut, "clustering Fashion-MNIST")):
         rows, rows_test = (y == k).nonzero().squeeze(1), (y_test == k).nonzero().squeeze(1)
         if len(rows) < clusters:
-            raise EmptyDataError(f"modified_fashion_mnist: class {k} has {len(rows)} training rows, too few for "
-                                 f"{clusters} clusters. Ask for fewer.")
+            raise EmptyDataError(
+                f"modified_fashion_mnist: class {k} has {len(rows)} training rows, too few for "
+                f"{clusters} clusters. Ask for fewer."
+            )
         model = KMeans(clusters, n_init=restarts, random_state=seed).fit(x[rows].flatten(1).numpy())
         sizes = np.bincount(model.labels_, minlength=clusters)
         if sizes.min() == 0:
-            raise EmptyDataError(f"modified_fashion_mnist: cluster {int(sizes.argmin())} of class {k} has no training "
-                                 f"row. Ask for fewer than {clusters} clusters, or another seed.")
+            raise EmptyDataError(
+                f"modified_fashion_mnist: cluster {int(sizes.argmin())} of class {k} has no training "
+                f"row. Ask for fewer than {clusters} clusters, or another seed."
+            )
         found[rows] = torch.from_numpy(model.labels_).long() + j * clusters
         if len(rows_test):
             nearest = model.predict(x_test[rows_test].flatten(1).numpy())
@@ -267,10 +291,11 @@ def digits(*, split: SplitChoice = "both", flatten: bool = False, standardise: b
     bunch = load_digits()
     images, labels = bunch.images.astype(np.uint8), bunch.target.astype(np.uint8)
     cuts = {"train": slice(0, 1437), "test": slice(1437, None)}
-    parts = {key: store.Loaded({"images": images[cut], "labels": labels[cut]}, "scikit-learn", True)
-             for key, cut in cuts.items()}
-    return _assemble("digits", parts, split, flatten, standardise, top=16, label_names=tuple("0123456789"),
-                     classes=10)
+    parts = {
+        key: store.Loaded({"images": images[cut], "labels": labels[cut]}, "scikit-learn", True)
+        for key, cut in cuts.items()
+    }
+    return _assemble("digits", parts, split, flatten, standardise, top=16, label_names=tuple("0123456789"), classes=10)
 
 
 def _load(name: str, split: SplitChoice, flatten: bool, standardise: bool, coarse: bool = False) -> DataSet:
@@ -279,9 +304,17 @@ def _load(name: str, split: SplitChoice, flatten: bool, standardise: bool, coars
     # standardising the test rows needs the training rows' statistics
     needed = [part for part in store.BOTH if split in ("both", part) or (standardise and part == "train")]
     parts = {part: store.load_split(name, part) for part in needed}
-    return _assemble(facts.title, parts, split, flatten, standardise, top=255,
-                     label_names=() if coarse else facts.label_names,
-                     classes=facts.coarse_classes if coarse else facts.classes, labels="coarse" if coarse else "labels")
+    return _assemble(
+        facts.title,
+        parts,
+        split,
+        flatten,
+        standardise,
+        top=255,
+        label_names=() if coarse else facts.label_names,
+        classes=facts.coarse_classes if coarse else facts.classes,
+        labels="coarse" if coarse else "labels",
+    )
 
 
 def _check_split(name: str, split: str) -> None:
@@ -290,14 +323,25 @@ def _check_split(name: str, split: str) -> None:
 
 
 def _assemble(
-    name: str, parts: dict[Any, store.Loaded], split: SplitChoice, flatten: bool, standardise: bool, *, top: int,
-    label_names: tuple[str, ...], classes: int, labels: str = "labels",
+    name: str,
+    parts: dict[Any, store.Loaded],
+    split: SplitChoice,
+    flatten: bool,
+    standardise: bool,
+    *,
+    top: int,
+    label_names: tuple[str, ...],
+    classes: int,
+    labels: str = "labels",
 ) -> DataSet:
     _check_split(name, split)
     shown = [part for part in ("train", "test") if split in ("both", part)]
     first = parts[shown[0]]
-    info: dict[str, Any] = {"source": first.source, "verified": all(parts[part].verified for part in shown),
-                            "pixels": "standardised" if standardise else "[0, 1]"}
+    info: dict[str, Any] = {
+        "source": first.source,
+        "verified": all(parts[part].verified for part in shown),
+        "pixels": "standardised" if standardise else "[0, 1]",
+    }
     if label_names:
         info["label_names"] = label_names
     mean = std = None

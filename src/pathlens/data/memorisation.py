@@ -27,8 +27,12 @@ def identical_inputs(n: int = 200, seed: int = 0, dtype: torch.dtype = torch.flo
     ((200, 1), 0.0)
     """
     y = _uniform("identical_inputs", n, 1, seed)
-    return DataSet(torch.ones(n, 1, dtype=dtype), y.to(dtype), name="identical inputs",
-                   info={"paper": "DGN, Experiment 1", "seed": seed})
+    return DataSet(
+        torch.ones(n, 1, dtype=dtype),
+        y.to(dtype),
+        name="identical inputs",
+        info={"paper": "DGN, Experiment 1", "seed": seed},
+    )
 
 
 def random_targets(n: int = 100, seed: int = 0, d: int = 2, dtype: torch.dtype = torch.float32) -> DataSet:
@@ -42,8 +46,12 @@ def random_targets(n: int = 100, seed: int = 0, d: int = 2, dtype: torch.dtype =
     if d < 1:
         raise OptionError(f"random_targets: d={d}, expected at least 1.")
     xy = _uniform("random_targets", n, d + 1, seed)
-    return DataSet(xy[:, :d].to(dtype), xy[:, d:].to(dtype), name="random targets",
-                   info={"paper": "DGN, Experiment 2", "seed": seed})
+    return DataSet(
+        xy[:, :d].to(dtype),
+        xy[:, d:].to(dtype),
+        name="random targets",
+        info={"paper": "DGN, Experiment 2", "seed": seed},
+    )
 
 
 def single_point(dtype: torch.dtype = torch.float32) -> DataSet:
@@ -54,8 +62,12 @@ def single_point(dtype: torch.dtype = torch.float32) -> DataSet:
     >>> single_point().y
     tensor([[1.]])
     """
-    return DataSet(torch.ones(1, 1, dtype=dtype), torch.ones(1, 1, dtype=dtype), name="single point",
-                   info={"paper": "DGN, Experiment 8"})
+    return DataSet(
+        torch.ones(1, 1, dtype=dtype),
+        torch.ones(1, 1, dtype=dtype),
+        name="single point",
+        info={"paper": "DGN, Experiment 8"},
+    )
 
 
 def unfittable(x: Tensor | Sequence[float] = (1.0, 1.0), dtype: torch.dtype = torch.float32) -> DataSet:

@@ -211,11 +211,14 @@ def import_from(path: str | os.PathLike[str], names: Sequence[str] | None = None
     sources = [source for facts in wanted if (source := _find_for_import(facts, origin)) is not None]
     absent = [facts for facts in wanted if all(facts.name != source.facts.name for source in sources)]
     if not sources or (names and absent):
-        strays = [facts.title for facts in absent
-                  if any(_complete(Source(facts, form, origin), BOTH) for form in facts.forms)]
+        strays = [
+            facts.title for facts in absent if any(_complete(Source(facts, form, origin), BOTH) for form in facts.forms)
+        ]
         if strays and not sources:
-            raise DataCorruptError(f"data import: {origin} has files with the names of {' or '.join(strays)}, but none "
-                                   "has a published checksum. Get the files again.")
+            raise DataCorruptError(
+                f"data import: {origin} has files with the names of {' or '.join(strays)}, but none "
+                "has a published checksum. Get the files again."
+            )
         lines = [f"data import: {', '.join(facts.title for facts in absent)} not found in {origin}."]
         lines += [f"  {facts.title} needs {_wanted(facts)}" for facts in absent]
         raise DataMissingError("\n".join(lines))
@@ -225,8 +228,10 @@ def import_from(path: str | os.PathLike[str], names: Sequence[str] | None = None
     try:
         return [_copy(source, verified[source.facts.name]) for source in sources]
     except OSError as error:
-        raise StoreError(f"data import: {cache_folder() / 'data'} cannot be written: {error.strerror or error}. Set "
-                         "XDG_CACHE_HOME to another folder.") from error  # fmt: skip
+        raise StoreError(
+            f"data import: {cache_folder() / 'data'} cannot be written: {error.strerror or error}. Set "
+            "XDG_CACHE_HOME to another folder."
+        ) from error
 
 
 # --- loading ----------------------------------------------------------------------------------------------------
@@ -302,8 +307,10 @@ def _missing(facts: SetFacts, splits: Sequence[str]) -> DataMissingError:
                 names = form.files(tuple(splits))
                 absent = [name for name in names if not (root / folder / name).is_file()]
                 if len(absent) < len(names):
-                    lines.append(f"    {folder} has {len(names) - len(absent)} of {len(names)} files; "
-                                 f"missing: {', '.join(absent)}")
+                    lines.append(
+                        f"    {folder} has {len(names) - len(absent)} of {len(names)} files; "
+                        f"missing: {', '.join(absent)}"
+                    )
     lines.append(f"Files wanted, in one of those folders: {_wanted(facts)}.")
     lines.append("If you have them elsewhere, run: pathlens data import FOLDER_OR_ARCHIVE (or set PATHLENS_DATA).")
     return DataMissingError("\n".join(lines))
@@ -337,8 +344,9 @@ def _read(source: Source, split: Split) -> Loaded:
     for name, array in arrays.items():
         expected = facts.arrays.get(f"{split}_{name}")
         if expected is not None and (found := _sha256(array)) != expected:
-            raise _corrupt(facts, [], f"{source.place}: the decoded {split} {name} have sha256 {found}, "
-                                      f"expected {expected}")
+            raise _corrupt(
+                facts, [], f"{source.place}: the decoded {split} {name} have sha256 {found}, expected {expected}"
+            )
     verified = bool(facts.arrays) or source.archive is not None or all(name in source.form.digests for name in files)
     return Loaded(arrays, source.describe(), verified)
 
@@ -350,7 +358,8 @@ def _mismatch(path: Path, found: str, expected: Digest) -> list[_Mismatch]:
 def _corrupt(facts: SetFacts, mismatches: Sequence[_Mismatch], reason: str) -> DataCorruptError:
     facts_found = [reason.rstrip("."), *map(str, mismatches)]
     return DataCorruptError(
-        f"{facts.title} is corrupt. " + "; ".join(part for part in facts_found if part)
+        f"{facts.title} is corrupt. "
+        + "; ".join(part for part in facts_found if part)
         + ". Nothing was changed. Get the file again, then run: pathlens data import FOLDER_OR_ARCHIVE"
         + (_REPACKED if any(mismatch.path.suffix == ".gz" for mismatch in mismatches) else "")
     )
@@ -402,8 +411,9 @@ def _read_files(source: Source, split: Split) -> dict[str, bytes]:
         path = source.folder / name
         left -= (size := path.stat().st_size)
         if left < 0:
-            raise _corrupt(facts, mismatches, f"{path}: {size} bytes, expected at most {most} in all of "
-                                              f"{', '.join(names)}")
+            raise _corrupt(
+                facts, mismatches, f"{path}: {size} bytes, expected at most {most} in all of {', '.join(names)}"
+            )
         data = path.read_bytes()
         if digest := form.digests.get(name):
             found = hashlib.new(digest.algorithm, data, usedforsecurity=False).hexdigest()
@@ -426,8 +436,10 @@ def _decode(source: Source, split: Split, files: dict[str, bytes]) -> dict[str, 
         return {"images": images, "labels": labels}
     if form.name == "packed":
         labels = formats.read_labels_npz(files.pop("labels.npz"), where("labels.npz"), f"{split}_labels")
-        parts = [formats.read_webp_strips(data, where(name))
-                 for name, data in tracked(files.items(), f"decoding {facts.title}, {split}")]
+        parts = [
+            formats.read_webp_strips(data, where(name))
+            for name, data in tracked(files.items(), f"decoding {facts.title}, {split}")
+        ]
         return {"images": np.concatenate(parts), "labels": labels}
     coarse = facts.coarse_classes > 0
     batches = []
@@ -457,8 +469,10 @@ def _check_shapes(facts: SetFacts, split: Split, arrays: dict[str, Bytes], sourc
         counts = np.bincount(arrays[name], minlength=classes)
         # CIFAR-100 is published with equally many images per class: the one check left where no checksum is known
         if not facts.arrays and not np.all(counts == n // classes):
-            raise FileFormatError(f"{source.place}: {split} {name} occur {counts.min()} to {counts.max()} times, "
-                                  f"expected {n // classes} each")
+            raise FileFormatError(
+                f"{source.place}: {split} {name} occur {counts.min()} to {counts.max()} times, "
+                f"expected {n // classes} each"
+            )
 
 
 def tracked(items: Collection[T], text: str) -> Iterator[T]:
@@ -501,8 +515,13 @@ def _status(facts: SetFacts) -> SetStatus:
         return SetStatus(facts.name, facts.title, "ok", *found, "every file has its published checksum")
     if bad:
         return SetStatus(facts.name, facts.title, "corrupt", *found, str(_corrupt(facts, bad, "")))
-    return SetStatus(facts.name, facts.title, "unverified", *found,
-                     f"no file checksum is known for this form; `pathlens data check {facts.name}` decodes it")
+    return SetStatus(
+        facts.name,
+        facts.title,
+        "unverified",
+        *found,
+        f"no file checksum is known for this form; `pathlens data check {facts.name}` decodes it",
+    )
 
 
 # --- importing --------------------------------------------------------------------------------------------------
@@ -531,8 +550,11 @@ def _belongs(source: Source) -> bool:
     if source.form.name not in ("idx.gz", "idx"):
         return True
     names = source.form.files()
-    if any(_digest_file(source.folder / name, digest) == digest.value
-           for name, digest in source.form.digests.items() if name in names):
+    if any(
+        _digest_file(source.folder / name, digest) == digest.value
+        for name, digest in source.form.digests.items()
+        if name in names
+    ):
         return True
     if source.form.digests:
         return False
@@ -560,8 +582,9 @@ def _copy(source: Source, verified: bool) -> Imported:
         total += origin.stat().st_size
         if not (target.exists() and target.samefile(origin)):
             _copy_file(origin, target)
-    return Imported(source.facts.name, source.describe(), folder, tuple(target.name for _, target in pairs), total,
-                    verified)
+    return Imported(
+        source.facts.name, source.describe(), folder, tuple(target.name for _, target in pairs), total, verified
+    )
 
 
 def _copy_file(origin: Path, target: Path) -> None:
@@ -569,8 +592,9 @@ def _copy_file(origin: Path, target: Path) -> None:
     with _replacing(target) as temporary:
         shutil.copyfile(origin, temporary)
         if _digest_file(temporary, sha) != _digest_file(origin, sha):
-            raise DataCorruptError(f"{origin}: the copy in {target.parent} differs from it, and was dropped. Check the "
-                                   "disk.")
+            raise DataCorruptError(
+                f"{origin}: the copy in {target.parent} differs from it, and was dropped. Check the disk."
+            )
 
 
 @contextmanager
@@ -632,5 +656,9 @@ def _write_cache(facts: SetFacts, split: Split, loaded: Loaded) -> None:
                 noted = {name: _sha256(array) for name, array in loaded.arrays.items()}
                 temporary.write_text(json.dumps(noted), encoding="utf-8")
     except OSError as error:
-        warnings.warn(f"{facts.title}: the decoded arrays could not be kept in {_decoded_folder()} ({error}); the next "
-                      "load decodes again. Set XDG_CACHE_HOME to a folder with space.", PathlensWarning, stacklevel=4)
+        warnings.warn(
+            f"{facts.title}: the decoded arrays could not be kept in {_decoded_folder()} ({error}); the next "
+            "load decodes again. Set XDG_CACHE_HOME to a folder with space.",
+            PathlensWarning,
+            stacklevel=4,
+        )

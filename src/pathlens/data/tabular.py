@@ -206,9 +206,12 @@ def _numbers(name: str, column: str, cells: tuple[str, ...]) -> np.ndarray:
 # --- CSV files of users ------------------------------------------------------------------------------------------
 
 _MARKS = (  # byte-order marks; that of UTF-32 begins with that of UTF-16
-    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
-)  # fmt: skip
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 _SEPARATORS = ",;\t|"
 _SAMPLE = 100  # rows that the separator is found by
 _WITH_COMMA = re.compile(r"[+-]?(?=,?\d)(\d+|\d{1,3}(\.\d{3})+)?(,\d+)?([eE][+-]?\d+)?")  # 1,5 or 1.234,5 or 12
@@ -251,8 +254,9 @@ def read_csv(path: str | Path) -> tuple[Any, list[str]]:
         if isinstance(error, FileFormatError):
             raise
         reason = str(error).partition("\n")[0]
-        raise FileFormatError(f"{path} cannot be read as a table: {reason}. Give a CSV file with column names.") \
-            from error
+        raise FileFormatError(
+            f"{path} cannot be read as a table: {reason}. Give a CSV file with column names."
+        ) from error
     return (frame, notes) if separator == "," else (_with_decimal_commas(path, frame, notes), notes)
 
 
@@ -271,8 +275,9 @@ def _decoded(path: Path, notes: list[str]) -> str:
                 data = file.read()
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise FileFormatError(f"{path} cannot be read as a table: {reason}. Give a CSV file with column names.") \
-            from error
+        raise FileFormatError(
+            f"{path} cannot be read as a table: {reason}. Give a CSV file with column names."
+        ) from error
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), None)
     try:
         try:
@@ -284,12 +289,16 @@ def _decoded(path: Path, notes: list[str]) -> str:
             notes.append("the file is not UTF-8 and was read as Windows-1252")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise FileFormatError(f"{path} cannot be read as a table: line {line} is not text in {error.encoding} "
-                              f"({error.reason}). Save the file as UTF-8.") from error  # fmt: skip
+        raise FileFormatError(
+            f"{path} cannot be read as a table: line {line} is not text in {error.encoding} "
+            f"({error.reason}). Save the file as UTF-8."
+        ) from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise FileFormatError(f"{path} cannot be read as a table: line {line} has a zero byte, as in UTF-16 without a "
-                              "byte-order mark or in a file that is no text. Save the file as UTF-8.")  # fmt: skip
+        raise FileFormatError(
+            f"{path} cannot be read as a table: line {line} has a zero byte, as in UTF-16 without a "
+            "byte-order mark or in a file that is no text. Save the file as UTF-8."
+        )
     return text
 
 
@@ -328,8 +337,11 @@ def _with_decimal_commas(path: Path, frame: Any, notes: list[str]) -> Any:
     words = {name: column for name, column in frame.items() if column.dtype.kind == "O"}
     cells = {name: column.dropna().astype(str).str.strip() for name, column in words.items()}
     with_comma = {name: values[values.str.contains(",", regex=False)] for name, values in cells.items()}
-    with_comma = {name: values for name, values in with_comma.items()
-                  if len(values) and all(map(_WITH_COMMA.fullmatch, cells[name]))}  # fmt: skip
+    with_comma = {
+        name: values
+        for name, values in with_comma.items()
+        if len(values) and all(map(_WITH_COMMA.fullmatch, cells[name]))
+    }
     if not with_comma:
         return frame
     names = ", ".join(map(str, with_comma))

@@ -39,8 +39,10 @@ def ring_covariance(d: int, xi: float) -> Tensor:
     """
     _check_ring("ring_covariance", d)
     if not (math.isfinite(xi) and xi > 0):
-        raise OptionError(f"NLGP: xi={xi}, expected a positive correlation length. For nearly independent inputs pass "
-                          "a small one, such as 0.1.")
+        raise OptionError(
+            f"NLGP: xi={xi}, expected a positive correlation length. For nearly independent inputs pass "
+            "a small one, such as 0.1."
+        )
     k = torch.arange(d, dtype=torch.float64)
     return _circulant(torch.exp(-((torch.minimum(k, d - k) / xi) ** 2)))
 
@@ -131,8 +133,9 @@ class NLGP:
         _check_labels("NLGP", self.labels)
         if len(self.xi) != 2:
             raise OptionError(f"NLGP: xi={self.xi}, expected two correlation lengths (ξ₁ of label 1, ξ₂ of the other).")
-        roots = [_circulant(torch.fft.ifft(_clipped_spectrum(self.d, xi, self.convention)[0].sqrt()).real)
-                 for xi in self.xi]
+        roots = [
+            _circulant(torch.fft.ifft(_clipped_spectrum(self.d, xi, self.convention)[0].sqrt()).real) for xi in self.xi
+        ]
         object.__setattr__(self, "_roots", torch.stack(roots).to(self.dtype))
 
     def covariance(self, label: int) -> Tensor:
@@ -161,8 +164,15 @@ class NLGP:
 
 
 def nlgp(
-    n: int = 1000, d: int = 40, xi: tuple[float, float] = (3.0, 1.0), gain: float = 3.0,
-    convention: Convention = "lufkin", labels: Labels = "01", *, n_test: int = 0, seed: int = 0,
+    n: int = 1000,
+    d: int = 40,
+    xi: tuple[float, float] = (3.0, 1.0),
+    gain: float = 3.0,
+    convention: Convention = "lufkin",
+    labels: Labels = "01",
+    *,
+    n_test: int = 0,
+    seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> DataSet:
     """A fixed sample of `NLGP`, as a DataSet; experiments that train on fresh batches use `NLGP.sample`.
@@ -173,8 +183,15 @@ def nlgp(
     [-1.0, 1.0]
     """
     sampler = NLGP(d, tuple(xi), gain, convention, labels, dtype)  # type: ignore[arg-type]
-    info = {"d": d, "xi1": sampler.xi[0], "xi2": sampler.xi[1], "gain": gain, "convention": convention,
-            "labels": labels, "seed": seed}
+    info = {
+        "d": d,
+        "xi1": sampler.xi[0],
+        "xi2": sampler.xi[1],
+        "gain": gain,
+        "convention": convention,
+        "labels": labels,
+        "seed": seed,
+    }
     return _fixed("nlgp", sampler, n, n_test, seed, info)
 
 
@@ -240,8 +257,10 @@ class SinglePulse:
         if not found or found[0] < 1:
             what = "holds length 0" if found else "holds no length"
             shown = f"{self.interval[0]}{xi[0]}, {xi[1]}{self.interval[1]}"
-            raise OptionError(f"SinglePulse: interval {shown} of d={self.d} {what} (edges "
-                              f"{lo} and {hi}). Widen it, or take another interval= convention.")
+            raise OptionError(
+                f"SinglePulse: interval {shown} of d={self.d} {what} (edges "
+                f"{lo} and {hi}). Widen it, or take another interval= convention."
+            )
         return found
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
@@ -310,9 +329,18 @@ class SinglePulse:
 
 
 def single_pulse(
-    n: int = 1000, d: int = 40, xi1: tuple[float, float] = (0.25, 0.275), xi2: tuple[float, float] = (0.05, 0.075),
-    *, interval: Interval = "(]", support: tuple[float, float] = (0.0, 1.0), flip: bool = True, labels: Labels = "01",
-    n_test: int = 0, seed: int = 0, dtype: torch.dtype = torch.float32,
+    n: int = 1000,
+    d: int = 40,
+    xi1: tuple[float, float] = (0.25, 0.275),
+    xi2: tuple[float, float] = (0.05, 0.075),
+    *,
+    interval: Interval = "(]",
+    support: tuple[float, float] = (0.0, 1.0),
+    flip: bool = True,
+    labels: Labels = "01",
+    n_test: int = 0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> DataSet:
     """A fixed sample of `SinglePulse`, as a DataSet.
 
@@ -323,8 +351,16 @@ def single_pulse(
     [3.0, 11.0]
     """
     sampler = SinglePulse(d, tuple(xi1), tuple(xi2), interval, tuple(support), flip, labels, dtype)  # type: ignore[arg-type]
-    info = {"d": d, "lengths1": str(sampler.lengths(1)), "lengths2": str(sampler.lengths(0)), "interval": interval,
-            "support": str(tuple(support)), "flip": flip, "labels": labels, "seed": seed}
+    info = {
+        "d": d,
+        "lengths1": str(sampler.lengths(1)),
+        "lengths2": str(sampler.lengths(0)),
+        "interval": interval,
+        "support": str(tuple(support)),
+        "flip": flip,
+        "labels": labels,
+        "seed": seed,
+    }
     return _fixed("single_pulse", sampler, n, n_test, seed, info)
 
 
@@ -368,8 +404,9 @@ def _check_nlgp(d: int, gain: float, convention: str) -> tuple[float, float]:
     if convention not in _CONVENTIONS:
         raise unknown_name("NLGP convention", convention, _CONVENTIONS)
     if not (math.isfinite(gain) and gain > 0):
-        raise OptionError(f"NLGP: gain={gain}, expected a positive number. For Gaussian inputs pass a small one, "
-                          "such as 0.01.")
+        raise OptionError(
+            f"NLGP: gain={gain}, expected a positive number. For Gaussian inputs pass a small one, such as 0.01."
+        )
     return _CONVENTIONS[convention]
 
 

@@ -10,6 +10,14 @@ from pathlens.estimators.halfspaces import HalfSpaceModel, predict_from_export
 from pathlens.estimators.kernel import PathKernelClassifier, PathKernelRegressor
 
 __all__ = [
-    "Counterfactual", "DLGNClassifier", "DLGNRegressor", "Explanation", "HalfSpaceModel", "PathKernelClassifier",
-    "PathKernelRegressor", "Rule", "Rules", "predict_from_export",
-]  # fmt: skip
+    "Counterfactual",
+    "DLGNClassifier",
+    "DLGNRegressor",
+    "Explanation",
+    "HalfSpaceModel",
+    "PathKernelClassifier",
+    "PathKernelRegressor",
+    "Rule",
+    "Rules",
+    "predict_from_export",
+]

@@ -92,9 +92,11 @@ class Counterfactual:
         """Each change as a bar in standard deviations, with its values from and to; returns matplotlib axes."""
         changes, texts, scale = self.changes, self.printed, dict(zip(self.names, self.spread))
         ax = axes(ax, "drawing a counterfactual", (8.0, 0.45 * len(changes) + 1.5))
-        ax.barh([f"{name}: {' → '.join(texts[name])}" for name in reversed(changes)],
-                [(new - old) / scale[name] for name, (old, new) in reversed(changes.items())],
-                color="0.45")  # fmt: skip
+        ax.barh(
+            [f"{name}: {' → '.join(texts[name])}" for name in reversed(changes)],
+            [(new - old) / scale[name] for name, (old, new) in reversed(changes.items())],
+            color="0.45",
+        )
         ax.axvline(0, color="black", linewidth=0.8)
         ax.set(xlabel="change in standard deviations", title=self._what)
         return ax
@@ -103,8 +105,10 @@ class Counterfactual:
         proved = "none is nearer" if self.nearest else f"none is nearer than {self.at_least:.3g}"
         added = self.distance - self.unrounded
         rounding = f" ({added:.1g} by rounding)" if added > _TOLERANCE else ""
-        lines = [f"{self._what} with {len(self.changes)} of {len(self.names)} features changed; "
-                 f"distance {self.distance:.3g}{rounding} standard deviations, {proved}"]  # fmt: skip
+        lines = [
+            f"{self._what} with {len(self.changes)} of {len(self.names)} features changed; "
+            f"distance {self.distance:.3g}{rounding} standard deviations, {proved}"
+        ]
         width = max((len(name) for name in self.changes), default=0)
         lines += [f"  {name:<{width}}  {old} → {new}" for name, (old, new) in self.printed.items()]
         return "\n".join(lines)
@@ -126,8 +130,9 @@ def _as_text(value: float, other: float) -> str:
     ('0.333333', '2020.371')
     """
     texts = (f"{value:.{digits}g}" for digits in range(6, 18))
-    return next((text for text in texts if (float(text) < other) == (value < other) and float(text) != other),
-                _in_full(value))  # fmt: skip
+    return next(
+        (text for text in texts if (float(text) < other) == (value < other) and float(text) != other), _in_full(value)
+    )
 
 
 @dataclass(frozen=True)
@@ -179,9 +184,13 @@ class Room:
 
     @classmethod
     def of(
-        cls, row: np.ndarray, spread: np.ndarray, within: np.ndarray | None, keep: Sequence[int],
+        cls,
+        row: np.ndarray,
+        spread: np.ndarray,
+        within: np.ndarray | None,
+        keep: Sequence[int],
         whole: Sequence[int] | None,
-    ) -> Room:  # fmt: skip
+    ) -> Room:
         """Ranges, whole numbers and groups as the rows `within` have them; `whole` are indices, or None to look."""
         if within is None:
             lowest, highest = np.full(len(row), -np.inf), np.full(len(row), np.inf)
@@ -328,8 +337,17 @@ class Search:
         bounds = np.stack([*self.bounds()], axis=1)
         cost, integrality = np.repeat([1.0, 0.0], [2 * k, w]), np.repeat([0, 1], [2 * k, w])
         for inside in _INSIDE:
-            solved = linprog(cost, A, -right[moved] - inside, equal, values, bounds, "highs", integrality=integrality,
-                             options={"time_limit": _left(until)})  # fmt: skip
+            solved = linprog(
+                cost,
+                A,
+                -right[moved] - inside,
+                equal,
+                values,
+                bounds,
+                "highs",
+                integrality=integrality,
+                options={"time_limit": _left(until)},
+            )
             self.unsure |= solved.status not in (0, 2)  # anything but solved, or proved empty
             if solved.x is None or solved.status not in (0, 1):
                 return None
@@ -448,8 +466,16 @@ class Search:
         if not there.any() or time.monotonic() > until:
             return None
         most = np.where(sign > 0, self.up[some], -self.down[some])
-        solved = linprog(np.ones(len(some)), -A[there], (left @ fixed - right)[there], None, None,
-                         np.stack([0 * most, most], axis=1), "highs", options={"time_limit": _left(until)})  # fmt: skip
+        solved = linprog(
+            np.ones(len(some)),
+            -A[there],
+            (left @ fixed - right)[there],
+            None,
+            None,
+            np.stack([0 * most, most], axis=1),
+            "highs",
+            options={"time_limit": _left(until)},
+        )
         if solved.status != 0:
             return None
         fixed[some] = sign * solved.x
@@ -573,8 +599,13 @@ class _Program:
         """scipy's result; HiGHS does the work."""
         sides = np.concatenate(self.least), np.concatenate(self.most)
         constraint = LinearConstraint(csr_array(np.concatenate(self.rows)), *sides)
-        return milp(self.cost, integrality=self.integers, bounds=Bounds(self.lower, self.upper), constraints=constraint,
-                    options={"time_limit": seconds, "mip_rel_gap": _GAP / 2})  # fmt: skip
+        return milp(
+            self.cost,
+            integrality=self.integers,
+            bounds=Bounds(self.lower, self.upper),
+            constraints=constraint,
+            options={"time_limit": seconds, "mip_rel_gap": _GAP / 2},
+        )
 
     def bits(self, x: np.ndarray) -> list[np.ndarray]:
         """The cell that a solution says it lies in."""
@@ -620,9 +651,15 @@ def find_nearest(search: Search, rows: np.ndarray | None, seconds: float) -> Non
 
 
 def counterfactual(
-    model: HalfSpaceModel, row: np.ndarray, goal: Goal, what: str, within: np.ndarray | None, keep: Sequence[int],
-    whole: Sequence[int] | None, seconds: float,
-) -> tuple[np.ndarray, float, float, float]:  # fmt: skip
+    model: HalfSpaceModel,
+    row: np.ndarray,
+    goal: Goal,
+    what: str,
+    within: np.ndarray | None,
+    keep: Sequence[int],
+    whole: Sequence[int] | None,
+    seconds: float,
+) -> tuple[np.ndarray, float, float, float]:
     """The nearest row with outputs as the goal has them; `what` describes what it would be predicted.
 
     Returns
@@ -638,10 +675,13 @@ def counterfactual(
     if search.found is None:
         where = "the ranges of `within`" if within is not None else f"{FAR:g} standard deviations"
         if search.at_least >= search.farthest:
-            raise RegionError(f"counterfactual: within {where}{' and with what is kept' if keep else ''} no row is "
-                              f"predicted {what}.")  # fmt: skip
-        raise RegionError(f"counterfactual: found no row that is predicted {what} in {seconds:g} s (none is nearer "
-                          f"than {search.at_least:.3g} standard deviations). Give more `seconds`, or training rows as "
-                          "`within` to start from.")  # fmt: skip
+            raise RegionError(
+                f"counterfactual: within {where}{' and with what is kept' if keep else ''} no row is predicted {what}."
+            )
+        raise RegionError(
+            f"counterfactual: found no row that is predicted {what} in {seconds:g} s (none is nearer "
+            f"than {search.at_least:.3g} standard deviations). Give more `seconds`, or training rows as "
+            "`within` to start from."
+        )
     point, distance = search.rounded(time.monotonic() + _POLISHING)
     return point, distance, search.at_least, min(search.distance, distance)

@@ -122,8 +122,9 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
 
     def _split(self, X: np.ndarray, Y: np.ndarray, weights: np.ndarray, classes: int | None, seed: int) -> Any:
         if not (isinstance(self.validation_fraction, Real) and 0 < self.validation_fraction < 1):
-            raise OptionError(f"{type(self).__name__}: validation_fraction must be between 0 and 1, got "
-                              f"{self.validation_fraction!r}.")  # fmt: skip
+            raise OptionError(
+                f"{type(self).__name__}: validation_fraction must be between 0 and 1, got {self.validation_fraction!r}."
+            )
         held = max(1, round(len(X) * self.validation_fraction))
         if held >= len(X):
             raise EmptyDataError(
@@ -214,9 +215,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         """The most important half-spaces as rows of a picture, features as columns; returns matplotlib axes."""
         return plot_rules(self.rules(top=top), self.model_.spread, self._names(), ax)
 
-    def plot_explanation(
-        self, x: Any, *, k: int = 8, layer: int | None = None, of: Any = None, ax: Any = None
-    ) -> Any:
+    def plot_explanation(self, x: Any, *, k: int = 8, layer: int | None = None, of: Any = None, ax: Any = None) -> Any:
         """The largest contributions to the prediction of one row, x of shape (d,) or (1, d); returns the axes.
 
         `layer` and `of` are those of `explain`.
@@ -246,9 +245,18 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         return Counterfactual(row[0], point, before, after, *told, tuple(names), self.model_.spread)
 
     def report(
-        self, X: Any, y: Any, out: str | Path, *, within: Any = None, top: int = 12, seconds: float = 5.0,
-        title: str = "", note: str = "", others: Sequence[Mapping[str, Any]] = (),
-    ) -> Path:  # fmt: skip
+        self,
+        X: Any,
+        y: Any,
+        out: str | Path,
+        *,
+        within: Any = None,
+        top: int = 12,
+        seconds: float = 5.0,
+        title: str = "",
+        note: str = "",
+        others: Sequence[Mapping[str, Any]] = (),
+    ) -> Path:
         """Write a page about the model, judged and explained on rows that it has not seen; returns its path.
 
         It has the score beside that of the simplest guess, what the model looks at, its most important half-spaces, and
@@ -279,10 +287,14 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         model = self.model_
         return {
-            "normals": list(model.normals), "offsets": list(model.offsets), "weights": list(model.weights),
-            "biases": list(model.biases), "feature_names": self._names(), "classes": getattr(self, "classes_", None),
+            "normals": list(model.normals),
+            "offsets": list(model.offsets),
+            "weights": list(model.weights),
+            "biases": list(model.biases),
+            "feature_names": self._names(),
+            "classes": getattr(self, "classes_", None),
             "one_target": getattr(self, "_one_target", True),
-        }  # fmt: skip
+        }
 
     def network(self) -> GatedNetwork:
         """The same function as a hard-gated float64 network on raw inputs, for `pl.record`, kernels, paths, regions.
@@ -400,11 +412,21 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         verbose: bool = False,
     ) -> None:
         super().__init__(
-            hidden, piecewise_constant=piecewise_constant, epochs=epochs, batch_size=batch_size,
-            learning_rate=learning_rate, weight_decay=weight_decay, beta=beta, hardening=hardening,
-            n_restarts=n_restarts, early_stopping=early_stopping, validation_fraction=validation_fraction,
-            patience=patience, random_state=random_state, verbose=verbose,
-        )  # fmt: skip
+            hidden,
+            piecewise_constant=piecewise_constant,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            beta=beta,
+            hardening=hardening,
+            n_restarts=n_restarts,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            patience=patience,
+            random_state=random_state,
+            verbose=verbose,
+        )
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNClassifier:
@@ -431,9 +453,16 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         return self.classes_[(f[:, 0] > 0).astype(int) if f.shape[1] == 1 else f.argmax(axis=1)]
 
     def counterfactual(
-        self, x: Any, target: Any = None, *, within: Any = None, keep: Any = (), whole: Any = "auto",
-        margin: float = 0.0, seconds: float = 10.0,
-    ) -> Counterfactual:  # fmt: skip
+        self,
+        x: Any,
+        target: Any = None,
+        *,
+        within: Any = None,
+        keep: Any = (),
+        whole: Any = "auto",
+        margin: float = 0.0,
+        seconds: float = 10.0,
+    ) -> Counterfactual:
         """The smallest change of a row that gives it another class, and a proof of how small it could be.
 
         Distances are Σ_j |change of feature j| / (its standard deviation in training), so that few features change.
@@ -569,9 +598,17 @@ early_stopping, validation_fraction, patience, random_state, verbose
         return f[:, 0] if self._one_target else f
 
     def counterfactual(
-        self, x: Any, *, at_least: float | None = None, at_most: float | None = None, within: Any = None,
-        keep: Any = (), whole: Any = "auto", margin: float = 0.0, seconds: float = 10.0,
-    ) -> Counterfactual:  # fmt: skip
+        self,
+        x: Any,
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        within: Any = None,
+        keep: Any = (),
+        whole: Any = "auto",
+        margin: float = 0.0,
+        seconds: float = 10.0,
+    ) -> Counterfactual:
         """The smallest change of a row that brings its prediction to a value, for models of one target.
 
         Parameters

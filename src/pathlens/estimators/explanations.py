@@ -55,8 +55,9 @@ class Rule:
         """Which rows lie inside, bool (n,)."""
         labels = X.columns if hasattr(X, "columns") else X.index if hasattr(X, "to_frame") else self.names  # of a row
         if self.names and tuple(map(str, labels)) != self.names:
-            raise ShapeError("Rule: the columns of the table are not those of the fit in their order. Give "
-                             "X[list(rule.names)].")  # fmt: skip
+            raise ShapeError(
+                "Rule: the columns of the table are not those of the fit in their order. Give X[list(rule.names)]."
+            )
         rows = np.asarray(X, dtype=np.float64)
         if rows.shape[-1:] != self.normal.shape:
             raise ShapeError(f"Rule: expected rows of {len(self.normal)} features, got shape {rows.shape}.")
@@ -84,8 +85,11 @@ class Rules:
         return iter(self.rules)
 
     def __repr__(self) -> str:
-        lines = [f"{len(self)} half-spaces, most important first; coefficients rounded to {self.digits} digits "
-                 "(rule.normal and rule.offset are exact)", " importance   open  gate   half-space"]  # fmt: skip
+        lines = [
+            f"{len(self)} half-spaces, most important first; coefficients rounded to {self.digits} digits "
+            "(rule.normal and rule.offset are exact)",
+            " importance   open  gate   half-space",
+        ]
         for r in self.rules:
             share = f"{100 * r.importance / self.total:.1f} %"
             lines.append(f"{share:>11} {100 * r.open_share:>4.0f} %  {r.layer}.{r.unit:<4} {r.text}")
@@ -100,13 +104,20 @@ def rules_of(
         if value is not None and not (isinstance(value, Integral) and value >= 1):
             raise OptionError(f"rules: {name} must be a whole number of at least 1, got {value!r}.")
     found = [
-        Rule(layer + 1, unit, model.normals[layer][unit], float(model.offsets[layer][unit]),
-             float(model.importances[layer][unit]), float(model.open_shares[layer][unit]),
-             rule_text(model, layer, unit, names, digits, terms), tuple(names) if named else ())
+        Rule(
+            layer + 1,
+            unit,
+            model.normals[layer][unit],
+            float(model.offsets[layer][unit]),
+            float(model.importances[layer][unit]),
+            float(model.open_shares[layer][unit]),
+            rule_text(model, layer, unit, names, digits, terms),
+            tuple(names) if named else (),
+        )
         for layer, width in enumerate(model.hidden)
         for unit in range(width)
         if 0 < model.open_shares[layer][unit] < 1
-    ]  # fmt: skip
+    ]
     found.sort(key=lambda r: (-r.importance, r.layer, r.unit))
     return Rules(tuple(found[:top]), digits, sum(r.importance for r in found) or 1.0)
 
@@ -120,9 +131,14 @@ def rule_text(
 
 
 def inequality(
-    normal: np.ndarray, offset: float, centre: np.ndarray, spread: np.ndarray, names: Sequence[str], digits: int,
+    normal: np.ndarray,
+    offset: float,
+    centre: np.ndarray,
+    spread: np.ndarray,
+    names: Sequence[str],
+    digits: int,
     terms: int | None,
-) -> str:  # fmt: skip
+) -> str:
     """`a·x + o > 0` as text: the most influential features first, the largest coefficient scaled to a power of ten.
 
     What rounding the coefficients adds at the mean of the features, the bound takes back, and it has as many digits as
@@ -247,12 +263,14 @@ class Explanation:
         ]
         if self.layer > 0 and self._unconditional > 0.5:
             earlier = "layer=1 splits it by the half-spaces of the first layer, " if self.layer > 1 else ""
-            lines.append(f"Most of it lies in half-spaces that hold every training row: {earlier}layer=0 splits it by "
-                         "features")  # fmt: skip
+            lines.append(
+                f"Most of it lies in half-spaces that hold every training row: {earlier}layer=0 splits it by features"
+            )
         for row in range(min(len(self), 3)):
             k = int(self.chosen[row])
-            lines.append(f"row {row}: {self.labels[k]} = {self.outputs[row, k]:.4g}, cancellation "
-                         f"{self.cancellation[row]:.2f}")  # fmt: skip
+            lines.append(
+                f"row {row}: {self.labels[k]} = {self.outputs[row, k]:.4g}, cancellation {self.cancellation[row]:.2f}"
+            )
             lines += [f"  {value:+.4g}  {text}" for value, text in self._bars(row, 5)]
         if len(self) > 3:
             lines.append(f"… and {len(self) - 3} more rows")
@@ -312,10 +330,16 @@ def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any =
     axes = axes_for(ax, "drawing a model", (min(2.5 + 0.35 * len(columns), 14.0), 1.6 + 0.28 * len(rules)))
     image = axes.imshow(influence, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
     few = len(columns) <= 40
-    axes.set_xticks(range(len(columns)) if few else [], [names[j] for j in columns] if few else [],
-                    rotation=60, ha="right", fontsize=8)  # fmt: skip
-    axes.set_yticks(range(len(rules)), [f"{r.layer}.{r.unit}  {100 * r.importance / rules.total:.0f} %" for r in rules],
-                    fontsize=8)  # fmt: skip
+    axes.set_xticks(
+        range(len(columns)) if few else [],
+        [names[j] for j in columns] if few else [],
+        rotation=60,
+        ha="right",
+        fontsize=8,
+    )
+    axes.set_yticks(
+        range(len(rules)), [f"{r.layer}.{r.unit}  {100 * r.importance / rules.total:.0f} %" for r in rules], fontsize=8
+    )
     axes.set_ylabel("gate and its share of all importance")
     axes.set_title("half-spaces: normal × spread of the feature, largest = 1", fontsize=10)
     axes.figure.colorbar(image, ax=axes, shrink=0.8)

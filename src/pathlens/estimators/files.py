@@ -23,8 +23,10 @@ def save_estimator(estimator: Any, path: str | Path) -> None:
     name = type(estimator).__name__
     parameters = estimator.get_params()
     if not (parameters["random_state"] is None or isinstance(parameters["random_state"], Integral)):
-        raise OptionError(f"{name}.save: random_state is a {type(parameters['random_state']).__name__}, which a file "
-                          "cannot hold. Use an int: estimator.set_params(random_state=0).")  # fmt: skip
+        raise OptionError(
+            f"{name}.save: random_state is a {type(parameters['random_state']).__name__}, which a file "
+            "cannot hold. Use an int: estimator.set_params(random_state=0)."
+        )
     meta: dict[str, Any] = {"class": name, "parameters": {k: _plain(v) for k, v in parameters.items()}}
     meta["fitted"] = {k: _plain(getattr(estimator, k)) for k in _SCALARS if hasattr(estimator, k)}
     if hasattr(estimator, "feature_names_in_"):

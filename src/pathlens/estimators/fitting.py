@@ -96,9 +96,13 @@ def fit(
 
     data = tensors(X, Y)
     options: dict[str, Any] = {
-        "optimizer": "adamw", "batch_size": recipe.batch_size, "weight_decay": recipe.weight_decay,
-        "schedule": "cosine", "evaluate": "running", "progress": recipe.verbose,
-    }  # fmt: skip
+        "optimizer": "adamw",
+        "batch_size": recipe.batch_size,
+        "weight_decay": recipe.weight_decay,
+        "schedule": "cosine",
+        "evaluate": "running",
+        "progress": recipe.verbose,
+    }
     loss = F.mse_loss if classes is None else F.cross_entropy  # of labels, and of probabilities
     steps = -(-len(X) // (recipe.batch_size or len(X)))
     watch: dict[str, Any] = {}
@@ -107,8 +111,15 @@ def fit(
         watch = {"validation": (*tensors(x, y), torch.from_numpy(w)), "patience": recipe.patience}
     seeds = [recipe.seed + i for i in range(recipe.restarts)]
     with ONE_AT_A_TIME:
-        net = dlgn(X.shape[1], recipe.hidden, outputs, beta=recipe.beta[0], bias=True,
-                   piecewise_constant=recipe.piecewise_constant, seed=recipe.seed).double()  # fmt: skip
+        net = dlgn(
+            X.shape[1],
+            recipe.hidden,
+            outputs,
+            beta=recipe.beta[0],
+            bias=True,
+            piecewise_constant=recipe.piecewise_constant,
+            seed=recipe.seed,
+        ).double()
 
         def phase(networks: Any, epochs: int, targets: torch.Tensor, rows: Any = slice(None), **how: Any) -> Runs:
             w = None if np.ptp(weights[rows]) == 0 else torch.tensor(weights[rows])
@@ -124,9 +135,17 @@ def fit(
             missed, fold = np.zeros(len(recipe.decays)), _folds(Y, classes, recipe.seed)
             for split in range(recipe.splits):
                 kept, held = np.flatnonzero(fold != split), np.flatnonzero(fold == split)
-                tried = phase(net, recipe.epochs, data[1], kept, lr=recipe.learning_rate, seeds=seeds[:1],
-                              settings=[{"weight_decay": decay} for decay in recipe.decays], label="weight decays",
-                              beta=sharpen if sharp else None)  # fmt: skip
+                tried = phase(
+                    net,
+                    recipe.epochs,
+                    data[1],
+                    kept,
+                    lr=recipe.learning_rate,
+                    seeds=seeds[:1],
+                    settings=[{"weight_decay": decay} for decay in recipe.decays],
+                    label="weight decays",
+                    beta=sharpen if sharp else None,
+                )
                 for i, one in enumerate(tried.networks):
                     missed[i] += weights[held] @ _squared_errors(one, data[0][held], data[1][held], classes)
             options["weight_decay"] = recipe.decays[int(np.argmin(np.nan_to_num(missed, nan=np.inf)))]
@@ -158,11 +177,30 @@ def fit(
         soft_losses = [_weighted_loss(n, data, share, loss) for n in first.networks]
         targets = data[1] if kind == "anneal" else _mean_prediction(first.networks, data[0], classes)
         if kind == "follow":  # nothing is watched: on the way from soft to hard gates it is the last epoch that counts
-            phases.append(phase(first.networks, max(1, recipe.epochs // 2), targets, lr=recipe.learning_rate / 2,
-                                seed=recipe.seed, beta=sharpen, label="hardening"))  # fmt: skip
+            phases.append(
+                phase(
+                    first.networks,
+                    max(1, recipe.epochs // 2),
+                    targets,
+                    lr=recipe.learning_rate / 2,
+                    seed=recipe.seed,
+                    beta=sharpen,
+                    label="hardening",
+                )
+            )
         hardened = [n.with_gate("hard") for n in phases[-1].networks if isinstance(n, GatedNetwork)]
-        phases.append(phase(hardened, max(1, recipe.epochs // 10), targets, lr=recipe.learning_rate / 2,
-                            seed=recipe.seed, trained="values", label="values on hard gates", **watch))  # fmt: skip
+        phases.append(
+            phase(
+                hardened,
+                max(1, recipe.epochs // 10),
+                targets,
+                lr=recipe.learning_rate / 2,
+                seed=recipe.seed,
+                trained="values",
+                label="values on hard gates",
+                **watch,
+            )
+        )
         final = phases[-1]
         losses = [_weighted_loss(n, data, share, loss) for n in final.networks]
         best = int(np.argmin(losses if validation is None else [min(t.history["validation"]) for t in final]))
@@ -247,6 +285,13 @@ def written_down(net: GatedNetwork, scale_x: Scale, scale_y: Scale | None, class
     empty = tuple(np.zeros(len(o)) for o in offsets)
     groups = np.arange(len(offsets[-1]))
     return HalfSpaceModel(
-        tuple(normals), tuple(offsets), tuple(weights), tuple(biases), empty, empty, groups, scale_x.spread,
+        tuple(normals),
+        tuple(offsets),
+        tuple(weights),
+        tuple(biases),
+        empty,
+        empty,
+        groups,
+        scale_x.spread,
         scale_x.centre,
-    )  # fmt: skip
+    )

@@ -95,19 +95,25 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
     X, y = frame.drop(columns=target).apply(_plain), frame[target]
     seed = options.get("random_state", 0)
     if len(frame) < 8 or (classes and y.nunique() < 2):
-        raise EmptyDataError(f"{len(frame)} rows with {y.nunique()} values of {target!r} are too few to fit and to "
-                             "judge a model by. Give at least 8 rows, and two classes.")  # fmt: skip
+        raise EmptyDataError(
+            f"{len(frame)} rows with {y.nunique()} values of {target!r} are too few to fit and to "
+            "judge a model by. Give at least 8 rows, and two classes."
+        )
     size = max(round(held_out * len(y)), y.nunique() if classes else 1)
     if size > len(y) - (y.nunique() if classes else 1):
-        raise EmptyDataError(f"{len(y)} rows cannot be split: a share of {held_out:g} is held out, and both parts need "
-                             "rows of every class. Give more rows, or another share.")  # fmt: skip
+        raise EmptyDataError(
+            f"{len(y)} rows cannot be split: a share of {held_out:g} is held out, and both parts need "
+            "rows of every class. Give more rows, or another share."
+        )
     shares = y if classes else None
     train, test, y_train, y_test = train_test_split(X, y, test_size=size, random_state=seed, stratify=shares)
     encode, told = _encoder(train)
     train, test = encode.fit_transform(train), encode.transform(test)
     model = (DLGNClassifier if classes else DLGNRegressor)(**options).fit(train, y_train)
-    others = [{"what": what, "score": float(peer.fit(train, y_train).score(test, y_test))}
-              for what, peer in _peers(classes, seed)]  # fmt: skip
+    others = [
+        {"what": what, "score": float(peer.fit(train, y_train).score(test, y_test))}
+        for what, peer in _peers(classes, seed)
+    ]
     return FittedTable(model, train, test, y_test, others, notes + told)
 
 
@@ -118,9 +124,11 @@ def refuse_infinite(frame: Any) -> None:
             continue
         found = np.flatnonzero(np.isinf(np.asarray(column, dtype=np.float64)))
         if len(found):
-            raise NotFiniteError(f"Column {str(name)!r} holds {column.iloc[found[0]]} in row {found[0] + 1} (counted "
-                                 f"from 1, without the header), {len(found)} infinite in all; expected finite numbers. "
-                                 "Correct the value, leave the cell empty, or drop the column.")  # fmt: skip
+            raise NotFiniteError(
+                f"Column {str(name)!r} holds {column.iloc[found[0]]} in row {found[0] + 1} (counted "
+                f"from 1, without the header), {len(found)} infinite in all; expected finite numbers. "
+                "Correct the value, leave the cell empty, or drop the column."
+            )
 
 
 def _classes(y: Any) -> bool:
@@ -154,17 +162,24 @@ def _encoder(frame: Any) -> tuple[Any, list[str]]:
         else:
             left_out.append(str(name))
     if not numeric and not words:
-        raise DTypeError(f"No column of the table can be read: {', '.join(left_out[:5])} hold one value, dates, or "
-                         f"words with more than {_CATEGORIES} values.")  # fmt: skip
+        raise DTypeError(
+            f"No column of the table can be read: {', '.join(left_out[:5])} hold one value, dates, or "
+            f"words with more than {_CATEGORIES} values."
+        )
     notes = []
     if left_out:
-        notes.append(f"columns of one value, dates, or words with more than {_CATEGORIES} values left out: "
-                     f"{', '.join(left_out)}")  # fmt: skip
+        notes.append(
+            f"columns of one value, dates, or words with more than {_CATEGORIES} values left out: {', '.join(left_out)}"
+        )
     missing = [str(name) for name in numeric if frame[name].isna().any()]
     if missing:
         notes.append(f"missing numbers are the median: {', '.join(missing)}")
-    one_hot = OneHotEncoder(sparse_output=False, handle_unknown="ignore", dtype=np.float64,
-                            feature_name_combiner=lambda name, value: f"{name}={value}")  # fmt: skip
+    one_hot = OneHotEncoder(
+        sparse_output=False,
+        handle_unknown="ignore",
+        dtype=np.float64,
+        feature_name_combiner=lambda name, value: f"{name}={value}",
+    )
     encode = make_column_transformer(
         (SimpleImputer(strategy="median"), numeric),
         (one_hot, words),

@@ -52,15 +52,14 @@ class _BasePathKernel(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(
-        self, X: np.ndarray, Y: np.ndarray, targets: np.ndarray, weights: np.ndarray, classes: int | None
-    ) -> Self:
+    def _fit(self, X: np.ndarray, Y: np.ndarray, targets: np.ndarray, weights: np.ndarray, classes: int | None) -> Self:
         """Fit targets (n, c) on rows of positive weight; Y holds what a network of our own is trained on."""
         if self.kernel not in _KERNELS:
             raise unknown_name("kernel", self.kernel, _KERNELS)
         if self.ridge != "auto" and not (isinstance(self.ridge, Real) and 0 <= float(self.ridge) < np.inf):
-            raise OptionError(f"{type(self).__name__}: ridge must be 'auto' or a number that is not negative, got "
-                              f"{self.ridge!r}.")  # fmt: skip
+            raise OptionError(
+                f"{type(self).__name__}: ridge must be 'auto' or a number that is not negative, got {self.ridge!r}."
+            )
         share = weights / weights.sum()
         self._scale = Scale.of(X, share) if self.network is None else Scale(np.zeros(X.shape[1]), np.ones(X.shape[1]))
         self._x = self._scale(X)
@@ -69,9 +68,17 @@ class _BasePathKernel(BaseEstimator):
         if self._own is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             recipe = resolve(
-                type(self).__name__, len(X), weights.sum(), classes, seed, hidden=self.hidden, epochs=self.epochs,
-                learning_rate=self.learning_rate, weight_decay=self.weight_decay, verbose=self.verbose,
-            )  # fmt: skip
+                type(self).__name__,
+                len(X),
+                weights.sum(),
+                classes,
+                seed,
+                hidden=self.hidden,
+                epochs=self.epochs,
+                learning_rate=self.learning_rate,
+                weight_decay=self.weight_decay,
+                verbose=self.verbose,
+            )
             self.model_ = fit(self._x, Y, weights, classes, recipe).model
         self._mean = share @ targets
         K, each = self._kernel(self._x), float(weights.mean())
@@ -154,9 +161,16 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
         verbose: bool = False,
     ) -> None:
         super().__init__(
-            kernel, network=network, ridge=ridge, hidden=hidden, epochs=epochs, learning_rate=learning_rate,
-            weight_decay=weight_decay, random_state=random_state, verbose=verbose,
-        )  # fmt: skip
+            kernel,
+            network=network,
+            ridge=ridge,
+            hidden=hidden,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            random_state=random_state,
+            verbose=verbose,
+        )
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PathKernelClassifier:

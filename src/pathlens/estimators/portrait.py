@@ -30,12 +30,16 @@ def portrait(model: Any, X: Any, y: Any, within: Any, top: int, seconds: float) 
     at = np.arange(len(rows))
     by_feature = told.contributions[at, told.chosen]  # (n, d)
     document: dict[str, Any] = {
-        "format": MODEL_FORMAT, "version": 1, "estimator": type(model).__name__, "rows": len(rows),
+        "format": MODEL_FORMAT,
+        "version": 1,
+        "estimator": type(model).__name__,
+        "rows": len(rows),
         "features": model.n_features_in_,
         "output": told.labels[0] if len(told.labels) == 1 else "logit of the predicted class",
-        "half_spaces": sum(model.model_.hidden), "in_use": model.model_.in_use,
+        "half_spaces": sum(model.model_.hidden),
+        "in_use": model.model_.in_use,
         "error": max(told.fidelity, model.explain(X).fidelity),
-    }  # fmt: skip
+    }
     if classes is None:
         document |= _regression(truth.astype(float), predicted)
         chosen = _regression_rows(truth.astype(float), predicted)
@@ -47,9 +51,14 @@ def portrait(model: Any, X: Any, y: Any, within: Any, top: int, seconds: float) 
     names = model._names()
     document["influence"] = [{"feature": names[j], "mean": float(influence[j])} for j in order]
     document["rules"] = [
-        {"text": rule.text, "share": rule.importance / rules.total, "open": rule.open_share,
-         "gate": f"{rule.layer}.{rule.unit}"} for rule in rules
-    ]  # fmt: skip
+        {
+            "text": rule.text,
+            "share": rule.importance / rules.total,
+            "open": rule.open_share,
+            "gate": f"{rule.layer}.{rule.unit}",
+        }
+        for rule in rules
+    ]
     document["examples"] = []
     with Meter("counterfactuals", len(chosen)) as meter:
         for title, row in chosen:
@@ -66,12 +75,15 @@ def _classification(model: Any, X: Any, truth: np.ndarray, predicted: np.ndarray
     values, counts = np.unique(truth, return_counts=True)
     commonest = counts.argmax()
     found: dict[str, Any] = {
-        "classes": labels, "measure": "accuracy", "score": float((predicted == truth).mean()),
+        "classes": labels,
+        "measure": "accuracy",
+        "score": float((predicted == truth).mean()),
         "simplest": {"what": f"always {values[commonest]}", "score": float(counts[commonest] / len(truth))},
-    }  # fmt: skip
+    }
     if len(labels) <= _CELLS:
-        found["confusion"] = [[int(((truth == a) & (predicted == b)).sum()) for b in model.classes_]
-                              for a in model.classes_]  # fmt: skip
+        found["confusion"] = [
+            [int(((truth == a) & (predicted == b)).sum()) for b in model.classes_] for a in model.classes_
+        ]
     return found
 
 
@@ -79,10 +91,12 @@ def _regression(truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
     from sklearn.metrics import r2_score
 
     return {
-        "measure": "R²", "score": float(r2_score(truth, predicted)) if len(truth) > 1 else float("nan"),
+        "measure": "R²",
+        "score": float(r2_score(truth, predicted)) if len(truth) > 1 else float("nan"),
         "simplest": {"what": "always the mean", "score": 0.0},
-        "mean_error": float(np.abs(truth - predicted).mean()), "sd": float(truth.std()),
-    }  # fmt: skip
+        "mean_error": float(np.abs(truth - predicted).mean()),
+        "sd": float(truth.std()),
+    }
 
 
 # --- rows to look at -------------------------------------------------------------------------------------------
@@ -107,9 +121,13 @@ def _classification_rows(model: Any, X: Any, truth: np.ndarray, predicted: np.nd
 
 def _regression_rows(truth: np.ndarray, predicted: np.ndarray) -> list[tuple[str, int]]:
     """The highest and the lowest prediction, and the one that is farthest off."""
-    return _once([("The highest prediction", int(predicted.argmax())),
-                  ("The lowest prediction", int(predicted.argmin())),
-                  ("The prediction that is farthest off", int(np.abs(truth - predicted).argmax()))])  # fmt: skip
+    return _once(
+        [
+            ("The highest prediction", int(predicted.argmax())),
+            ("The lowest prediction", int(predicted.argmin())),
+            ("The prediction that is farthest off", int(np.abs(truth - predicted).argmax())),
+        ]
+    )
 
 
 def _once(found: list[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -129,14 +147,26 @@ def _example(
     values = by_feature.contributions[0, out]
     order = [int(j) for j in np.argsort(-np.abs(values), kind="stable")[:8] if values[j] != 0]
     found: dict[str, Any] = {
-        "title": title, "row": row, "name": str(X.index[row] if hasattr(X, "iloc") else row),
-        "truth": _plain(truth[row]), "predicted": _plain(predicted[row]),
-        "output": by_feature.labels[out], "value": float(by_feature.outputs[0, out]),
-        "terms": [{"feature": names[j], "at": float(at[j]), "mean": float(model.model_.centre[j]),
-                   "contribution": float(values[j])} for j in order],
-        "rest": float(np.delete(values, order).sum()), "base": float(by_feature.bias[0, out]),
+        "title": title,
+        "row": row,
+        "name": str(X.index[row] if hasattr(X, "iloc") else row),
+        "truth": _plain(truth[row]),
+        "predicted": _plain(predicted[row]),
+        "output": by_feature.labels[out],
+        "value": float(by_feature.outputs[0, out]),
+        "terms": [
+            {
+                "feature": names[j],
+                "at": float(at[j]),
+                "mean": float(model.model_.centre[j]),
+                "contribution": float(values[j]),
+            }
+            for j in order
+        ],
+        "rest": float(np.delete(values, order).sum()),
+        "base": float(by_feature.bias[0, out]),
         "half_spaces": [{"text": text, "contribution": value} for value, text in by_rule.top(0, 4)],
-    }  # fmt: skip
+    }
     if hasattr(model, "classes_"):
         found["probability"] = float(model.predict_proba(x)[0].max())
     found["other"] = _other(model, x, predicted, row, within, seconds)
@@ -161,10 +191,17 @@ def _other(model: Any, x: Any, predicted: np.ndarray, row: int, within: Any, sec
 def document_of(other: Counterfactual) -> dict[str, Any]:
     """A counterfactual as plain values, with the texts that a page prints."""
     texts = other.printed
-    return {"before": _plain(other.before), "after": _plain(other.after), "distance": other.distance,
-            "at_least": other.at_least, "unrounded": other.unrounded, "nearest": bool(other.nearest),
-            "changes": [{"feature": name, "from": a, "to": b, "text": texts[name]}
-                        for name, (a, b) in other.changes.items()]}  # fmt: skip
+    return {
+        "before": _plain(other.before),
+        "after": _plain(other.after),
+        "distance": other.distance,
+        "at_least": other.at_least,
+        "unrounded": other.unrounded,
+        "nearest": bool(other.nearest),
+        "changes": [
+            {"feature": name, "from": a, "to": b, "text": texts[name]} for name, (a, b) in other.changes.items()
+        ],
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -100,12 +100,21 @@ def resolve(
     if weight_decay == "auto":  # a function of the total weight, so that weights are repetitions
         weight_decay = min(max(_DECAY[0], _DECAY[1] / total), _DECAY[2]) * max(hidden) / _WIDTH
     return Recipe(
-        hidden=tuple(int(w) for w in hidden), piecewise_constant=bool(piecewise_constant), batch_size=batch,
-        epochs=int(epochs), learning_rate=float(learning_rate), weight_decay=float(weight_decay),
-        decays=tuple(float(weight_decay) * share for share in shares), splits=min(FOLDS, -(-JUDGED * FOLDS // n)),
-        beta=(float(beta[0]), float(beta[1])), hardening=hardening, restarts=int(n_restarts),
-        patience=int(patience) if early_stopping else None, seed=seed, verbose=bool(verbose),
-    )  # fmt: skip
+        hidden=tuple(int(w) for w in hidden),
+        piecewise_constant=bool(piecewise_constant),
+        batch_size=batch,
+        epochs=int(epochs),
+        learning_rate=float(learning_rate),
+        weight_decay=float(weight_decay),
+        decays=tuple(float(weight_decay) * share for share in shares),
+        splits=min(FOLDS, -(-JUDGED * FOLDS // n)),
+        beta=(float(beta[0]), float(beta[1])),
+        hardening=hardening,
+        restarts=int(n_restarts),
+        patience=int(patience) if early_stopping else None,
+        seed=seed,
+        verbose=bool(verbose),
+    )
 
 
 def _count(value: Any) -> bool:

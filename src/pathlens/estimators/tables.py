@@ -25,18 +25,22 @@ def checked(estimator: Any, X: Any, *y: Any, **how: Any) -> Any:
     if table:
         _refuse_columns(who, X)
     elif _text(X):
-        raise DTypeError(f"{who}: X holds text, expected numbers. Text is not read as numbers: encode it, for example "
-                         "with scikit-learn's OneHotEncoder, or convert it with X.astype(float).")  # fmt: skip
+        raise DTypeError(
+            f"{who}: X holds text, expected numbers. Text is not read as numbers: encode it, for example "
+            "with scikit-learn's OneHotEncoder, or convert it with X.astype(float)."
+        )
     if how.get("y_numeric") and _text(*y):
-        raise DTypeError(f"{who}: y holds text, expected numbers. Convert it with y.astype(float), or fit a "
-                         "classifier.")  # fmt: skip
+        raise DTypeError(
+            f"{who}: y holds text, expected numbers. Convert it with y.astype(float), or fit a classifier."
+        )
     try:
         found = validate_data(estimator, X, *y, dtype=np.float64, **how)
     except (ValueError, TypeError) as error:
         if issparse(X):
-            raise DTypeError(f"{who}: X is a sparse matrix, expected a dense one. Give X.toarray(), or in a pipeline "
-                             "OneHotEncoder(sparse_output=False) or make_column_transformer(…, sparse_threshold=0)."
-                             ) from error  # fmt: skip
+            raise DTypeError(
+                f"{who}: X is a sparse matrix, expected a dense one. Give X.toarray(), or in a pipeline "
+                "OneHotEncoder(sparse_output=False) or make_column_transformer(…, sparse_threshold=0)."
+            ) from error
         raise
     if y:
         names = getattr(estimator, "feature_names_in_", None)
@@ -59,8 +63,14 @@ def within_reach(estimator: Any, X: np.ndarray, centre: np.ndarray, spread: np.n
     with np.errstate(over="ignore"):
         distance = np.where(spread == 0, 0.0, X - centre) / np.where(spread == 0, 1.0, spread)
     names = getattr(estimator, "feature_names_in_", None)
-    _refuse_large(type(estimator).__name__, names, X, distance, _FARTHEST,
-                  f"more than {_FARTHEST:g} standard deviations from the mean in training")  # fmt: skip
+    _refuse_large(
+        type(estimator).__name__,
+        names,
+        X,
+        distance,
+        _FARTHEST,
+        f"more than {_FARTHEST:g} standard deviations from the mean in training",
+    )
     return X
 
 
@@ -70,8 +80,10 @@ def _refuse_large(who: str, names: Any, values: np.ndarray, size: np.ndarray, li
     if len(found):
         row, column = found[0]
         name = column if names is None else repr(str(names[column]))
-        raise ScaleError(f"{who}: column {name} holds {values[row, column]:g} in row {row} (counted from 0), {what}; "
-                         "outputs would not fit a float64. Correct the value, or leave out the row.")  # fmt: skip
+        raise ScaleError(
+            f"{who}: column {name} holds {values[row, column]:g} in row {row} (counted from 0), {what}; "
+            "outputs would not fit a float64. Correct the value, or leave out the row."
+        )
 
 
 def _refuse_columns(who: str, X: Any) -> None:
@@ -83,9 +95,11 @@ def _refuse_columns(who: str, X: Any) -> None:
     others = f" and {len(names) - 5} more" if len(names) > 5 else ""
     like = [repr(name) for name, column in columns if _reads(column)]
     also = f" If {', '.join(like[:5])} hold quantities and no codes, convert with astype(float)." if like else ""
-    raise DTypeError(f"{who}: columns with values that are no numbers: {', '.join(names[:5])}{others}. Encode them, "
-                     "for example with scikit-learn's OneHotEncoder in make_column_transformer, or leave them out."
-                     f"{also}")  # fmt: skip
+    raise DTypeError(
+        f"{who}: columns with values that are no numbers: {', '.join(names[:5])}{others}. Encode them, "
+        "for example with scikit-learn's OneHotEncoder in make_column_transformer, or leave them out."
+        f"{also}"
+    )
 
 
 def numbers(column: Any) -> bool:

@@ -34,8 +34,9 @@ def weighted_classes(
     classes, labels = np.unique(y[kept], return_inverse=True)
     if len(classes) < 2:
         where = "y holds" if kept.all() else "rows of positive weight hold"
-        raise LabelError(f"{who}: {where} one class, {classes.tolist()[0]!r}; a classifier needs rows of at least two "
-                         "classes.")  # fmt: skip
+        raise LabelError(
+            f"{who}: {where} one class, {classes.tolist()[0]!r}; a classifier needs rows of at least two classes."
+        )
     return kept, weights[kept], classes, labels
 
 
@@ -68,8 +69,9 @@ def with_class_weight(who: str, weights: np.ndarray, y: np.ndarray, class_weight
     elif isinstance(class_weight, str) and class_weight == "balanced":
         factors = totals.sum() / (there.sum() * totals[there])
     else:
-        raise OptionError(f"{who}: class_weight must be None, 'balanced' or a dict of classes and weights, got "
-                          f"{class_weight!r}.")  # fmt: skip
+        raise OptionError(
+            f"{who}: class_weight must be None, 'balanced' or a dict of classes and weights, got {class_weight!r}."
+        )
     of_class = np.ones(len(classes))
     of_class[there] = factors
     return weights * of_class[labels]
@@ -79,15 +81,20 @@ def _told(who: str, class_weight: Mapping[Any, Any], classes: list[Any]) -> np.n
     """The weight of each class, 1 for those that the mapping leaves out."""
     for label, weight in class_weight.items():
         if not (isinstance(weight, Real) and 0 <= float(weight) < np.inf):
-            raise OptionError(f"{who}: class_weight of {label!r} must be a finite number of at least 0, got "
-                              f"{weight!r}.")  # fmt: skip
+            raise OptionError(
+                f"{who}: class_weight of {label!r} must be a finite number of at least 0, got {weight!r}."
+            )
     left_out = [label for label in classes if label not in class_weight]
     unknown = [label for label in class_weight if label not in classes]
     if left_out and unknown:  # more classes than there are is no mistake: a fold may lack one
-        raise LabelError(f"{who}: class_weight has {', '.join(map(repr, unknown))}, which y does not hold, and leaves "
-                         f"out {', '.join(map(repr, left_out))}. Use the labels of y as keys.")  # fmt: skip
+        raise LabelError(
+            f"{who}: class_weight has {', '.join(map(repr, unknown))}, which y does not hold, and leaves "
+            f"out {', '.join(map(repr, left_out))}. Use the labels of y as keys."
+        )
     weights = np.array([float(class_weight.get(label, 1.0)) for label in classes])
     if (weights > 0).sum() < 2 <= len(classes):
-        raise OptionError(f"{who}: class_weight leaves fewer than two classes of y a positive weight; rows of weight "
-                          "zero count as absent.")  # fmt: skip
+        raise OptionError(
+            f"{who}: class_weight leaves fewer than two classes of y a positive weight; rows of weight "
+            "zero count as absent."
+        )
     return weights

@@ -31,22 +31,29 @@ STEP = Deviation(
     "holds for K₀ alone",
 )
 LENGTH = Deviation(
-    paper="the number of steps is not stated", authors_code="not public", ours="60 steps (quick), 200 (paper)",
+    paper="the number of steps is not stated",
+    authors_code="not public",
+    ours="60 steps (quick), 200 (paper)",
     why="the error of the best depth has then fallen tenfold or more",
-)  # fmt: skip
+)
 WIDTHS = Deviation(
-    paper="the text fits with w = 100, Figure 3 shows w = 25 and 500", authors_code="not public",
-    ours="25 and 100 (quick); 25, 100 and 500 (paper)", why="both are in the paper; 500 takes minutes on a CPU",
-)  # fmt: skip
+    paper="the text fits with w = 100, Figure 3 shows w = 25 and 500",
+    authors_code="not public",
+    ours="25 and 100 (quick); 25, 100 and 500 (paper)",
+    why="both are in the paper; 500 takes minutes on a CPU",
+)
 VARIANCE = Deviation(
-    paper="Var[K₀] ≤ O(max{d²/w, d³/w²}) (Theorem 2.3)", authors_code="–",
+    paper="Var[K₀] ≤ O(max{d²/w, d³/w²}) (Theorem 2.3)",
+    authors_code="–",
     ours="the exact variance, which is Θ(d³/w): (2/(3w))(d − 1)(d − 2)(2d − 3) to leading order",
     why="two paths can be spliced at every unit that they share, not only at shared weights",
-)  # fmt: skip
+)
 OVERLAP = Deviation(
-    paper="the introduction has λ(s, s′)/λ(s, s) ≤ μ^d", authors_code="–", ours="μ^(d−1)",
+    paper="the introduction has λ(s, s′)/λ(s, s) ≤ μ^d",
+    authors_code="–",
+    ours="μ^(d−1)",
     why="d − 1 layers have gates, as in Lemma 2.4",
-)  # fmt: skip
+)
 
 
 def _float32(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -63,29 +70,46 @@ def _frg(width: int, depth: int, examples: int) -> Any:
 # --- figure 1: spectra -----------------------------------------------------------------------------------------
 
 _NEARER = Claim(
-    "the e.c.d.f. of w = 500 is nearer to the ideal one than that of w = 25", threshold=2.0, comparison=">", null=1.0,
-    null_text="width does not matter", paper="Figure 1",
+    "the e.c.d.f. of w = 500 is nearer to the ideal one than that of w = 25",
+    threshold=2.0,
+    comparison=">",
+    null=1.0,
+    null_text="width does not matter",
+    paper="Figure 1",
     unit="× (largest distance, w = 25 / w = 500, mean over depths)",
-)  # fmt: skip
+)
 _WHITER = Claim(
-    "depth whitens: at w = 500 and d = 20 the largest eigenvalue has little of the trace", threshold=0.05,
-    comparison="<", null=0.5, null_text="as at d = 2", paper="Figure 1, ideal (1 + (n − 1)μ^(d−1))/n = .005",
+    "depth whitens: at w = 500 and d = 20 the largest eigenvalue has little of the trace",
+    threshold=0.05,
+    comparison="<",
+    null=0.5,
+    null_text="as at d = 2",
+    paper="Figure 1, ideal (1 + (n − 1)μ^(d−1))/n = .005",
     unit="share of the trace",
-)  # fmt: skip
+)
 _DEGRADES = Claim(
-    "at w = 25, depth beyond a point degrades the spectrum", threshold=1.1, comparison=">", null=1.0,
-    null_text="deeper is never worse", paper="'leading to smaller eigenvalues'",
+    "at w = 25, depth beyond a point degrades the spectrum",
+    threshold=1.1,
+    comparison=">",
+    null=1.0,
+    null_text="deeper is never worse",
+    paper="'leading to smaller eigenvalues'",
     unit="× (distance to the ideal e.c.d.f., d = 20 / best depth)",
-)  # fmt: skip
+)
 
 
 @experiment(
-    "dgn.fig1", paper=PAPER, title="Depth whitens, until it does not",
+    "dgn.fig1",
+    paper=PAPER,
+    title="Depth whitens, until it does not",
     what="e.c.d.f. of K₀/d of fixed random gates over depths 2 to 20, widths 25 and 500, against the ideal",
-    claims=[_NEARER, _WHITER, _DEGRADES], quick_minutes=0.3, paper_minutes=0.3,
-    flops=lambda size: sum(6.0 * d * w * size["n"] * (w + size["n"]) * size["seeds"]
-                           for d in size["depths"] for w in size["widths"]),
-)  # fmt: skip
+    claims=[_NEARER, _WHITER, _DEGRADES],
+    quick_minutes=0.3,
+    paper_minutes=0.3,
+    flops=lambda size: sum(
+        6.0 * d * w * size["n"] * (w + size["n"]) * size["seeds"] for d in size["depths"] for w in size["widths"]
+    ),
+)
 def fig1(run: Run) -> Artifact:
     """Figure 1: cumulative eigenvalues, ascending, of the Gram matrix of Experiment 1 at initialisation."""
     from pathlens import kernels, theory
@@ -110,38 +134,64 @@ def fig1(run: Run) -> Artifact:
         _DEGRADES.measure(distance[0, -1] / distance[0].min(0)),
     )
     return Artifact(
-        "dgn.fig1", "Depth whitens, until it does not", PAPER, run.scale, size, run.seeds, claims,
+        "dgn.fig1",
+        "Depth whitens, until it does not",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        claims,
         {"distance to the ideal": {f"w={w}": distance[i].tolist() for i, w in enumerate(widths)}},
-        {}, {}, (VARIANCE, OVERLAP), {"fixed random gates": "hard"},
+        {},
+        {},
+        (VARIANCE, OVERLAP),
+        {"fixed random gates": "hard"},
         _float32({"depths": depths, "widths": widths, "ideal": ideal, "ecdf": found.mean(2), "distance": distance}),
         figures=panels.spectra(depths, widths),
-    )  # fmt: skip
+    )
 
 
 # --- figure 2: entries -----------------------------------------------------------------------------------------
 
 _FOLLOW = Claim(
-    "diagonal and off-diagonal entries follow 1 and μ^(d−1) within chance", threshold=4.0, comparison="<=", null=29.0,
-    null_text="μ^d in place of μ^(d−1), at d = 2", paper="Figure 2",
+    "diagonal and off-diagonal entries follow 1 and μ^(d−1) within chance",
+    threshold=4.0,
+    comparison="<=",
+    null=29.0,
+    null_text="μ^d in place of μ^(d−1), at d = 2",
+    paper="Figure 2",
     unit="standard errors (exact ones), the worst of all depths and both entries",
-)  # fmt: skip
+)
 _RATE = Claim(
-    "each hidden layer shrinks the overlap by μ = ½", threshold=0.05, comparison="<=", null=0.5,
-    null_text="depth does not whiten", paper="μ^(d−1)", unit="|fitted μ − ½|",
-)  # fmt: skip
+    "each hidden layer shrinks the overlap by μ = ½",
+    threshold=0.05,
+    comparison="<=",
+    null=0.5,
+    null_text="depth does not whiten",
+    paper="μ^(d−1)",
+    unit="|fitted μ − ½|",
+)
 _SPREAD = Claim(
-    "the spread of K₀(s, s) grows like d³/w, not like max{d²/w, d³/w²}", threshold=2.0, comparison=">", null=0.5,
-    null_text="the printed bound", paper="Theorem 2.3 prints d²/w for d < w",
+    "the spread of K₀(s, s) grows like d³/w, not like max{d²/w, d³/w²}",
+    threshold=2.0,
+    comparison=">",
+    null=0.5,
+    null_text="the printed bound",
+    paper="Theorem 2.3 prints d²/w for d < w",
     unit="measured variance / printed order, at the largest depth",
-)  # fmt: skip
+)
 
 
 @experiment(
-    "dgn.fig2", paper=PAPER, title="The entries of the Gram matrix",
+    "dgn.fig2",
+    paper=PAPER,
+    title="The entries of the Gram matrix",
     what="one diagonal and one off-diagonal entry of K₀ over depth, 20 runs, w = 500, against their exact moments",
-    claims=[_FOLLOW, _RATE, _SPREAD], quick_minutes=0.7, paper_minutes=0.7,
+    claims=[_FOLLOW, _RATE, _SPREAD],
+    quick_minutes=0.7,
+    paper_minutes=0.7,
     flops=lambda size: sum(12.0 * d * size["width"] ** 2 * size["runs"] * size["seeds"] for d in size["depths"]),
-)  # fmt: skip
+)
 def fig2(run: Run) -> Artifact:
     """Figure 2, and Theorem 2.3's variance: K₀/d of two of the inputs of Experiment 1."""
     from pathlens import kernels, theory
@@ -163,25 +213,54 @@ def fig2(run: Run) -> Artifact:
     average = found.mean(2)
     score = abs(average - mean[:, None]) / (deviation[:, None] / math.sqrt(runs))
     shallow = [i for i, d in enumerate(depths) if d <= 8]  # beyond, the mean is below its standard error
-    fitted = [np.exp(np.polyfit([depths[i] for i in shallow], np.log(abs(average[shallow, j, 1])), 1)[0])
-              for j in range(len(run.seeds))]  # fmt: skip
+    fitted = [
+        np.exp(np.polyfit([depths[i] for i in shallow], np.log(abs(average[shallow, j, 1])), 1)[0])
+        for j in range(len(run.seeds))
+    ]
     variance = found[-1, :, :, 0].var(1, ddof=1) * depths[-1] ** 2
     printed = theory.printed_variance_bound(MU * w, depths[-1] - 1)
-    claims = (_FOLLOW.measure(score.max((0, 2))), _RATE.measure([abs(m - MU) for m in fitted]),
-              _SPREAD.measure(variance / printed))  # fmt: skip
+    claims = (
+        _FOLLOW.measure(score.max((0, 2))),
+        _RATE.measure([abs(m - MU) for m in fitted]),
+        _SPREAD.measure(variance / printed),
+    )
     law = [theory.variance_law(MU * w, d - 1) / d**2 for d in depths]
     order = [theory.printed_variance_bound(MU * w, d - 1) / d**2 for d in depths]
     return Artifact(
-        "dgn.fig2", "The entries of the Gram matrix", PAPER, run.scale, size, run.seeds, claims,
-        {"fitted μ": fitted, "variance of K₀(s, s) at the largest depth": {
-            "measured": variance.tolist(), "exact": float(deviation[-1, 0] * depths[-1]) ** 2,
-            "leading order": law[-1] * depths[-1] ** 2, "printed order": printed}},
-        {}, {"diagonal of K₀/d": 1, "off-diagonal": "μ^(d−1)"},
-        (VARIANCE, OVERLAP), {"fixed random gates": "hard"},
-        _float32({"depths": depths, "average": average, "spread": found.std(2), "mean": mean, "deviation": deviation,
-                  "variance": found[..., 0].var(2, ddof=1), "law": law, "printed": order}),
+        "dgn.fig2",
+        "The entries of the Gram matrix",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        claims,
+        {
+            "fitted μ": fitted,
+            "variance of K₀(s, s) at the largest depth": {
+                "measured": variance.tolist(),
+                "exact": float(deviation[-1, 0] * depths[-1]) ** 2,
+                "leading order": law[-1] * depths[-1] ** 2,
+                "printed order": printed,
+            },
+        },
+        {},
+        {"diagonal of K₀/d": 1, "off-diagonal": "μ^(d−1)"},
+        (VARIANCE, OVERLAP),
+        {"fixed random gates": "hard"},
+        _float32(
+            {
+                "depths": depths,
+                "average": average,
+                "spread": found.std(2),
+                "mean": mean,
+                "deviation": deviation,
+                "variance": found[..., 0].var(2, ddof=1),
+                "law": law,
+                "printed": order,
+            }
+        ),
         figures=panels.entries(),
-    )  # fmt: skip
+    )
 
 
 # --- figure 3: convergence -------------------------------------------------------------------------------------
@@ -217,9 +296,17 @@ def descend(run: Run, networks: list[Any], data: Any, steps: int, label: str) ->
             eigenvalues[i, j] = kernels.spectrum(kernels.ntk(net, data.x)).numpy()
             # the loss of `train` is a mean over rows; a hundred steps do not repay capturing one
             found: Any = train(
-                net, data, epochs=steps, loss="half_mse", optimizer="sgd", batch_size=None, compile=False,
-                lr=n * 0.1 / eigenvalues[i, j, -1], device=run.device, progress=False,
-            )  # fmt: skip
+                net,
+                data,
+                epochs=steps,
+                loss="half_mse",
+                optimizer="sgd",
+                batch_size=None,
+                compile=False,
+                lr=n * 0.1 / eigenvalues[i, j, -1],
+                device=run.device,
+                progress=False,
+            )
             loss = np.array(found.history["loss"])
             error[i, j] = np.sqrt(loss / loss[0])
             run.progress(label, i * len(run.seeds) + j + 1, len(networks) * len(run.seeds))
@@ -246,27 +333,45 @@ def memorise_operations(size: dict[str, Any]) -> float:
 
 
 _HELPS = Claim(
-    "depth helps: the best depth leaves much less error than d = 2", threshold=0.8, comparison="<", null=1.0,
-    null_text="depth does not matter", paper="'the convergence rate gets better with depth'",
+    "depth helps: the best depth leaves much less error than d = 2",
+    threshold=0.8,
+    comparison="<",
+    null=1.0,
+    null_text="depth does not matter",
+    paper="'the convergence rate gets better with depth'",
     unit="× (error after the last step, best depth / d = 2)",
-)  # fmt: skip
+)
 _HURTS = Claim(
-    "at w = 25, depth beyond a point hurts", threshold=1.05, comparison=">", null=1.0,
-    null_text="deeper is never worse", paper="Figure 3, w = 25",
+    "at w = 25, depth beyond a point hurts",
+    threshold=1.05,
+    comparison=">",
+    null=1.0,
+    null_text="deeper is never worse",
+    paper="Figure 3, w = 25",
     unit="× (error after the last step, d = 20 / best depth)",
-)  # fmt: skip
+)
 _EARLIER = Claim(
-    "w = 25 turns worse at a smaller depth than d = 20", threshold=16, comparison="<=", null=20,
-    null_text="it never turns", paper="Figure 3", unit="best depth at w = 25",
-)  # fmt: skip
+    "w = 25 turns worse at a smaller depth than d = 20",
+    threshold=16,
+    comparison="<=",
+    null=20,
+    null_text="it never turns",
+    paper="Figure 3",
+    unit="best depth at w = 25",
+)
 
 
 @experiment(
-    "dgn.fig3", paper=PAPER, title="Convergence over depth",
+    "dgn.fig3",
+    paper=PAPER,
+    title="Convergence over depth",
     what="Experiment 1: error of fixed random gates under gradient descent over depths 2 to 20, several widths",
-    claims=[_HELPS, _HURTS, _EARLIER], quick_minutes=1, paper_minutes=30, flops=memorise_operations,
+    claims=[_HELPS, _HURTS, _EARLIER],
+    quick_minutes=1,
+    paper_minutes=30,
+    flops=memorise_operations,
     shares="memorise",
-)  # fmt: skip
+)
 def fig3(run: Run) -> Artifact:
     """Figure 3: ‖e_t‖/‖e_0‖, and the e.c.d.f. of K₀/ρ_max."""
     size = run.sizes("dgn.fig3")
@@ -282,39 +387,73 @@ def fig3(run: Run) -> Artifact:
     scaled = [np.cumsum(f.eigenvalues / f.eigenvalues[..., -1:], axis=-1).mean(1) for f in found.values()]
     arrays["ecdf"] = np.stack(scaled)
     return Artifact(
-        "dgn.fig3", "Convergence over depth", PAPER, run.scale, size, run.seeds, tuple(claims),
-        {"error after the last step": {f"w={w}": f.tolist() for w, f in final.items()},
-         "best depth": {f"w={w}": b.tolist() for w, b in best.items()}},
-        {}, {}, (STEP, LENGTH, WIDTHS),
-        {"fixed random gates": "hard"}, _float32(arrays), figures=panels.descent(depths, widths),
-    )  # fmt: skip
+        "dgn.fig3",
+        "Convergence over depth",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        tuple(claims),
+        {
+            "error after the last step": {f"w={w}": f.tolist() for w, f in final.items()},
+            "best depth": {f"w={w}": b.tolist() for w, b in best.items()},
+        },
+        {},
+        {},
+        (STEP, LENGTH, WIDTHS),
+        {"fixed random gates": "hard"},
+        _float32(arrays),
+        figures=panels.descent(depths, widths),
+    )
 
 
 # --- figure 4: GaLU against ReLU -------------------------------------------------------------------------------
 
 _GALU = Claim(
-    "GaLU optimises better than ReLU", threshold=0.98, comparison="<", null=1.0, null_text="both alike",
-    paper="Figure 4", unit="× (error after the last step, GaLU / ReLU)",
-)  # fmt: skip
+    "GaLU optimises better than ReLU",
+    threshold=0.98,
+    comparison="<",
+    null=1.0,
+    null_text="both alike",
+    paper="Figure 4",
+    unit="× (error after the last step, GaLU / ReLU)",
+)
 _GALU_SPECTRUM = Claim(
-    "GaLU's spectrum is better conditioned than ReLU's", threshold=1.05, comparison=">", null=1.0,
-    null_text="both alike", paper="Figure 4", unit="× (tr K₀/ρ_max, GaLU / ReLU)",
-)  # fmt: skip
+    "GaLU's spectrum is better conditioned than ReLU's",
+    threshold=1.05,
+    comparison=">",
+    null=1.0,
+    null_text="both alike",
+    paper="Figure 4",
+    unit="× (tr K₀/ρ_max, GaLU / ReLU)",
+)
 _GALU_DEPTH = Claim(
-    "depth helps GaLU", threshold=0.95, comparison="<", null=1.0, null_text="depth does not matter",
+    "depth helps GaLU",
+    threshold=0.95,
+    comparison="<",
+    null=1.0,
+    null_text="depth does not matter",
     paper="'both e.c.d.f as well as convergence get better with increasing depth'",
     unit="× (error after the last step, largest depth / d = 2)",
-)  # fmt: skip
+)
 
 
 @experiment(
-    "dgn.fig4", paper=PAPER, title="GaLU against ReLU on random targets",
+    "dgn.fig4",
+    paper=PAPER,
+    title="GaLU against ReLU on random targets",
     what="Experiment 2: e.c.d.f. and convergence of GaLU with frozen gates and of ReLU, w = 100, several depths",
-    claims=[_GALU, _GALU_SPECTRUM, _GALU_DEPTH], quick_minutes=0.6, paper_minutes=2,
-    flops=lambda size: 14.0 * sum((d - 2) * size["galu_width"] ** 2 + 3 * size["galu_width"]
-                                  for d in size["galu_depths"])
-    * size["galu_n"] * size["galu_epochs"] * size["seeds"],
-)  # fmt: skip
+    claims=[_GALU, _GALU_SPECTRUM, _GALU_DEPTH],
+    quick_minutes=0.6,
+    paper_minutes=2,
+    flops=lambda size: (
+        14.0
+        * sum((d - 2) * size["galu_width"] ** 2 + 3 * size["galu_width"] for d in size["galu_depths"])
+        * size["galu_n"]
+        * size["galu_epochs"]
+        * size["seeds"]
+    ),
+)
 def fig4(run: Run) -> Artifact:
     """Figure 4: 100 random points of the square with random targets."""
     from pathlens.data import random_targets
@@ -331,8 +470,9 @@ def fig4(run: Run) -> Artifact:
     width_of = {name: d.eigenvalues.sum(-1) / d.eigenvalues[..., -1] for name, d in found.items()}
     rows = [f"d = {d}" for d in depths]
     claims = [_GALU.measure(final["GaLU"][i] / final["ReLU"][i], row=row) for i, row in enumerate(rows) if i]
-    claims += [_GALU_SPECTRUM.measure(width_of["GaLU"][i] / width_of["ReLU"][i], row=row)
-               for i, row in enumerate(rows) if i]  # fmt: skip
+    claims += [
+        _GALU_SPECTRUM.measure(width_of["GaLU"][i] / width_of["ReLU"][i], row=row) for i, row in enumerate(rows) if i
+    ]
     claims.append(_GALU_DEPTH.measure(final["GaLU"][-1] / final["GaLU"][0]))
     arrays: dict[str, Any] = {"depths": depths}
     for key, name in (("galu", "GaLU"), ("relu", "ReLU")):
@@ -340,9 +480,21 @@ def fig4(run: Run) -> Artifact:
         scaled = found[name].eigenvalues / found[name].eigenvalues[..., -1:]
         arrays[f"ecdf_{key}"] = np.cumsum(scaled, axis=-1).mean(1)
     return Artifact(
-        "dgn.fig4", "GaLU against ReLU on random targets", PAPER, run.scale, size, run.seeds, tuple(claims),
-        {"error after the last step": {name: f.tolist() for name, f in final.items()},
-         "tr K₀/ρ_max": {name: v.tolist() for name, v in width_of.items()}},
-        {}, {}, (STEP, LENGTH), {"GaLU": "hard", "ReLU": "hard"},
-        _float32(arrays), figures=panels.galu(depths),
-    )  # fmt: skip
+        "dgn.fig4",
+        "GaLU against ReLU on random targets",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        tuple(claims),
+        {
+            "error after the last step": {name: f.tolist() for name, f in final.items()},
+            "tr K₀/ρ_max": {name: v.tolist() for name, v in width_of.items()},
+        },
+        {},
+        {},
+        (STEP, LENGTH),
+        {"GaLU": "hard", "ReLU": "hard"},
+        _float32(arrays),
+        figures=panels.galu(depths),
+    )

@@ -21,18 +21,31 @@ ROUNDING = 1e-10
 # --- figure 9: eight path strengths ----------------------------------------------------------------------------
 
 FIGURE_9 = Deviation(
-    paper="'the path strength θ¹(1)θ¹(2)θ¹(3)/d_in repeats 3 times'", authors_code="–",
+    paper="'the path strength θ¹(1)θ¹(2)θ¹(3)/d_in repeats 3 times'",
+    authors_code="–",
     ours="θ⁽¹⁾(i)θ⁽²⁾(j)θ⁽³⁾(k)/d_in, one weight per convolution",
     why="a path uses one weight of each layer; the superscript is the layer",
-)  # fmt: skip
+)
 _EIGHT = Claim(
-    "24 paths have only 8 different strengths", threshold=8, comparison="<=", null=24,
-    null_text="every path has its own", paper="'only 8 unique path strengths'", unit="strengths", needs=1,
-)  # fmt: skip
+    "24 paths have only 8 different strengths",
+    threshold=8,
+    comparison="<=",
+    null=24,
+    null_text="every path has its own",
+    paper="'only 8 unique path strengths'",
+    unit="strengths",
+    needs=1,
+)
 _REBUILT = Claim(
-    "the 8 strengths and the bundles' features give the network's output", threshold=ROUNDING, comparison="<=",
-    null=0.1, null_text="paths counted wrongly", paper="x_s(L, 1) = φᵀw", unit="largest |difference|", needs=1,
-)  # fmt: skip
+    "the 8 strengths and the bundles' features give the network's output",
+    threshold=ROUNDING,
+    comparison="<=",
+    null=0.1,
+    null_text="paths counted wrongly",
+    paper="x_s(L, 1) = φᵀw",
+    unit="largest |difference|",
+    needs=1,
+)
 
 
 def _circular(length: int, channels: tuple[int, ...], kernel: int, kind: str, seed: int, **options: Any) -> Any:
@@ -57,10 +70,15 @@ def _signals(n: int, length: int, seed: int) -> Any:
 
 
 @experiment(
-    "dgn.fig9", paper=PAPER, title="Eight path strengths",
+    "dgn.fig9",
+    paper=PAPER,
+    title="Eight path strengths",
     what="circular convolution, kernel 2, three inputs, global average pooling: all paths of a real network",
-    claims=[_EIGHT, _REBUILT], quick_minutes=0.1, paper_minutes=0.1, flops=1e5,
-)  # fmt: skip
+    claims=[_EIGHT, _REBUILT],
+    quick_minutes=0.1,
+    paper_minutes=0.1,
+    flops=1e5,
+)
 def fig9(run: Run) -> Artifact:
     """Figure 9: three convolutions of kernel 2 on three inputs."""
     import torch
@@ -77,39 +95,64 @@ def fig9(run: Run) -> Artifact:
         with torch.no_grad():
             errors.append(float(abs(found.outputs - net(x)[:, 0].numpy()).max()))
     return Artifact(
-        "dgn.fig9", "Eight path strengths", PAPER, run.scale, {"inputs": 3, "kernel": 2, "convolutions": 3}, run.seeds,
-        (_EIGHT.measure(counts), _REBUILT.measure(errors)), {"paths": 24, "strengths": counts},
-        {}, {"unique path strengths": 8}, (FIGURE_9,), {"ReLU": "hard"},
-        {"strengths": np.array(strengths), "offsets": found.offsets}, figures=panels.strengths(),
-    )  # fmt: skip
+        "dgn.fig9",
+        "Eight path strengths",
+        PAPER,
+        run.scale,
+        {"inputs": 3, "kernel": 2, "convolutions": 3},
+        run.seeds,
+        (_EIGHT.measure(counts), _REBUILT.measure(errors)),
+        {"paths": 24, "strengths": counts},
+        {},
+        {"unique path strengths": 8},
+        (FIGURE_9,),
+        {"ReLU": "hard"},
+        {"strengths": np.array(strengths), "offsets": found.offsets},
+        figures=panels.strengths(),
+    )
 
 
 # --- section 4: convolution and pooling ------------------------------------------------------------------------
 
 LEMMA_41 = Deviation(
     paper="the text before Lemma 4.1 studies one site, E[x_s(L, 1) x_s′(L, 1)], 'without loss of generality'",
-    authors_code="–", ours="the pooled output, as the lemma itself",
+    authors_code="–",
+    ours="the pooled output, as the lemma itself",
     why="one site without pooling has only the terms of paths that end at the same place",
-)  # fmt: skip
+)
 CONV_GATES = Deviation(
     paper="'convolutional layers with global average pooling at the end causes translational invariance'",
-    authors_code="–", ours="measured for gates from a convolutional network and for gates that do not follow the input",
+    authors_code="–",
+    ours="measured for gates from a convolutional network and for gates that do not follow the input",
     why="the features x(p(0))A(x, p) rotate with x only if the gates do",
-)  # fmt: skip
+)
 _LEMMA = Claim(
-    "Lemma 4.1 holds: E[f f′] over all signs of the weights is the sum over bundles", threshold=ROUNDING,
-    comparison="<=", null=0.1, null_text="paths of one end position alone (a site without pooling)", paper="Lemma 4.1",
+    "Lemma 4.1 holds: E[f f′] over all signs of the weights is the sum over bundles",
+    threshold=ROUNDING,
+    comparison="<=",
+    null=0.1,
+    null_text="paths of one end position alone (a site without pooling)",
+    paper="Lemma 4.1",
     unit="relative error",
-)  # fmt: skip
+)
 _INVARIANT = Claim(
-    "with pooling and convolutional gates, the path kernel does not see a rotation of one input", threshold=ROUNDING,
-    comparison="<=", null=0.1, null_text="an ordinary kernel", paper="'translation invariant'",
+    "with pooling and convolutional gates, the path kernel does not see a rotation of one input",
+    threshold=ROUNDING,
+    comparison="<=",
+    null=0.1,
+    null_text="an ordinary kernel",
+    paper="'translation invariant'",
     unit="relative change of H(s, t) when t rotates",
-)  # fmt: skip
+)
 _NOT_INVARIANT = Claim(
-    "without pooling, or with gates that do not rotate, it does", threshold=0.01, comparison=">", null=0.0,
-    null_text="invariant all the same", paper="–", unit="relative change of H(s, t) when t rotates",
-)  # fmt: skip
+    "without pooling, or with gates that do not rotate, it does",
+    threshold=0.01,
+    comparison=">",
+    null=0.0,
+    null_text="invariant all the same",
+    paper="–",
+    unit="relative change of H(s, t) when t rotates",
+)
 
 
 def _change(kernel: np.ndarray, turned: np.ndarray) -> float:
@@ -139,10 +182,15 @@ def _lemma_error(net: Any, x: Any, sigma: float = 0.7) -> tuple[float, float]:
 
 
 @experiment(
-    "dgn.conv", paper=PAPER, title="Convolution and pooling as bundles of paths",
+    "dgn.conv",
+    paper=PAPER,
+    title="Convolution and pooling as bundles of paths",
     what="Lemma 4.1 over all signs of the weights; invariance of the path kernel with and without pooling",
-    claims=[_LEMMA, _INVARIANT, _NOT_INVARIANT], quick_minutes=0.1, paper_minutes=0.1, flops=1e7,
-)  # fmt: skip
+    claims=[_LEMMA, _INVARIANT, _NOT_INVARIANT],
+    quick_minutes=0.1,
+    paper_minutes=0.1,
+    flops=1e7,
+)
 def conv(run: Run) -> Artifact:
     """Section 4: eight positions, two circular convolutions of kernel 3."""
     import torch
@@ -169,44 +217,70 @@ def conv(run: Run) -> Artifact:
         changes["gates that stay"].append(_change(before.kernel, before.features @ after.features.T))
         split.append(before.rotations.trace(axis1=1, axis2=2) / np.trace(before.kernel))
     claims = (
-        _LEMMA.measure(lemma), _INVARIANT.measure(changes["pooling"]),
+        _LEMMA.measure(lemma),
+        _INVARIANT.measure(changes["pooling"]),
         _NOT_INVARIANT.measure(changes["no pooling"], row="no pooling"),
         _NOT_INVARIANT.measure(changes["gates that stay"], row="gates that stay"),
-    )  # fmt: skip
+    )
     return Artifact(
-        "dgn.conv", "Convolution and pooling as bundles of paths", PAPER, run.scale,
-        {"positions": length, "kernel": 3, "inputs": n}, run.seeds, claims,
-        {"relative change when one input rotates": changes, "error of one site in place of pooling": site}, {}, {},
-        (LEMMA_41, CONV_GATES), {"Lemma 4.1": "soft β=4", "invariance": "hard"},
-        {"split": np.array(split), "change": np.array(list(changes.values()))}, figures=panels.conv(list(changes)),
-    )  # fmt: skip
+        "dgn.conv",
+        "Convolution and pooling as bundles of paths",
+        PAPER,
+        run.scale,
+        {"positions": length, "kernel": 3, "inputs": n},
+        run.seeds,
+        claims,
+        {"relative change when one input rotates": changes, "error of one site in place of pooling": site},
+        {},
+        {},
+        (LEMMA_41, CONV_GATES),
+        {"Lemma 4.1": "soft β=4", "invariance": "hard"},
+        {"split": np.array(split), "change": np.array(list(changes.values()))},
+        figures=panels.conv(list(changes)),
+    )
 
 
 # --- section 3.1: active and sensitive gates -------------------------------------------------------------------
 
 THRESHOLD = Deviation(
     paper="active and sensitive gates are disjoint for τ_S > dχ_ε/dv at χ_ε⁻¹(τ_A), for any τ_A in (0, 1 + ε)",
-    authors_code="–", ours="τ_S = β·|dχ_ε/dv|·max|∂q/∂θ|, and τ_A ≥ (1 + ε)/2",
+    authors_code="–",
+    ours="τ_S = β·|dχ_ε/dv|·max|∂q/∂θ|, and τ_A ≥ (1 + ε)/2",
     why="∂G/∂θ has the factors β and ∂q/∂θ, and below (1 + ε)/2 an active gate can be steeper than at the threshold",
-)  # fmt: skip
+)
 SUB_DATA = Deviation(
-    paper="binary MNIST (4 against 7); section 3.1 itself shows no numbers", authors_code="not public",
+    paper="binary MNIST (4 against 7); section 3.1 itself shows no numbers",
+    authors_code="not public",
     ours="soft-GaLU of Experiment 3 (β = 4, ε = .1); quick: digits of scikit-learn, narrower",
     why="always on the machine, and seconds in place of minutes",
-)  # fmt: skip
+)
 _DISJOINT = Claim(
-    "no gate is active and sensitive at once, with the corrected threshold", threshold=0, comparison="<=", null=1,
-    null_text="some gate is both", paper="section 3.1", unit="gates, over all epochs, inputs and τ_A",
-)  # fmt: skip
+    "no gate is active and sensitive at once, with the corrected threshold",
+    threshold=0,
+    comparison="<=",
+    null=1,
+    null_text="some gate is both",
+    paper="section 3.1",
+    unit="gates, over all epochs, inputs and τ_A",
+)
 _PRINTED = Claim(
-    "with the printed threshold some gates are both", threshold=0.01, comparison=">", null=0.0,
-    null_text="the printed threshold suffices", paper="'∅ for all τ_S > dχ/dv'", unit="share of active gates",
-)  # fmt: skip
+    "with the printed threshold some gates are both",
+    threshold=0.01,
+    comparison=">",
+    null=0.0,
+    null_text="the printed threshold suffices",
+    paper="'∅ for all τ_S > dχ/dv'",
+    unit="share of active gates",
+)
 _FLOOR = Claim(
-    "on every sensitive path the sensitive gate's term of equation 6 exceeds τ_S τ_A^(d−2)", threshold=1.0,
-    comparison=">=", null=0.5, null_text="other gates pull it below", paper="section 3.1",
+    "on every sensitive path the sensitive gate's term of equation 6 exceeds τ_S τ_A^(d−2)",
+    threshold=1.0,
+    comparison=">=",
+    null=0.5,
+    null_text="other gates pull it below",
+    paper="section 3.1",
     unit="× (weakest term / τ_S τ_A^(d−2))",
-)  # fmt: skip
+)
 TAUS = (0.6, 0.8, 1.0)
 BETA, EPSILON = 4.0, 0.1
 
@@ -235,13 +309,23 @@ def _weakest(slopes: Any, active: float, sensitive: float) -> float:
 
 
 @experiment(
-    "dgn.subnetworks", paper=PAPER, title="Active and sensitive gates while training",
+    "dgn.subnetworks",
+    paper=PAPER,
+    title="Active and sensitive gates while training",
     what="soft-GaLU on 4 against 7: sizes of the active and the sensitive sub-networks over training",
-    claims=[_DISJOINT, _PRINTED, _FLOOR], data=("mnist",), quick_minutes=0.6, paper_minutes=20,
+    claims=[_DISJOINT, _PRINTED, _FLOOR],
+    data=("mnist",),
+    quick_minutes=0.6,
+    paper_minutes=20,
     # 12,107 images of a 4 or a 7; gates and values are a network each
-    flops=lambda size: 12.0 * (784 * size["width"] + (size["hidden_layers"] - 1) * size["width"] ** 2) * 12_107
-    * size["epochs"] * size["seeds"],
-)  # fmt: skip
+    flops=lambda size: (
+        12.0
+        * (784 * size["width"] + (size["hidden_layers"] - 1) * size["width"] ** 2)
+        * 12_107
+        * size["epochs"]
+        * size["seeds"]
+    ),
+)
 def subnetworks(run: Run) -> Artifact:
     """Section 3.1, measured on the network of Experiment 3."""
     from pathlens import models, theory
@@ -253,9 +337,17 @@ def subnetworks(run: Run) -> Artifact:
     epochs = sorted({0, 1, 3, 10, 30, size["epochs"]} & set(range(size["epochs"] + 1)))
     pattern = models.soft_galu(data.d, hidden, beta=BETA, epsilon=EPSILON, init="preserve", gate_activation="soft")
     runs: Any = train(
-        pattern, data, epochs=size["epochs"], optimizer="rmsprop", lr=size["lr"], seeds=run.seeds, keep_at=epochs,
-        device=run.device, progress=run.progress, label="soft-GaLU",
-    )  # fmt: skip
+        pattern,
+        data,
+        epochs=size["epochs"],
+        optimizer="rmsprop",
+        lr=size["lr"],
+        seeds=run.seeds,
+        keep_at=epochs,
+        device=run.device,
+        progress=run.progress,
+        label="soft-GaLU",
+    )
     shape = (len(run.seeds), len(epochs), len(TAUS))
     active, moving, both, printed, floor, paths, learning = np.zeros((7, *shape))
     x = data.x[: size["watched"]]
@@ -276,18 +368,39 @@ def subnetworks(run: Run) -> Artifact:
         run.progress("gate slopes", i + 1, len(run.seeds))
     weakest = floor.reshape(len(run.seeds), -1).min(1)
     claims = (
-        _DISJOINT.measure(both.sum((1, 2))), _PRINTED.measure(printed.max((1, 2))),
+        _DISJOINT.measure(both.sum((1, 2))),
+        _PRINTED.measure(printed.max((1, 2))),
         _FLOOR.measure([v if math.isfinite(v) else None for v in weakest]),
-    )  # fmt: skip
+    )
     return Artifact(
-        "dgn.subnetworks", "Active and sensitive gates while training", PAPER, run.scale, size, run.seeds, claims,
-        {"τ_A": list(TAUS), "gates in all": sum(hidden), "loss": runs.history()[:, -1].tolist(),
-         "share both with the printed threshold": printed.max((1, 2)).tolist()},
-        {}, {}, (THRESHOLD, SUB_DATA), {"soft-GaLU": f"soft β={BETA:g}, ε={EPSILON:g}"},
-        {"epochs": np.array(epochs), "taus": np.array(TAUS), "active_gates": active, "sensitive_gates": moving,
-         "printed_both": printed, "active_paths": paths, "sensitive_paths": learning},
+        "dgn.subnetworks",
+        "Active and sensitive gates while training",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        claims,
+        {
+            "τ_A": list(TAUS),
+            "gates in all": sum(hidden),
+            "loss": runs.history()[:, -1].tolist(),
+            "share both with the printed threshold": printed.max((1, 2)).tolist(),
+        },
+        {},
+        {},
+        (THRESHOLD, SUB_DATA),
+        {"soft-GaLU": f"soft β={BETA:g}, ε={EPSILON:g}"},
+        {
+            "epochs": np.array(epochs),
+            "taus": np.array(TAUS),
+            "active_gates": active,
+            "sensitive_gates": moving,
+            "printed_both": printed,
+            "active_paths": paths,
+            "sensitive_paths": learning,
+        },
         figures=panels.subnetworks(TAUS),
-    )  # fmt: skip
+    )
 
 
 # --- what no ReLU network fits ---------------------------------------------------------------------------------
@@ -300,22 +413,37 @@ DECOUPLED = Deviation(
 )
 FLOOR = 9 / 5  # min over f of (f − 1)² + (2f + 1)²
 _STUCK = Claim(
-    "networks with hard gates and no biases do not get below Σ(ŷ − y)² = 9/5", threshold=FLOOR - 1e-3, comparison=">=",
-    null=0.0, null_text="it is fitted", paper="'cannot be memorised'", unit="Σ(ŷ − y)² at the end",
-)  # fmt: skip
-_FITS = Claim(
-    "gates that tell x from 2x fit it", threshold=1e-2, comparison="<", null=FLOOR, null_text="as ReLU", paper="–",
+    "networks with hard gates and no biases do not get below Σ(ŷ − y)² = 9/5",
+    threshold=FLOOR - 1e-3,
+    comparison=">=",
+    null=0.0,
+    null_text="it is fitted",
+    paper="'cannot be memorised'",
     unit="Σ(ŷ − y)² at the end",
-)  # fmt: skip
+)
+_FITS = Claim(
+    "gates that tell x from 2x fit it",
+    threshold=1e-2,
+    comparison="<",
+    null=FLOOR,
+    null_text="as ReLU",
+    paper="–",
+    unit="Σ(ŷ − y)² at the end",
+)
 
 
 @experiment(
-    "dgn.unfittable", paper=PAPER, title="Two points that no ReLU network fits",
+    "dgn.unfittable",
+    paper=PAPER,
+    title="Two points that no ReLU network fits",
     what="(x, 1) and (2x, −1) without biases: ReLU, GaLU, fixed random gates, soft gates, ReLU with biases",
-    claims=[_STUCK, _FITS], quick_minutes=0.5, paper_minutes=2,
-    flops=lambda size: 6 * 12.0 * (size["fit_hidden_layers"] - 1) * size["fit_width"] ** 2 * size["fit_steps"]
-    * size["seeds"],
-)  # fmt: skip
+    claims=[_STUCK, _FITS],
+    quick_minutes=0.5,
+    paper_minutes=2,
+    flops=lambda size: (
+        6 * 12.0 * (size["fit_hidden_layers"] - 1) * size["fit_width"] ** 2 * size["fit_steps"] * size["seeds"]
+    ),
+)
 def unfittable(run: Run) -> Artifact:
     """The hard data set of the introduction."""
     from pathlens import data, models
@@ -325,26 +453,46 @@ def unfittable(run: Run) -> Artifact:
     hidden = (size["fit_width"],) * size["fit_hidden_layers"]
     points = data.unfittable()
     networks = {
-        "ReLU": models.relu(2, hidden), "GaLU, frozen gates": models.galu(2, hidden),
-        "fixed random gates": models.frg(2, hidden, examples=2), "soft-ReLU": models.soft_relu(2, hidden),
+        "ReLU": models.relu(2, hidden),
+        "GaLU, frozen gates": models.galu(2, hidden),
+        "fixed random gates": models.frg(2, hidden, examples=2),
+        "soft-ReLU": models.soft_relu(2, hidden),
         "soft-GaLU": models.soft_galu(2, hidden, gate_activation="soft", init="preserve"),
         "ReLU with biases": models.relu(2, hidden, bias=True),
-    }  # fmt: skip
+    }
     losses = {}
     for name, net in networks.items():
         runs: Any = train(
-            net, points, epochs=size["fit_steps"], batch_size=None, lr=3e-3, seeds=run.seeds, device=run.device,
-            compile=not net.needs_rows, progress=run.progress, label=name,
-        )  # fmt: skip
+            net,
+            points,
+            epochs=size["fit_steps"],
+            batch_size=None,
+            lr=3e-3,
+            seeds=run.seeds,
+            device=run.device,
+            compile=not net.needs_rows,
+            progress=run.progress,
+            label=name,
+        )
         losses[name] = 2 * runs.history()
     # descent passes the minimum of a step or two by rounding: what counts is the end
-    claims = [(_STUCK if name in ("ReLU", "GaLU, frozen gates") else _FITS).measure(loss[:, -1], row=name)
-              for name, loss in losses.items()]  # fmt: skip
+    claims = [
+        (_STUCK if name in ("ReLU", "GaLU, frozen gates") else _FITS).measure(loss[:, -1], row=name)
+        for name, loss in losses.items()
+    ]
     return Artifact(
-        "dgn.unfittable", "Two points that no ReLU network fits", PAPER, run.scale, size, run.seeds, tuple(claims),
-        {"Σ(ŷ − y)² at the end": {name: loss[:, -1].tolist() for name, loss in losses.items()}}, {},
-        {"least Σ(ŷ − y)² of a ReLU network": FLOOR}, (DECOUPLED,),
+        "dgn.unfittable",
+        "Two points that no ReLU network fits",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        tuple(claims),
+        {"Σ(ŷ − y)² at the end": {name: loss[:, -1].tolist() for name, loss in losses.items()}},
+        {},
+        {"least Σ(ŷ − y)² of a ReLU network": FLOOR},
+        (DECOUPLED,),
         {"ReLU": "hard", "GaLU": "hard", "fixed random gates": "hard", "soft-ReLU and soft-GaLU": "soft β=4, ε=0.1"},
         {"names": np.array(list(losses)), "loss": np.stack(list(losses.values())).astype(np.float32)},
         figures=panels.unfittable(list(losses), FLOOR),
-    )  # fmt: skip
+    )

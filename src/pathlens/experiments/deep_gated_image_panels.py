@@ -19,8 +19,9 @@ def gates_only(names: Sequence[str]) -> list[Panel]:
     """dgn.exp6; the last name is the deep linear network."""
     curves = [Series(f"test[{i}]", name) for i, name in enumerate(names)]
     ends = [Series(f"test[{i}, :, -1]", name) for i, name in enumerate(names)]
-    switched = [Series(f"hard[{i}]", f"{name}, switched to hard") for i, name in enumerate(names)
-                if name.endswith("soft")]  # fmt: skip
+    switched = [
+        Series(f"hard[{i}]", f"{name}, switched to hard") for i, name in enumerate(names) if name.endswith("soft")
+    ]
     marks = [(56.0, "paper"), (10.0, "chance")]
     return [
         Panel("lines", "Random values, learned gates", curves, x_label="epoch", y_label=_TEST, marks=marks),
@@ -37,9 +38,17 @@ def soft_relu(names: Sequence[str], epsilons: Sequence[float], relu: float, line
     return [
         Panel("lines", "Soft-ReLU over β, best epoch", over, "betas", "β", _TEST, "log", marks=marks),
         Panel("strips", "Table 4, best epoch", rows, x_label=_TEST),
-        Panel("lines", "The same networks with hard gates at test", hard, "betas", "β", f"{_TEST}, last epoch", "log",
-              marks=marks),
-    ]  # fmt: skip
+        Panel(
+            "lines",
+            "The same networks with hard gates at test",
+            hard,
+            "betas",
+            "β",
+            f"{_TEST}, last epoch",
+            "log",
+            marks=marks,
+        ),
+    ]
 
 
 def galu_mnist(tasks: Sequence[str]) -> list[Panel]:
@@ -48,11 +57,18 @@ def galu_mnist(tasks: Sequence[str]) -> list[Panel]:
     def both(array: str, k: int) -> list[Series]:
         return [Series(f"{array}[{k}, {i}]", name) for i, name in enumerate(("GaLU", "ReLU"))]
 
-    training = [Panel("lines", f"Training loss, {task}", both("loss", k), x_label="epoch", y_label="cross-entropy",
-                      y_scale="log") for k, task in enumerate(tasks)]  # fmt: skip
+    training = [
+        Panel(
+            "lines", f"Training loss, {task}", both("loss", k), x_label="epoch", y_label="cross-entropy", y_scale="log"
+        )
+        for k, task in enumerate(tasks)
+    ]
     marks = [(98.5, ""), (96.5, "paper: GaLU 96.5, ReLU 98.5")]
-    test = [Panel("lines", f"Test accuracy, {task}", both("test", k), x_label="epoch", y_label=_TEST, marks=marks)
-            for k, task in enumerate(tasks) if task == "MNIST"]  # fmt: skip
+    test = [
+        Panel("lines", f"Test accuracy, {task}", both("test", k), x_label="epoch", y_label=_TEST, marks=marks)
+        for k, task in enumerate(tasks)
+        if task == "MNIST"
+    ]
     return [*training, *test]
 
 
@@ -77,14 +93,25 @@ def adaptable(names: Sequence[str]) -> list[Panel]:
 
     right = [Series(f"right[{i}]", name) for i, name in enumerate(names)]
     return [
-        curves("loss", "Training loss"), curves("test", "Test loss"),
+        curves("loss", "Training loss"),
+        curves("test", "Test loss"),
         Panel("strips", "After the last epoch", right, x_label="test accuracy, %"),
-    ]  # fmt: skip
+    ]
 
 
 def tangent_kernels(names: Sequence[str]) -> list[Panel]:
     """dgn.fig8."""
-    gates = [Panel("lines", f"Gradients to the gates, soft-GaLU{', normalised' if k else ''}",
-                   [Series(f"nu_gates[{k}]", "soft-GaLU")], "epochs", "epoch",
-                   "yᵀ(Kᵃ/tr Kᵃ)⁻¹y" if k else "yᵀ(Kᵃ)⁻¹y", "log", "log") for k in (0, 1)]  # fmt: skip
+    gates = [
+        Panel(
+            "lines",
+            f"Gradients to the gates, soft-GaLU{', normalised' if k else ''}",
+            [Series(f"nu_gates[{k}]", "soft-GaLU")],
+            "epochs",
+            "epoch",
+            "yᵀ(Kᵃ/tr Kᵃ)⁻¹y" if k else "yᵀ(Kᵃ)⁻¹y",
+            "log",
+            "log",
+        )
+        for k in (0, 1)
+    ]
     return [_nu("Tangent kernel", names, "K", False), _nu("Normalised tangent kernel", names, "K", True), *gates]

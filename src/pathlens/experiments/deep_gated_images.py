@@ -53,9 +53,11 @@ START = Deviation(
     "cannot make up for values that are too small",
 )
 SELECTION = Deviation(
-    paper="'mean of the best performance obtained in each run'", authors_code="largest test accuracy over epochs",
-    ours="best epoch, as the paper, and last epoch, both told", why="the best epoch is chosen on the test data",
-)  # fmt: skip
+    paper="'mean of the best performance obtained in each run'",
+    authors_code="largest test accuracy over epochs",
+    ours="best epoch, as the paper, and last epoch, both told",
+    why="the best epoch is chosen on the test data",
+)
 
 
 # --- one row of a table: a convolutional network on CIFAR-10 ---------------------------------------------------
@@ -113,10 +115,12 @@ def _train_seed(run: Run, size: Mapping[str, Any], row: Row, seed: int, folder: 
     template = vconv(10, (3, *size["channels"]), size["dense"], size["side"])
     net = gated_twin(template, row.kind, example=data.x[:2], **row.options)
     given = options(run, f"{row.name}, seed {seed}") | {
-        "seeds": [seed], "checkpoint": folder, "checkpoint_every": 10,
+        "seeds": [seed],
+        "checkpoint": folder,
+        "checkpoint_every": 10,
         # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
         "compile": run.device.startswith("cuda"),
-    }  # fmt: skip
+    }
     runs: Any = train(net, data, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"], **given)
     soft = net.gate.label.startswith("soft")
     return {
@@ -162,18 +166,32 @@ LITERAL = Deviation(
     why="the gradient to the gates is zero at β = ∞",
 )
 _ALONE = Claim(
-    "training the gates alone gives about 56 % on CIFAR-10", threshold=50.0, comparison=">=", null=39.4,
-    null_text="what the paper's deep linear network reaches with all its weights (Table 4)", paper="56 %",
+    "training the gates alone gives about 56 % on CIFAR-10",
+    threshold=50.0,
+    comparison=">=",
+    null=39.4,
+    null_text="what the paper's deep linear network reaches with all its weights (Table 4)",
+    paper="56 %",
     unit="% test accuracy",
-)  # fmt: skip
+)
 _CHANCE = Claim(
-    "gates alone learn: far above chance", threshold=25.0, comparison=">=", null=10.0, null_text="chance", paper="56 %",
+    "gates alone learn: far above chance",
+    threshold=25.0,
+    comparison=">=",
+    null=10.0,
+    null_text="chance",
+    paper="56 %",
     unit="% test accuracy, last epoch",
-)  # fmt: skip
+)
 _LINEAR = Claim(
-    "gates alone beat a deep linear network, all of whose weights are trained", threshold=5.0, comparison=">=",
-    null=0.0, null_text="no better", paper="56 against 39.4 %", unit="points of test accuracy, best epochs",
-)  # fmt: skip
+    "gates alone beat a deep linear network, all of whose weights are trained",
+    threshold=5.0,
+    comparison=">=",
+    null=0.0,
+    null_text="no better",
+    paper="56 against 39.4 %",
+    unit="points of test accuracy, best epochs",
+)
 
 
 def _gates_only(name: str) -> Row:
@@ -184,11 +202,16 @@ def _gates_only(name: str) -> Row:
 
 
 @experiment(
-    "dgn.exp6", paper=PAPER, title="The lottery is in the gates",
+    "dgn.exp6",
+    paper=PAPER,
+    title="The lottery is in the gates",
     what="Experiment 6: CIFAR-10 with random values that stay, gates that learn; soft and straight-through gates",
-    claims=[_ALONE, _CHANCE, _LINEAR], data=("cifar10",), quick_minutes=2, paper_minutes=45,
+    claims=[_ALONE, _CHANCE, _LINEAR],
+    data=("cifar10",),
+    quick_minutes=2,
+    paper_minutes=45,
     flops=lambda size: _passes(size, 5 * len(size["gates"]) + 3),  # two networks, but no gradients by the values
-)  # fmt: skip
+)
 def exp6(run: Run) -> Artifact:
     """Experiment 6: four convolutions and three dense layers; Θʷ stays as drawn."""
     size = run.sizes("dgn.exp6")
@@ -205,44 +228,81 @@ def exp6(run: Run) -> Artifact:
         ]
     names = [row.name for row in rows]
     return Artifact(
-        "dgn.exp6", "The lottery is in the gates", PAPER, run.scale, size, run.seeds, tuple(claims),
-        {name: _metrics(one) for name, one in found.items()}, SIZES["dgn.exp6"]["paper"],
+        "dgn.exp6",
+        "The lottery is in the gates",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        tuple(claims),
+        {name: _metrics(one) for name, one in found.items()},
+        SIZES["dgn.exp6"]["paper"],
         {"gates only": "56 % test", "deep linear network": "50.42 % train, 39.39 % test"},
         (LITERAL, LENGTH, START, SELECTION),
-        {"gates only, soft": f"soft β={BETA:g}, ε={EPSILON:g}", "gates only, straight-through": "hard",
-         DLN.name: "hard (all open)"},
-        {"test": np.stack([found[name]["test"] for name in names]).astype(np.float32),
-         "hard": np.stack([found[name]["hard"] for name in names]).astype(np.float32)},
+        {
+            "gates only, soft": f"soft β={BETA:g}, ε={EPSILON:g}",
+            "gates only, straight-through": "hard",
+            DLN.name: "hard (all open)",
+        },
+        {
+            "test": np.stack([found[name]["test"] for name in names]).astype(np.float32),
+            "hard": np.stack([found[name]["hard"] for name in names]).astype(np.float32),
+        },
         figures=panels.gates_only(names),
-    )  # fmt: skip
+    )
 
 
 # --- table 4: soft-ReLU ----------------------------------------------------------------------------------------
 
 # the paper's rows: training and test accuracy
 _PRINTED = {
-    "deep linear network": (50.42, 39.39), "ReLU": (99, 71),
-    **{f"β = {beta}, ε = 0.1": (99, test)
-       for beta, test in zip((1, 2, 4, 8, 12, 16, 20, 24), (59, 64, 68, 71, 71, 72, 72, 72))},
-    **{f"β = {beta}, ε = 0.4": (99, test)
-       for beta, test in zip((1, 2, 4, 8, 12, 16, 20, 24), (56, 63, 68, 71, 71, 71, 71, 71))},
-}  # fmt: skip
+    "deep linear network": (50.42, 39.39),
+    "ReLU": (99, 71),
+    **{
+        f"β = {beta}, ε = 0.1": (99, test)
+        for beta, test in zip((1, 2, 4, 8, 12, 16, 20, 24), (59, 64, 68, 71, 71, 72, 72, 72))
+    },
+    **{
+        f"β = {beta}, ε = 0.4": (99, test)
+        for beta, test in zip((1, 2, 4, 8, 12, 16, 20, 24), (56, 63, 68, 71, 71, 71, 71, 71))
+    },
+}
 _MATCHES = Claim(
-    "soft-ReLU with β ≥ 8 generalises as well as ReLU", threshold=-2.0, comparison=">=", null=-12.0,
-    null_text="as far behind as the paper's β = 1", paper="0 to 1 points", unit="points of test accuracy, best epochs",
-)  # fmt: skip
+    "soft-ReLU with β ≥ 8 generalises as well as ReLU",
+    threshold=-2.0,
+    comparison=">=",
+    null=-12.0,
+    null_text="as far behind as the paper's β = 1",
+    paper="0 to 1 points",
+    unit="points of test accuracy, best epochs",
+)
 _BEHIND = Claim(
-    "with β = 1 it falls behind", threshold=-5.0, comparison="<=", null=0.0, null_text="β does not matter",
-    paper="−12 points (ε = .1), −15 (ε = .4)", unit="points of test accuracy against ReLU, best epochs",
-)  # fmt: skip
+    "with β = 1 it falls behind",
+    threshold=-5.0,
+    comparison="<=",
+    null=0.0,
+    null_text="β does not matter",
+    paper="−12 points (ε = .1), −15 (ε = .4)",
+    unit="points of test accuracy against ReLU, best epochs",
+)
 _FAR = Claim(
-    "a deep linear network is far below ReLU", threshold=-10.0, comparison="<=", null=0.0,
-    null_text="gates do not matter", paper="−31.6 points", unit="points of test accuracy, best epochs",
-)  # fmt: skip
+    "a deep linear network is far below ReLU",
+    threshold=-10.0,
+    comparison="<=",
+    null=0.0,
+    null_text="gates do not matter",
+    paper="−31.6 points",
+    unit="points of test accuracy, best epochs",
+)
 _FITS = Claim(
-    "every network with gates fits the training set", threshold=95.0, comparison=">=", null=50.42,
-    null_text="the paper's deep linear network", paper="99 %", unit="% training accuracy, last epoch",
-)  # fmt: skip
+    "every network with gates fits the training set",
+    threshold=95.0,
+    comparison=">=",
+    null=50.42,
+    null_text="the paper's deep linear network",
+    paper="99 %",
+    unit="% training accuracy, last epoch",
+)
 
 
 def _table_rows(size: Mapping[str, Any]) -> list[Row]:
@@ -256,11 +316,16 @@ def _table_rows(size: Mapping[str, Any]) -> list[Row]:
 
 
 @experiment(
-    "dgn.tab4", paper=PAPER, title="Soft-ReLU over β and ε",
+    "dgn.tab4",
+    paper=PAPER,
+    title="Soft-ReLU over β and ε",
     what="Experiment 7: CIFAR-10, a convolutional DLN, ReLU, and soft-ReLU with β 1 to 24 and ε .1, .4",
-    claims=[_MATCHES, _BEHIND, _FAR, _FITS], data=("cifar10",), quick_minutes=1.5, paper_minutes=120,
+    claims=[_MATCHES, _BEHIND, _FAR, _FITS],
+    data=("cifar10",),
+    quick_minutes=1.5,
+    paper_minutes=120,
     flops=lambda size: _passes(size, 3 * (2 + len(size["betas"]) * len(size["epsilons"]))),
-)  # fmt: skip
+)
 def tab4(run: Run) -> Artifact:
     """Table 4, all 18 rows."""
     size = run.sizes("dgn.tab4")
@@ -280,18 +345,29 @@ def tab4(run: Run) -> Artifact:
     names = [row.name for row in rows]
     shape = (len(size["epsilons"]), len(size["betas"]), len(run.seeds))
     return Artifact(
-        "dgn.tab4", "Soft-ReLU over β and ε", PAPER, run.scale, size, run.seeds, tuple(claims),
-        {name: _metrics(one) for name, one in found.items()}, SIZES["dgn.tab4"]["paper"],
+        "dgn.tab4",
+        "Soft-ReLU over β and ε",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        tuple(claims),
+        {name: _metrics(one) for name, one in found.items()},
+        SIZES["dgn.tab4"]["paper"],
         {name: {"train": train, "test": test} for name, (train, test) in _PRINTED.items()},
         (LENGTH, START, SELECTION),
         {"deep linear network": "hard (all open)", "ReLU": "hard", "soft-ReLU": "soft, β and ε of the row"},
-        {"test": np.stack([found[name]["test"] for name in names]).astype(np.float32),
-         "best": np.stack([best[name] for name in names]), "betas": np.array(size["betas"], float),
-         "soft": np.stack([best[name] for name in names[2:]]).reshape(shape),
-         "hard": np.stack([found[name]["hard"] for name in names[2:]]).reshape(shape)},
-        figures=panels.soft_relu(names, size["epsilons"], float(np.median(best["ReLU"])),
-                                 float(np.median(best[DLN.name]))),
-    )  # fmt: skip
+        {
+            "test": np.stack([found[name]["test"] for name in names]).astype(np.float32),
+            "best": np.stack([best[name] for name in names]),
+            "betas": np.array(size["betas"], float),
+            "soft": np.stack([best[name] for name in names[2:]]).reshape(shape),
+            "hard": np.stack([found[name]["hard"] for name in names[2:]]).reshape(shape),
+        },
+        figures=panels.soft_relu(
+            names, size["epsilons"], float(np.median(best["ReLU"])), float(np.median(best[DLN.name]))
+        ),
+    )
 
 
 # --- figure 5: GaLU against ReLU on MNIST ----------------------------------------------------------------------
@@ -304,23 +380,44 @@ MNIST = Deviation(
     why="the same authors' settings",
 )
 _FASTER = Claim(
-    "GaLU trains a bit faster than ReLU", threshold=0.95, comparison="<", null=1.0, null_text="both alike",
-    paper="'a bit faster', Figure 5", unit="× (training loss, mean over epochs, GaLU / ReLU)",
-)  # fmt: skip
+    "GaLU trains a bit faster than ReLU",
+    threshold=0.95,
+    comparison="<",
+    null=1.0,
+    null_text="both alike",
+    paper="'a bit faster', Figure 5",
+    unit="× (training loss, mean over epochs, GaLU / ReLU)",
+)
 _BETTER = Claim(
-    "ReLU generalises better than GaLU", threshold=1.0, comparison=">", null=0.0, null_text="both alike",
-    paper="98.5 against 96.5 %", unit="points of test accuracy, last epoch",
-)  # fmt: skip
+    "ReLU generalises better than GaLU",
+    threshold=1.0,
+    comparison=">",
+    null=0.0,
+    null_text="both alike",
+    paper="98.5 against 96.5 %",
+    unit="points of test accuracy, last epoch",
+)
 
 
 @experiment(
-    "dgn.fig5", paper=PAPER, title="GaLU trains faster, ReLU generalises better",
+    "dgn.fig5",
+    paper=PAPER,
+    title="GaLU trains faster, ReLU generalises better",
     what="MNIST, with random labels, with random pixels: training of ReLU and of GaLU with frozen gates; test accuracy",
-    claims=[_FASTER, _BETTER], data=("mnist",), quick_minutes=1, paper_minutes=15,
+    claims=[_FASTER, _BETTER],
+    data=("mnist",),
+    quick_minutes=1,
+    paper_minutes=15,
     # three passes for ReLU, four for GaLU, whose gates go forward only
-    flops=lambda size: (14 * sum(a * b for a, b in pairwise((784, *size["hidden"], 10))) * len(size["tasks"])
-                        * (size["rows"] or 60_000) * size["epochs"] * size["seeds"]),
-)  # fmt: skip
+    flops=lambda size: (
+        14
+        * sum(a * b for a, b in pairwise((784, *size["hidden"], 10)))
+        * len(size["tasks"])
+        * (size["rows"] or 60_000)
+        * size["epochs"]
+        * size["seeds"]
+    ),
+)
 def fig5(run: Run) -> Artifact:
     """Figure 5: seven layers of 512, 512, 256, 256, 128, 64 and 10 units."""
     from pathlens import models
@@ -335,26 +432,50 @@ def fig5(run: Run) -> Artifact:
         for name, build in (("GaLU", models.galu), ("ReLU", models.relu)):
             label = f"{name}, {TASKS[task]}"
             given = options(run, label, "fig5", task, name.lower()) | {"evaluate": "full", "checkpoint_every": 10}
-            runs: Any = train(build(data.d, hidden, 10, init="he"), data, epochs=size["epochs"], lr=size["lr"],
-                              batch_size=size["batch_size"], **given)  # fmt: skip
+            runs: Any = train(
+                build(data.d, hidden, 10, init="he"),
+                data,
+                epochs=size["epochs"],
+                lr=size["lr"],
+                batch_size=size["batch_size"],
+                **given,
+            )
             loss[task, name] = runs.history()
             fitted[task, name] = 100 * runs.history("accuracy")
             test[task, name] = 100 * runs.history("test_accuracy")
-    claims = [_FASTER.measure(loss[task, "GaLU"][:, 1:].mean(1) / loss[task, "ReLU"][:, 1:].mean(1), row=TASKS[task])
-              for task in tasks]  # fmt: skip
+    claims = [
+        _FASTER.measure(loss[task, "GaLU"][:, 1:].mean(1) / loss[task, "ReLU"][:, 1:].mean(1), row=TASKS[task])
+        for task in tasks
+    ]
     points = test["mnist", "ReLU"][:, -1] - test["mnist", "GaLU"][:, -1] if "mnist" in tasks else []
     claims.append(_BETTER.measure(points))
     pairs = [(task, name) for task in tasks for name in ("GaLU", "ReLU")]
     shape = (len(tasks), 2, len(run.seeds), -1)
-    metrics = {f"{name}, {TASKS[task]}": {
-        "train, last epoch": spread(fitted[task, name][:, -1]), "test, last epoch": spread(test[task, name][:, -1]),
-        "test, best epoch": spread(test[task, name][:, 1:].max(1))} for task, name in pairs}  # fmt: skip
+    metrics = {
+        f"{name}, {TASKS[task]}": {
+            "train, last epoch": spread(fitted[task, name][:, -1]),
+            "test, last epoch": spread(test[task, name][:, -1]),
+            "test, best epoch": spread(test[task, name][:, 1:].max(1)),
+        }
+        for task, name in pairs
+    }
     return Artifact(
-        "dgn.fig5", "GaLU trains faster, ReLU generalises better", PAPER, run.scale, size, run.seeds, tuple(claims),
-        metrics, SIZES["dgn.fig5"]["paper"], {"test accuracy": {"GaLU": "about 96.5 %", "ReLU": "about 98.5 %"}},
-        (MNIST,), {"GaLU": "hard", "ReLU": "hard"},
-        {"loss": np.stack([loss[p] for p in pairs]).reshape(shape).astype(np.float32),
-         "train": np.stack([fitted[p] for p in pairs]).reshape(shape).astype(np.float32),
-         "test": np.stack([test[p] for p in pairs]).reshape(shape).astype(np.float32)},
+        "dgn.fig5",
+        "GaLU trains faster, ReLU generalises better",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        tuple(claims),
+        metrics,
+        SIZES["dgn.fig5"]["paper"],
+        {"test accuracy": {"GaLU": "about 96.5 %", "ReLU": "about 98.5 %"}},
+        (MNIST,),
+        {"GaLU": "hard", "ReLU": "hard"},
+        {
+            "loss": np.stack([loss[p] for p in pairs]).reshape(shape).astype(np.float32),
+            "train": np.stack([fitted[p] for p in pairs]).reshape(shape).astype(np.float32),
+            "test": np.stack([test[p] for p in pairs]).reshape(shape).astype(np.float32),
+        },
         figures=panels.galu_mnist([TASKS[task] for task in tasks]),
-    )  # fmt: skip
+    )

@@ -28,29 +28,53 @@ DLN_ASSUMPTION = Deviation(
     why="Assumption 2 is about gates, of which a linear network has none",
 )
 _IDEAL = Claim(
-    "the first step shrinks the squared error by .81", threshold=0.05, comparison="<=", null=0.17,
-    null_text="the printed loss, which gives .64", paper=".81", unit="|ratio − .81|, mean over depths",
-)  # fmt: skip
+    "the first step shrinks the squared error by .81",
+    threshold=0.05,
+    comparison="<=",
+    null=0.17,
+    null_text="the printed loss, which gives .64",
+    paper=".81",
+    unit="|ratio − .81|, mean over depths",
+)
 _FASTER = Claim(
-    "convergence is faster than .81 a step, since K_t grows", threshold=0.805, comparison="<", null=0.81,
-    null_text="K_t stays K₀", paper="'we observe faster … convergence'", unit="mean ratio per step, over depths",
-)  # fmt: skip
+    "convergence is faster than .81 a step, since K_t grows",
+    threshold=0.805,
+    comparison="<",
+    null=0.81,
+    null_text="K_t stays K₀",
+    paper="'we observe faster … convergence'",
+    unit="mean ratio per step, over depths",
+)
 _GROWS = Claim(
-    "K_t grows", threshold=1.05, comparison=">", null=1.0, null_text="K_t stays K₀", paper="Figure 10",
+    "K_t grows",
+    threshold=1.05,
+    comparison=">",
+    null=1.0,
+    null_text="K_t stays K₀",
+    paper="Figure 10",
     unit="× (K at the last step / K₀, geometric mean over depths)",
-)  # fmt: skip
+)
 _WEIGHTS = Claim(
-    "the weights grow", threshold=0.05, comparison=">", null=0.0, null_text="their norm stays", paper="Figure 10",
+    "the weights grow",
+    threshold=0.05,
+    comparison=">",
+    null=0.0,
+    null_text="their norm stays",
+    paper="Figure 10",
     unit="‖Θ_T‖² − ‖Θ_0‖², mean over depths",
-)  # fmt: skip
+)
 
 
 @experiment(
-    "dgn.fig10", paper=PAPER, title="One example, a deep linear network",
+    "dgn.fig10",
+    paper=PAPER,
+    title="One example, a deep linear network",
     what="Experiment 8: K₀ over depth, convergence, growth of K_t and of the weights; d_in = n = 1",
-    claims=[_IDEAL, _FASTER, _GROWS, _WEIGHTS], quick_minutes=0.3, paper_minutes=0.3,
+    claims=[_IDEAL, _FASTER, _GROWS, _WEIGHTS],
+    quick_minutes=0.3,
+    paper_minutes=0.3,
     flops=lambda size: sum(12.0 * d * size["width"] ** 2 * size["steps"] * size["seeds"] for d in size["depths"]),
-)  # fmt: skip
+)
 def fig10(run: Run) -> Artifact:
     """Figure 10: (x, y) = (1, 1), w = 100, σ² = 1/w, α = 0.1/d."""
     import torch
@@ -68,8 +92,15 @@ def fig10(run: Run) -> Artifact:
     printed = np.empty(shape[:2])
     for i, d in enumerate(depths):
         net = dln(1, (w,) * (d - 1), init=Init("bernoulli", math.sqrt(1 / w))).double()
-        options: dict[str, Any] = {"optimizer": "sgd", "batch_size": None, "lr": 0.1 / d, "seeds": run.seeds,
-                                   "compile": False, "device": run.device, "progress": False}  # fmt: skip
+        options: dict[str, Any] = {
+            "optimizer": "sgd",
+            "batch_size": None,
+            "lr": 0.1 / d,
+            "seeds": run.seeds,
+            "compile": False,
+            "device": run.device,
+            "progress": False,
+        }
         runs: Any = train(net, data, epochs=steps, loss="half_mse", keep_at=range(steps + 1), watch=data.x, **options)
         for j, trajectory in enumerate(runs):
             error[i, j] = trajectory.history["loss"]
@@ -90,14 +121,31 @@ def fig10(run: Run) -> Artifact:
         _WEIGHTS.measure((norm[:, :, -1] - norm[:, :, 0]).mean(0)),
     )
     deviation = [float(np.sqrt(theory.frg_moments([[1.0]], (w,) * (d - 1), 1.0).variance[0, 0])) for d in depths]
-    arrays = {"depths": depths, "error": error / error[:, :, :1], "kernel": kernel, "growth": norm - norm[:, :, :1],
-              "deviation": deviation}  # fmt: skip
+    arrays = {
+        "depths": depths,
+        "error": error / error[:, :, :1],
+        "kernel": kernel,
+        "growth": norm - norm[:, :, :1],
+        "deviation": deviation,
+    }
     return Artifact(
-        "dgn.fig10", "One example, a deep linear network", PAPER, run.scale, size, run.seeds, claims,
-        {"first ratio of squared errors": {"½Σ": first.tolist(), "Σ, as printed": printed.tolist()},
-         "mean ratio over ten steps": pace.tolist(), "K₀": kernel[:, :, 0].tolist(),
-         "K₀, exact": {"mean": depths, "standard deviation": deviation}},
-        {}, {"ratio of squared errors": 0.81}, (HALF_LOSS, DLN_ASSUMPTION),
+        "dgn.fig10",
+        "One example, a deep linear network",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        claims,
+        {
+            "first ratio of squared errors": {"½Σ": first.tolist(), "Σ, as printed": printed.tolist()},
+            "mean ratio over ten steps": pace.tolist(),
+            "K₀": kernel[:, :, 0].tolist(),
+            "K₀, exact": {"mean": depths, "standard deviation": deviation},
+        },
+        {},
+        {"ratio of squared errors": 0.81},
+        (HALF_LOSS, DLN_ASSUMPTION),
         {"deep linear network": "hard (all open)"},
-        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()}, figures=panels.dln(depths),
-    )  # fmt: skip
+        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
+        figures=panels.dln(depths),
+    )

@@ -11,8 +11,20 @@ from typing import Any
 
 from pathlens.panels import Panel, Series
 
-__all__ = ["conv", "descent", "dln", "entries", "galu", "limits", "memorise", "spectra", "strengths", "subnetworks",
-           "toy", "unfittable"]  # fmt: skip
+__all__ = [
+    "conv",
+    "descent",
+    "dln",
+    "entries",
+    "galu",
+    "limits",
+    "memorise",
+    "spectra",
+    "strengths",
+    "subnetworks",
+    "toy",
+    "unfittable",
+]
 
 _DEPTH = "depth d (layers of weights)"
 
@@ -26,14 +38,21 @@ def _depths(stem: str, depths: Sequence[int], style: str = "line") -> list[Serie
 def spectra(depths: Sequence[int], widths: Sequence[int]) -> list[Panel]:
     """dgn.fig1."""
     panels = [
-        Panel("lines", f"w = {w}: measured (lines) and ideal (dashes)",
-              [*_depths(f"ecdf[{i}", depths), *_depths("ideal", depths, "dashed")], x_label="eigenvalues, ascending",
-              y_label="sum so far, of K₀/d", ordered=True)
+        Panel(
+            "lines",
+            f"w = {w}: measured (lines) and ideal (dashes)",
+            [*_depths(f"ecdf[{i}", depths), *_depths("ideal", depths, "dashed")],
+            x_label="eigenvalues, ascending",
+            y_label="sum so far, of K₀/d",
+            ordered=True,
+        )
         for i, w in enumerate(widths)
-    ]  # fmt: skip
+    ]
     far = [Series(f"distance[{i}].T", f"w = {w}") for i, w in enumerate(widths)]
-    return [*panels, Panel("lines", "Distance from the ideal", far, "depths", _DEPTH, "largest difference / n",
-                           y_scale="log")]  # fmt: skip
+    return [
+        *panels,
+        Panel("lines", "Distance from the ideal", far, "depths", _DEPTH, "largest difference / n", y_scale="log"),
+    ]
 
 
 def entries() -> list[Panel]:
@@ -43,21 +62,40 @@ def entries() -> list[Panel]:
         series = [Series(f"average[:, :, {k}].T", "measured"), Series(f"mean[:, {k}]", "exact mean", style="dashed")]
         return Panel("lines", title, series, "depths", _DEPTH, "entry of K₀/d")
 
-    variance = [Series("variance.T", "measured"), Series("law", "leading order, d³/w", style="dashed"),
-                Series("printed", "as printed", style="dashed")]  # fmt: skip
-    return [entry(0, "A diagonal entry"), entry(1, "An off-diagonal entry"),
-            Panel("lines", "Variance of the diagonal entry", variance, "depths", _DEPTH, "variance of K₀(s, s)/d",
-                  y_scale="log")]  # fmt: skip
+    variance = [
+        Series("variance.T", "measured"),
+        Series("law", "leading order, d³/w", style="dashed"),
+        Series("printed", "as printed", style="dashed"),
+    ]
+    return [
+        entry(0, "A diagonal entry"),
+        entry(1, "An off-diagonal entry"),
+        Panel(
+            "lines",
+            "Variance of the diagonal entry",
+            variance,
+            "depths",
+            _DEPTH,
+            "variance of K₀(s, s)/d",
+            y_scale="log",
+        ),
+    ]
 
 
 def descent(depths: Sequence[int], widths: Sequence[int]) -> list[Panel]:
     """dgn.fig3."""
     panels = [
-        Panel("lines", f"w = {w}: descent (lines) and a kernel that stays (dashes)",
-              [*_depths(f"error[{i}", depths), *_depths(f"linear[{i}", depths, "dashed")], x_label="step",
-              y_label="‖e(t)‖ / ‖e(0)‖", y_scale="log", ordered=True)
+        Panel(
+            "lines",
+            f"w = {w}: descent (lines) and a kernel that stays (dashes)",
+            [*_depths(f"error[{i}", depths), *_depths(f"linear[{i}", depths, "dashed")],
+            x_label="step",
+            y_label="‖e(t)‖ / ‖e(0)‖",
+            y_scale="log",
+            ordered=True,
+        )
         for i, w in enumerate(widths)
-    ]  # fmt: skip
+    ]
     final = [Series(f"error[{i}, :, :, -1].T", f"w = {w}") for i, w in enumerate(widths)]
     return [*panels, Panel("lines", "Error after the last step", final, "depths", _DEPTH, "‖e‖ / ‖e(0)‖")]
 
@@ -65,14 +103,26 @@ def descent(depths: Sequence[int], widths: Sequence[int]) -> list[Panel]:
 def galu(depths: Sequence[int]) -> list[Panel]:
     """dgn.fig4."""
     panels = [
-        Panel("lines", f"{name}: convergence", _depths(f"error_{key}", depths), x_label="step",
-              y_label="‖e(t)‖ / ‖e(0)‖", ordered=True)
+        Panel(
+            "lines",
+            f"{name}: convergence",
+            _depths(f"error_{key}", depths),
+            x_label="step",
+            y_label="‖e(t)‖ / ‖e(0)‖",
+            ordered=True,
+        )
         for key, name in (("galu", "GaLU"), ("relu", "ReLU"))
     ] + [
-        Panel("lines", f"{name}: spectrum", _depths(f"ecdf_{key}", depths), x_label="eigenvalues, ascending",
-              y_label="sum so far / largest", ordered=True)
+        Panel(
+            "lines",
+            f"{name}: spectrum",
+            _depths(f"ecdf_{key}", depths),
+            x_label="eigenvalues, ascending",
+            y_label="sum so far / largest",
+            ordered=True,
+        )
         for key, name in (("galu", "GaLU"), ("relu", "ReLU"))
-    ]  # fmt: skip
+    ]
     final = [Series("error_galu[:, :, -1].T", "GaLU"), Series("error_relu[:, :, -1].T", "ReLU")]
     return [*panels, Panel("lines", "Error after the last step", final, "depths", _DEPTH, "‖e‖ / ‖e(0)‖")]
 
@@ -104,11 +154,21 @@ def strengths() -> list[Panel]:
 def conv(changes: Sequence[str]) -> list[Panel]:
     """dgn.conv."""
     return [
-        Panel("strips", "When one input rotates", [Series(f"change[{i}]", name) for i, name in enumerate(changes)],
-              x_label="relative change of the path kernel", x_scale="log"),
-        Panel("lines", "Pairs of paths, by the rotation between them", [Series("split")], x_label="rotation",
-              y_label="share of the kernel's trace"),
-    ]  # fmt: skip
+        Panel(
+            "strips",
+            "When one input rotates",
+            [Series(f"change[{i}]", name) for i, name in enumerate(changes)],
+            x_label="relative change of the path kernel",
+            x_scale="log",
+        ),
+        Panel(
+            "lines",
+            "Pairs of paths, by the rotation between them",
+            [Series("split")],
+            x_label="rotation",
+            y_label="share of the kernel's trace",
+        ),
+    ]
 
 
 def subnetworks(taus: Sequence[float]) -> list[Panel]:
@@ -123,41 +183,79 @@ def subnetworks(taus: Sequence[float]) -> list[Panel]:
         over_time("sensitive_gates", "Sensitive gates", "gates per input"),
         over_time("active_paths", "Active paths", "paths per input", y_scale="log"),
         over_time("printed_both", "Active and sensitive, printed threshold", "share of active gates"),
-    ]  # fmt: skip
+    ]
 
 
 def unfittable(networks: Sequence[str], floor: float) -> list[Panel]:
     """dgn.unfittable."""
     series = [Series(f"loss[{i}]", name) for i, name in enumerate(networks)]
-    return [Panel("lines", "Error while training", series, x_label="step", y_label="Σ(ŷ − y)²", x_scale="log",
-                  y_scale="log", marks=[(floor, "9/5, the least without biases")])]  # fmt: skip
+    return [
+        Panel(
+            "lines",
+            "Error while training",
+            series,
+            x_label="step",
+            y_label="Σ(ŷ − y)²",
+            x_scale="log",
+            y_scale="log",
+            marks=[(floor, "9/5, the least without biases")],
+        )
+    ]
 
 
 def toy() -> list[Panel]:
     """npk.fig1."""
     return [
         Panel("matrices", "Features of three inputs", [Series("features", "rows: inputs, columns: the 18 paths")]),
-        Panel("lines", "Strength of each path", [Series("strengths", style="points")], "path", "path",
-              "product of its weights", marks=[(0.0, "")]),
-    ]  # fmt: skip
+        Panel(
+            "lines",
+            "Strength of each path",
+            [Series("strengths", style="points")],
+            "path",
+            "path",
+            "product of its weights",
+            marks=[(0.0, "")],
+        ),
+    ]
 
 
 def limits(relu: float, convolutional: bool) -> list[Panel]:
     """npk.limits; ``relu`` is the median test accuracy of the ReLU networks."""
-    near = [Series(f"{gates}[:, {k}]", f"{gates} gates, from {name}")
-            for gates in ("independent", "dependent") for k, name in enumerate(("d·Σ∘∏Σ̂", "the ReLU NTK"))]  # fmt: skip
-    images = [Series(f"{stem}_{pool}", f"{name}, {pool.replace('_', ' ')}")
-              for pool in ("pooling", "no_pooling")
-              for stem, name in (("cntk", "CNTK"), ("random", "random gates"))]  # fmt: skip
+    near = [
+        Series(f"{gates}[:, {k}]", f"{gates} gates, from {name}")
+        for gates in ("independent", "dependent")
+        for k, name in enumerate(("d·Σ∘∏Σ̂", "the ReLU NTK"))
+    ]
+    images = [
+        Series(f"{stem}_{pool}", f"{name}, {pool.replace('_', ' ')}")
+        for pool in ("pooling", "no_pooling")
+        for stem, name in (("cntk", "CNTK"), ("random", "random gates"))
+    ]
     return [
-        Panel("lines", "Distance from the limit of Theorem 5.1",
-              [Series("errors.T", "measured"), Series("predicted.T", "predicted", style="dashed")],
-              "widths", "width", "relative distance", "log", "log", slope=-0.5),
+        Panel(
+            "lines",
+            "Distance from the limit of Theorem 5.1",
+            [Series("errors.T", "measured"), Series("predicted.T", "predicted", style="dashed")],
+            "widths",
+            "width",
+            "relative distance",
+            "log",
+            "log",
+            slope=-0.5,
+        ),
         Panel("strips", "Which limit, at the largest width", near, x_label="relative distance", x_scale="log"),
-        Panel("lines", "Gates of each stage", [Series("kernel.T", "regression with H"), Series("network.T", "network")],
-              "stages", "epoch at which the gates were taken", "test accuracy", "log", marks=[(relu, "ReLU")]),
+        Panel(
+            "lines",
+            "Gates of each stage",
+            [Series("kernel.T", "regression with H"), Series("network.T", "network")],
+            "stages",
+            "epoch at which the gates were taken",
+            "test accuracy",
+            "log",
+            marks=[(relu, "ReLU")],
+        ),
         *([Panel("strips", "Convolutional gates", images, x_label="test accuracy")] if convolutional else []),
-    ]  # fmt: skip
+    ]
 
 
 def memorise(widths: Sequence[int]) -> list[Panel]:

@@ -48,19 +48,22 @@ DEPTH = Deviation(
 )
 COPY = Deviation(
     paper="Experiment 4: Θᵍ = Θʷ at the start, 'weights chosen according to Assumption 2'",
-    authors_code="–", ours="±σ weights (Assumption 1), gates from a copy of the first values",
+    authors_code="–",
+    ours="±σ weights (Assumption 1), gates from a copy of the first values",
     why="Assumption 2 is independence, which a copy contradicts",
-)  # fmt: skip
+)
 SCORE = Deviation(
-    paper="'generalisation' of Figure 7 is not defined", authors_code="–",
+    paper="'generalisation' of Figure 7 is not defined",
+    authors_code="–",
     ours="squared loss on the test set, and the share of right signs; both after the last epoch",
     why="squared loss is what is trained",
-)  # fmt: skip
+)
 MATRIX = Deviation(
-    paper="M = (xᵀx)∘λ is shown for ReLU", authors_code="20 examples per class",
+    paper="M = (xᵀx)∘λ is shown for ReLU",
+    authors_code="20 examples per class",
     ours="also for the other networks, soft gates as they are; n′ examples in equal shares, kernels in float64",
     why="K and M of the same networks can then be compared",
-)  # fmt: skip
+)
 
 
 # --- trainings ---------------------------------------------------------------------------------------------------
@@ -114,11 +117,26 @@ def train_all(run: Run, size: Mapping[str, Any]) -> Trained:
         runs: dict[str, Any] = {}
 
         def fit(name: str, net: Any, **more: Any) -> None:
-            given = options(run, name, "binary-mnist", str(NETWORKS.index(name))) | {
-                "loss": "mse", "evaluate": "full", "autocast": None, "checkpoint_every": 10, "keep_at": epochs,
-            } | more  # fmt: skip
-            runs[name] = train(net, data, epochs=size["epochs"], optimizer="rmsprop", lr=size["lr"],
-                               batch_size=size["batch_size"], **given)  # fmt: skip
+            given = (
+                options(run, name, "binary-mnist", str(NETWORKS.index(name)))
+                | {
+                    "loss": "mse",
+                    "evaluate": "full",
+                    "autocast": None,
+                    "checkpoint_every": 10,
+                    "keep_at": epochs,
+                }
+                | more
+            )
+            runs[name] = train(
+                net,
+                data,
+                epochs=size["epochs"],
+                optimizer="rmsprop",
+                lr=size["lr"],
+                batch_size=size["batch_size"],
+                **given,
+            )
 
         fit("soft-GaLU", models.soft_galu(d, hidden, gate_activation="soft", **soft))
         fit("soft-ReLU", models.soft_relu(d, hidden, **soft))
@@ -126,8 +144,10 @@ def train_all(run: Run, size: Mapping[str, Any]) -> Trained:
         fit(FROZEN, models.galu(d, hidden, **init))
         fit(COPIED, models.galu(d, hidden, dependent=True, **init))
         # the values must be independent of those that ReLU began with: other seeds
-        learned = [models.flnpf(d, hidden, checkpoint=net, seed=1000 + seed, **init)
-                   for net, seed in zip(runs["ReLU"].networks, run.seeds)]  # fmt: skip
+        learned = [
+            models.flnpf(d, hidden, checkpoint=net, seed=1000 + seed, **init)
+            for net, seed in zip(runs["ReLU"].networks, run.seeds)
+        ]
         fit(LEARNED, learned, seeds=None, seed=run.seeds[0])
         return Trained(data, runs, epochs)
 
@@ -180,59 +200,104 @@ def _ratio(nus: np.ndarray, names: Sequence[str], better: str, worse: str, norma
 
 def _told(nus: np.ndarray, names: Sequence[str], epochs: Sequence[int]) -> dict[str, Any]:
     return {name: {"raw": nus[i, 0].tolist(), "normalised": nus[i, 1].tolist()} for i, name in enumerate(names)} | {
-        "epochs": list(epochs)}  # fmt: skip
+        "epochs": list(epochs)
+    }
 
 
 # --- figure 6: ν of the path kernel ------------------------------------------------------------------------------
 
 _FALLS_M = Claim(
-    "ν of the normalised path kernel M falls while the gates adapt", threshold=0.8, comparison="<", null=1.0,
-    null_text="it stays", paper="Figure 6: 'ν_t reduces as training proceeds'", unit="× (last epoch / start)",
-)  # fmt: skip
+    "ν of the normalised path kernel M falls while the gates adapt",
+    threshold=0.8,
+    comparison="<",
+    null=1.0,
+    null_text="it stays",
+    paper="Figure 6: 'ν_t reduces as training proceeds'",
+    unit="× (last epoch / start)",
+)
 _BELOW_M = Claim(
-    "at the end it is smaller than with gates that stay", threshold=0.9, comparison="<", null=1.0,
-    null_text="both alike", paper="'always upper bounded by ν_t when gates are non-adaptive'",
+    "at the end it is smaller than with gates that stay",
+    threshold=0.9,
+    comparison="<",
+    null=1.0,
+    null_text="both alike",
+    paper="'always upper bounded by ν_t when gates are non-adaptive'",
     unit="× (ν of M after the last epoch, adaptable or learned / frozen)",
-)  # fmt: skip
+)
 
 
 @experiment(
-    "dgn.fig6", paper=PAPER, title="The right sub-networks are learned",
+    "dgn.fig6",
+    paper=PAPER,
+    title="The right sub-networks are learned",
     what="binary MNIST: ν = yᵀM⁻¹y of the path kernel M = (xᵀx)∘λ while training, normalised and not",
-    claims=[_FALLS_M, _BELOW_M], data=("mnist",), quick_minutes=1, paper_minutes=8, flops=_operations,
-)  # fmt: skip
+    claims=[_FALLS_M, _BELOW_M],
+    data=("mnist",),
+    quick_minutes=1,
+    paper_minutes=8,
+    flops=_operations,
+)
 def fig6(run: Run) -> Artifact:
     """Figure 6: ν of M over epochs; M changes only through the gates."""
     size = run.sizes("dgn.fig6")
     trained = train_all(run, size)
     nus = _over_time(run, trained, size, NETWORKS, "M")
-    claims = [_FALLS_M.measure(nus[NETWORKS.index(name), 1, :, -1] / nus[NETWORKS.index(name), 1, :, 0], row=name)
-              for name in ADAPTABLE]  # fmt: skip
+    claims = [
+        _FALLS_M.measure(nus[NETWORKS.index(name), 1, :, -1] / nus[NETWORKS.index(name), 1, :, 0], row=name)
+        for name in ADAPTABLE
+    ]
     claims += [_BELOW_M.measure(_ratio(nus, NETWORKS, a, b, 1), row=f"{a} / {b}") for a, b in PAIRS]
     return Artifact(
-        "dgn.fig6", "The right sub-networks are learned", PAPER, run.scale, size, run.seeds, tuple(claims),
-        {"ν of M": _told(nus, NETWORKS, trained.epochs)}, SIZES["dgn.fig6"]["paper"], {}, (DEPTH, MATRIX, COPY), SOFT,
-        {"epochs": np.array(trained.epochs), "nu": nus}, figures=panels.path_kernel(NETWORKS),
-    )  # fmt: skip
+        "dgn.fig6",
+        "The right sub-networks are learned",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        tuple(claims),
+        {"ν of M": _told(nus, NETWORKS, trained.epochs)},
+        SIZES["dgn.fig6"]["paper"],
+        {},
+        (DEPTH, MATRIX, COPY),
+        SOFT,
+        {"epochs": np.array(trained.epochs), "nu": nus},
+        figures=panels.path_kernel(NETWORKS),
+    )
 
 
 # --- figure 7: adaptable and learned gates generalise better -----------------------------------------------------
 
 _LOWER = Claim(
-    "adaptable and learned gates generalise better", threshold=0.9, comparison="<", null=1.0, null_text="both alike",
-    paper="Figure 7", unit="× (squared test loss after the last epoch, adaptable or learned / frozen)",
-)  # fmt: skip
+    "adaptable and learned gates generalise better",
+    threshold=0.9,
+    comparison="<",
+    null=1.0,
+    null_text="both alike",
+    paper="Figure 7",
+    unit="× (squared test loss after the last epoch, adaptable or learned / frozen)",
+)
 _FEWER = Claim(
-    "and put fewer test images on the wrong side", threshold=0.0, comparison=">", null=0.0, null_text="as many",
-    paper="Figure 7", unit="points of test accuracy after the last epoch",
-)  # fmt: skip
+    "and put fewer test images on the wrong side",
+    threshold=0.0,
+    comparison=">",
+    null=0.0,
+    null_text="as many",
+    paper="Figure 7",
+    unit="points of test accuracy after the last epoch",
+)
 
 
 @experiment(
-    "dgn.fig7", paper=PAPER, title="Gates that adapt, gates that were learned",
+    "dgn.fig7",
+    paper=PAPER,
+    title="Gates that adapt, gates that were learned",
     what="binary MNIST, Experiments 3, 4, 5: adaptable against frozen gates, learned against random ones",
-    claims=[_LOWER, _FEWER], data=("mnist",), quick_minutes=1, paper_minutes=8, flops=_operations,
-)  # fmt: skip
+    claims=[_LOWER, _FEWER],
+    data=("mnist",),
+    quick_minutes=1,
+    paper_minutes=8,
+    flops=_operations,
+)
 def fig7(run: Run) -> Artifact:
     """Figure 7: training and test loss of six networks."""
     size = run.sizes("dgn.fig7")
@@ -240,22 +305,44 @@ def fig7(run: Run) -> Artifact:
     assert trained.data.x_test is not None and trained.data.y_test is not None
     loss = {name: runs.history() for name, runs in trained.runs.items()}
     test = {name: runs.history("test_loss") for name, runs in trained.runs.items()}
-    right = {name: np.array([_signs(net, trained.data.x_test, trained.data.y_test) for net in runs.networks])
-             for name, runs in trained.runs.items()}  # fmt: skip
+    right = {
+        name: np.array([_signs(net, trained.data.x_test, trained.data.y_test) for net in runs.networks])
+        for name, runs in trained.runs.items()
+    }
     claims = [_LOWER.measure(test[a][:, -1] / test[b][:, -1], row=f"{a} / {b}") for a, b in PAIRS]
     claims += [_FEWER.measure(right[a] - right[b], row=f"{a} / {b}") for a, b in PAIRS]
-    metrics = {name: {key: spread(values) for key, values in (
-        ("test accuracy, last epoch, %", right[name]), ("test loss, last epoch", test[name][:, -1]),
-        ("test loss, best epoch", test[name][:, 1:].min(1)), ("training loss, last epoch", loss[name][:, -1]),
-    )} for name in NETWORKS}  # fmt: skip
+    metrics = {
+        name: {
+            key: spread(values)
+            for key, values in (
+                ("test accuracy, last epoch, %", right[name]),
+                ("test loss, last epoch", test[name][:, -1]),
+                ("test loss, best epoch", test[name][:, 1:].min(1)),
+                ("training loss, last epoch", loss[name][:, -1]),
+            )
+        }
+        for name in NETWORKS
+    }
     return Artifact(
-        "dgn.fig7", "Gates that adapt, gates that were learned", PAPER, run.scale, size, run.seeds, tuple(claims),
-        metrics, SIZES["dgn.fig7"]["paper"], {}, (DEPTH, COPY, SCORE), SOFT,
-        {"loss": np.stack([loss[name] for name in NETWORKS]).astype(np.float32),
-         "test": np.stack([test[name] for name in NETWORKS]).astype(np.float32),
-         "right": np.stack([right[name] for name in NETWORKS])},
+        "dgn.fig7",
+        "Gates that adapt, gates that were learned",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        tuple(claims),
+        metrics,
+        SIZES["dgn.fig7"]["paper"],
+        {},
+        (DEPTH, COPY, SCORE),
+        SOFT,
+        {
+            "loss": np.stack([loss[name] for name in NETWORKS]).astype(np.float32),
+            "test": np.stack([test[name] for name in NETWORKS]).astype(np.float32),
+            "right": np.stack([right[name] for name in NETWORKS]),
+        },
         figures=panels.adaptable(NETWORKS),
-    )  # fmt: skip
+    )
 
 
 def _signs(net: Any, x: Tensor, y: Tensor) -> float:
@@ -269,35 +356,65 @@ def _signs(net: Any, x: Tensor, y: Tensor) -> float:
 # --- figure 8: ν of the tangent kernels --------------------------------------------------------------------------
 
 _BELOW_K = Claim(
-    "ν of the tangent kernel K is smaller where gates adapt or were learned", threshold=0.9, comparison="<", null=1.0,
-    null_text="both alike", paper="Figure 8", unit="× (ν after the last epoch, adaptable or learned / frozen)",
-)  # fmt: skip
+    "ν of the tangent kernel K is smaller where gates adapt or were learned",
+    threshold=0.9,
+    comparison="<",
+    null=1.0,
+    null_text="both alike",
+    paper="Figure 8",
+    unit="× (ν after the last epoch, adaptable or learned / frozen)",
+)
 _FALLS_K = Claim(
-    "ν of the normalised kernel falls while the gates adapt", threshold=0.8, comparison="<", null=1.0,
-    null_text="it stays", paper="Figure 8", unit="× (last epoch / start)",
-)  # fmt: skip
+    "ν of the normalised kernel falls while the gates adapt",
+    threshold=0.8,
+    comparison="<",
+    null=1.0,
+    null_text="it stays",
+    paper="Figure 8",
+    unit="× (last epoch / start)",
+)
 
 
 @experiment(
-    "dgn.fig8", paper=PAPER, title="Kernels align with the labels where gates adapt",
+    "dgn.fig8",
+    paper=PAPER,
+    title="Kernels align with the labels where gates adapt",
     what="binary MNIST: ν = yᵀH⁻¹y for H = K and Kᵃ, normalised and not, while training",
-    claims=[_BELOW_K, _FALLS_K], data=("mnist",), quick_minutes=1, paper_minutes=8, flops=_operations,
-)  # fmt: skip
+    claims=[_BELOW_K, _FALLS_K],
+    data=("mnist",),
+    quick_minutes=1,
+    paper_minutes=8,
+    flops=_operations,
+)
 def fig8(run: Run) -> Artifact:
     """Figure 8: ν of K for every network, of Kᵃ for soft-GaLU (the part of K that moves the gates)."""
     size = run.sizes("dgn.fig8")
     trained = train_all(run, size)
     nus = _over_time(run, trained, size, NETWORKS, "K")
     gates = _over_time(run, trained, size, ("soft-GaLU",), "Ka")[0]
-    claims = [_BELOW_K.measure(_ratio(nus, NETWORKS, a, b, normalised), row=f"{kernel}: {a} / {b}")
-              for normalised, kernel in enumerate(("K", "K/tr K")) for a, b in PAIRS]  # fmt: skip
-    claims += [_FALLS_K.measure(nus[NETWORKS.index(name), 1, :, -1] / nus[NETWORKS.index(name), 1, :, 0],
-                                row=f"K: {name}") for name in ADAPTABLE]  # fmt: skip
+    claims = [
+        _BELOW_K.measure(_ratio(nus, NETWORKS, a, b, normalised), row=f"{kernel}: {a} / {b}")
+        for normalised, kernel in enumerate(("K", "K/tr K"))
+        for a, b in PAIRS
+    ]
+    claims += [
+        _FALLS_K.measure(nus[NETWORKS.index(name), 1, :, -1] / nus[NETWORKS.index(name), 1, :, 0], row=f"K: {name}")
+        for name in ADAPTABLE
+    ]
     claims.append(_FALLS_K.measure(gates[1, :, -1] / gates[1, :, 0], row="Kᵃ: soft-GaLU"))
     return Artifact(
-        "dgn.fig8", "Kernels align with the labels where gates adapt", PAPER, run.scale, size, run.seeds,
+        "dgn.fig8",
+        "Kernels align with the labels where gates adapt",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
         tuple(claims),
         {"ν of K": _told(nus, NETWORKS, trained.epochs), "ν of Kᵃ": _told(gates[None], ["soft-GaLU"], trained.epochs)},
-        SIZES["dgn.fig8"]["paper"], {}, (DEPTH, MATRIX, COPY), SOFT,
-        {"epochs": np.array(trained.epochs), "nu": nus, "nu_gates": gates}, figures=panels.tangent_kernels(NETWORKS),
-    )  # fmt: skip
+        SIZES["dgn.fig8"]["paper"],
+        {},
+        (DEPTH, MATRIX, COPY),
+        SOFT,
+        {"epochs": np.array(trained.epochs), "nu": nus, "nu_gates": gates},
+        figures=panels.tangent_kernels(NETWORKS),
+    )

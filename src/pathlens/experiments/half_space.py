@@ -115,11 +115,21 @@ def train_circle(run: Run) -> Circle:
         for model in MODELS:
             last = size["epochs"][model]
             runs[model] = train(
-                _network(model, size["hidden"]), data, epochs=last, lr=size["lr"], batch_size=size["batch_size"],
-                seeds=run.seeds, keep_at=_kept(last), watch=data.x, sensitivities=False, device=run.device,
-                checkpoint=run.checkpoint("circle", model), checkpoint_every=50, progress=run.progress,
+                _network(model, size["hidden"]),
+                data,
+                epochs=last,
+                lr=size["lr"],
+                batch_size=size["batch_size"],
+                seeds=run.seeds,
+                keep_at=_kept(last),
+                watch=data.x,
+                sensitivities=False,
+                device=run.device,
+                checkpoint=run.checkpoint("circle", model),
+                checkpoint_every=50,
+                progress=run.progress,
                 label=NAMES[model],
-            )  # fmt: skip
+            )
         return Circle(data, runs)
 
     return run.once("circle", compute)
@@ -130,8 +140,10 @@ def check_epochs(run: Run, name: str, models: Iterable[str]) -> None:
     last = KERNEL_EPOCHS[-1]
     short = [NAMES[model] for model in models if _sizes(run)["epochs"][model] < last]
     if short:
-        raise OptionError(f"{name} looks at epoch {last}, and the training of {', '.join(short)} would end before it. "
-                          f"Set epochs to {last} or more.")  # fmt: skip
+        raise OptionError(
+            f"{name} looks at epoch {last}, and the training of {', '.join(short)} would end before it. "
+            f"Set epochs to {last} or more."
+        )
 
 
 def _config(run: Run) -> dict[str, Any]:
@@ -153,17 +165,31 @@ def _gates(*models: str) -> dict[str, str]:
 # --- figure 2 --------------------------------------------------------------------------------------------------
 
 _REACHES = Claim(
-    "learned gates bring the loss under .01 in about 200 epochs", threshold=400, comparison="<=", null=2000,
-    null_text="what the paper reports for frozen gates", paper="about 200 epochs", unit="epochs",
-)  # fmt: skip
+    "learned gates bring the loss under .01 in about 200 epochs",
+    threshold=400,
+    comparison="<=",
+    null=2000,
+    null_text="what the paper reports for frozen gates",
+    paper="about 200 epochs",
+    unit="epochs",
+)
 _SLOW = Claim(
-    "frozen gates need more than 2000 epochs to reach .01", threshold=2000, comparison=">", null=200,
-    null_text="as fast as learned gates", paper="more than 2000 epochs", unit="epochs",
-)  # fmt: skip
+    "frozen gates need more than 2000 epochs to reach .01",
+    threshold=2000,
+    comparison=">",
+    null=200,
+    null_text="as fast as learned gates",
+    paper="more than 2000 epochs",
+    unit="epochs",
+)
 _BEHIND = Claim(
-    "when the DLGN with learned gates is under .01, the one with frozen gates is still above .1", threshold=0.1,
-    comparison=">", null=0.01, null_text="frozen gates as good as learned ones", paper="Figure 2",
-)  # fmt: skip
+    "when the DLGN with learned gates is under .01, the one with frozen gates is still above .1",
+    threshold=0.1,
+    comparison=">",
+    null=0.01,
+    null_text="frozen gates as good as learned ones",
+    paper="Figure 2",
+)
 
 
 def _never_or_unknown(epochs: list[int | None], trained: int, limit: float) -> list[float | None]:
@@ -172,10 +198,16 @@ def _never_or_unknown(epochs: list[int | None], trained: int, limit: float) -> l
 
 
 @experiment(
-    "hs.fig2", paper=PAPER, title="Loss on the circle: learned against frozen gates",
+    "hs.fig2",
+    paper=PAPER,
+    title="Loss on the circle: learned against frozen gates",
     what="circle data; training loss of ReLU, DLGN-PWC and DLGN-PWC with frozen gates",
-    claims=[_REACHES, _SLOW, _BEHIND], quick_minutes=1, paper_minutes=12, flops=circle_operations, shares="circle",
-)  # fmt: skip
+    claims=[_REACHES, _SLOW, _BEHIND],
+    quick_minutes=1,
+    paper_minutes=12,
+    flops=circle_operations,
+    shares="circle",
+)
 def fig2(run: Run) -> Artifact:
     """Figure 2: target, data, and loss curves."""
     c = train_circle(run)
@@ -183,8 +215,10 @@ def fig2(run: Run) -> Artifact:
     reached = {m: {level: c.runs[m].epochs_to(float(level)) for level in ("0.25", "0.01")} for m in MODELS}
     learned = [e for e in reached["dlgn_pwc"]["0.01"] if e is not None]
     meeting = int(np.median(learned)) if learned else None
-    behind = [t.history["loss"][meeting] if meeting is not None and meeting <= epochs["frozen"] else None
-              for t in c.runs["frozen"]]  # fmt: skip
+    behind = [
+        t.history["loss"][meeting] if meeting is not None and meeting <= epochs["frozen"] else None
+        for t in c.runs["frozen"]
+    ]
     claims = [
         _REACHES.measure([math.inf if e is None else e for e in reached[m]["0.01"]], row=NAMES[m])
         for m in ("relu", "dlgn_pwc")
@@ -194,37 +228,69 @@ def fig2(run: Run) -> Artifact:
     arrays = {"theta": c.data.marks["theta"].numpy(), "x": c.data.x.numpy(), "y": c.data.y[:, 0].numpy()}
     arrays |= {f"loss_{m}": c.runs[m].history() for m in MODELS}
     return Artifact(
-        "hs.fig2", "Loss on the circle: learned against frozen gates", PAPER, run.scale, _config(run), run.seeds,
-        tuple(claims), {"epochs_to": reached}, {},
-        {"epochs to .01": {"ReLU and DLGN": "about 200", "frozen": "more than 2000"}}, (CIRCLE, SETTINGS, FROZEN),
-        _gates(*MODELS), {k: v.astype(np.float32) for k, v in arrays.items()},
-    )  # fmt: skip
+        "hs.fig2",
+        "Loss on the circle: learned against frozen gates",
+        PAPER,
+        run.scale,
+        _config(run),
+        run.seeds,
+        tuple(claims),
+        {"epochs_to": reached},
+        {},
+        {"epochs to .01": {"ReLU and DLGN": "about 200", "frozen": "more than 2000"}},
+        (CIRCLE, SETTINGS, FROZEN),
+        _gates(*MODELS),
+        {k: v.astype(np.float32) for k, v in arrays.items()},
+    )
 
 
 # --- figure 3 --------------------------------------------------------------------------------------------------
 
 _EARLY = Claim(
-    "at epoch 3, far more paths of the DLGN are active on the slow half", threshold=2.0, comparison=">", null=1.0,
-    null_text="as many paths on either half", paper="Figure 3", unit="× (mean diagonal, top / bottom)",
-)  # fmt: skip
+    "at epoch 3, far more paths of the DLGN are active on the slow half",
+    threshold=2.0,
+    comparison=">",
+    null=1.0,
+    null_text="as many paths on either half",
+    paper="Figure 3",
+    unit="× (mean diagonal, top / bottom)",
+)
 _LATE = Claim(
-    "at epoch 200, more paths of the DLGN are still active on the slow half", threshold=2.0, comparison=">", null=1.0,
-    null_text="as many paths on either half", paper="Figure 3", unit="× (mean diagonal, top / bottom)",
-)  # fmt: skip
+    "at epoch 200, more paths of the DLGN are still active on the slow half",
+    threshold=2.0,
+    comparison=">",
+    null=1.0,
+    null_text="as many paths on either half",
+    paper="Figure 3",
+    unit="× (mean diagonal, top / bottom)",
+)
 _STAYS = Claim(
-    "the DLGN's ratio stays more or less the same from epoch 3 to 200", threshold=0.5, comparison=">", null=0.25,
-    null_text="it falls fourfold", paper="'stays more or less the same till the end'",
+    "the DLGN's ratio stays more or less the same from epoch 3 to 200",
+    threshold=0.5,
+    comparison=">",
+    null=0.25,
+    null_text="it falls fourfold",
+    paper="'stays more or less the same till the end'",
     unit="× (ratio at 200 / ratio at 3)",
-)  # fmt: skip
+)
 _RELU_DIAGONAL = Claim(
-    "at epoch 200, more paths of the ReLU network are active on the slow half", threshold=1.25, comparison=">",
-    null=1.0, null_text="as many paths on either half", paper="Figure 3", unit="× (mean diagonal, top / bottom)",
-)  # fmt: skip
+    "at epoch 200, more paths of the ReLU network are active on the slow half",
+    threshold=1.25,
+    comparison=">",
+    null=1.0,
+    null_text="as many paths on either half",
+    paper="Figure 3",
+    unit="× (mean diagonal, top / bottom)",
+)
 _RELU_BLOCK = Claim(
-    "at epoch 200, inputs of the slow half share more paths of the ReLU network with each other", threshold=1.25,
-    comparison=">", null=1.0, null_text="as many shared paths on either half", paper="Figure 3",
+    "at epoch 200, inputs of the slow half share more paths of the ReLU network with each other",
+    threshold=1.25,
+    comparison=">",
+    null=1.0,
+    null_text="as many shared paths on either half",
+    paper="Figure 3",
     unit="× (mean top-top block / bottom-bottom block)",
-)  # fmt: skip
+)
 
 
 def _ratios(record: Any, top: np.ndarray) -> tuple[float, float]:
@@ -239,11 +305,16 @@ def _ratios(record: Any, top: np.ndarray) -> tuple[float, float]:
 
 
 @experiment(
-    "hs.fig3", paper=PAPER, title="The overlap kernel moves early",
+    "hs.fig3",
+    paper=PAPER,
+    title="The overlap kernel moves early",
     what="overlap kernel of ReLU and DLGN-PWC at init, epoch 3 and epoch 200",
     claims=[_EARLY, _LATE, _STAYS, _RELU_DIAGONAL, _RELU_BLOCK],
-    quick_minutes=1, paper_minutes=12, flops=circle_operations, shares="circle",
-)  # fmt: skip
+    quick_minutes=1,
+    paper_minutes=12,
+    flops=circle_operations,
+    shares="circle",
+)
 def fig3(run: Run) -> Artifact:
     """Figure 3: how many paths two inputs share, from hard gates, trace-normalised."""
     from pathlens.kernels import overlap
@@ -252,9 +323,10 @@ def fig3(run: Run) -> Artifact:
     c = train_circle(run)
     step = max(len(c.data) // KERNEL_POINTS, 1)
     arrays: dict[str, np.ndarray] = {
-        "epochs": np.array(KERNEL_EPOCHS), "ratio_epochs": np.array(RATIO_EPOCHS),
+        "epochs": np.array(KERNEL_EPOCHS),
+        "ratio_epochs": np.array(RATIO_EPOCHS),
         "theta_kernel": c.data.marks["theta"].numpy()[::step],
-    }  # fmt: skip
+    }
     diagonal, block = {}, {}
     for m in ("relu", "dlgn_pwc"):
         members = range(len(run.seeds))
@@ -272,32 +344,55 @@ def fig3(run: Run) -> Artifact:
         _RELU_BLOCK.measure(block["relu"][:, at[200]]),
     )
     return Artifact(
-        "hs.fig3", "The overlap kernel moves early", PAPER, run.scale, _config(run), run.seeds, claims,
-        {m: {"diagonal": diagonal[m].tolist(), "block": block[m].tolist()} for m in diagonal}, {},
-        {}, (CIRCLE, SETTINGS), {"overlap kernels": "hard"},
+        "hs.fig3",
+        "The overlap kernel moves early",
+        PAPER,
+        run.scale,
+        _config(run),
+        run.seeds,
+        claims,
+        {m: {"diagonal": diagonal[m].tolist(), "block": block[m].tolist()} for m in diagonal},
+        {},
+        {},
+        (CIRCLE, SETTINGS),
+        {"overlap kernels": "hard"},
         {k: v.astype(np.float32) for k, v in arrays.items()},
-    )  # fmt: skip
+    )
 
 
 # --- figure 5 --------------------------------------------------------------------------------------------------
 
 _FIRST = Claim(
     f"the slow half is learned first: at epoch {EARLY} the error on the fast half is several times larger",
-    threshold=4.0, comparison=">", null=1.0, null_text="both halves equally well", paper="Figure 5",
+    threshold=4.0,
+    comparison=">",
+    null=1.0,
+    null_text="both halves equally well",
+    paper="Figure 5",
     unit="× (mean squared error, bottom / top)",
-)  # fmt: skip
+)
 _ARTEFACTS = Claim(
-    "frozen gates leave artefacts on the slow half at the end of training", threshold=2.0, comparison=">", null=1.0,
-    null_text="as smooth as with learned gates", paper="'high frequency artifacts … even after 8000 epochs'",
+    "frozen gates leave artefacts on the slow half at the end of training",
+    threshold=2.0,
+    comparison=">",
+    null=1.0,
+    null_text="as smooth as with learned gates",
+    paper="'high frequency artifacts … even after 8000 epochs'",
     unit="× (root mean squared error on top, frozen / learned)",
-)  # fmt: skip
+)
 
 
 @experiment(
-    "hs.fig5", paper=PAPER, title="What the networks compute over time",
-    what="model outputs over epochs: ReLU, DLGN-PWC, DLGN-PWC with frozen gates", claims=[_FIRST, _ARTEFACTS],
-    quick_minutes=1, paper_minutes=12, flops=circle_operations, shares="circle",
-)  # fmt: skip
+    "hs.fig5",
+    paper=PAPER,
+    title="What the networks compute over time",
+    what="model outputs over epochs: ReLU, DLGN-PWC, DLGN-PWC with frozen gates",
+    claims=[_FIRST, _ARTEFACTS],
+    quick_minutes=1,
+    paper_minutes=12,
+    flops=circle_operations,
+    shares="circle",
+)
 def fig5(run: Run) -> Artifact:
     """Figure 5: outputs over the angle at several epochs."""
     check_epochs(run, "hs.fig5", MODELS)
@@ -325,22 +420,42 @@ def fig5(run: Run) -> Artifact:
     frozen, learned = (np.array([error(m, i, end[m], c.top) for i in members]) for m in ("frozen", "dlgn_pwc"))
     claims.append(_ARTEFACTS.measure(np.sqrt(frozen / learned)))
     return Artifact(
-        "hs.fig5", "What the networks compute over time", PAPER, run.scale, _config(run), run.seeds, tuple(claims), {},
-        {}, {}, (CIRCLE, SETTINGS, FROZEN), _gates(*MODELS),
+        "hs.fig5",
+        "What the networks compute over time",
+        PAPER,
+        run.scale,
+        _config(run),
+        run.seeds,
+        tuple(claims),
+        {},
+        {},
+        {},
+        (CIRCLE, SETTINGS, FROZEN),
+        _gates(*MODELS),
         {k: v.astype(np.float32) for k, v in arrays.items()},
-    )  # fmt: skip
+    )
 
 
 # --- figure 6 --------------------------------------------------------------------------------------------------
 
 _PREFER = Claim(
-    "after training, many last-layer half-spaces point to the slow half (within 30°)", threshold=1 / 3, comparison=">",
-    null=1 / 6, null_text="random directions: 60° of 360°", paper="3 of 4 shown", unit="share of layer 5",
-)  # fmt: skip
+    "after training, many last-layer half-spaces point to the slow half (within 30°)",
+    threshold=1 / 3,
+    comparison=">",
+    null=1 / 6,
+    null_text="random directions: 60° of 360°",
+    paper="3 of 4 shown",
+    unit="share of layer 5",
+)
 _DEPTH = Claim(
-    "the last layer prefers the slow half more than the first", threshold=0.1, comparison=">", null=0.0,
-    null_text="no difference between layers", paper="'especially in the last layer'", unit="share, layer 5 − layer 1",
-)  # fmt: skip
+    "the last layer prefers the slow half more than the first",
+    threshold=0.1,
+    comparison=">",
+    null=0.0,
+    null_text="no difference between layers",
+    paper="'especially in the last layer'",
+    unit="share, layer 5 − layer 1",
+)
 
 
 def gate_normals(state: dict[str, Any]) -> np.ndarray:
@@ -355,10 +470,16 @@ def gate_normals(state: dict[str, Any]) -> np.ndarray:
 
 
 @experiment(
-    "hs.fig6", paper=PAPER, title="The half-spaces of every neuron",
-    what="half-spaces of a DLGN-PWC at initialisation and at the end, per layer", claims=[_PREFER, _DEPTH],
-    quick_minutes=1, paper_minutes=12, flops=circle_operations, shares="circle",
-)  # fmt: skip
+    "hs.fig6",
+    paper=PAPER,
+    title="The half-spaces of every neuron",
+    what="half-spaces of a DLGN-PWC at initialisation and at the end, per layer",
+    claims=[_PREFER, _DEPTH],
+    quick_minutes=1,
+    paper_minutes=12,
+    flops=circle_operations,
+    shares="circle",
+)
 def fig6(run: Run) -> Artifact:
     """Figure 6 (with 9 and 10): where each gate's half-space points."""
     if len(set(_sizes(run)["hidden"])) > 1:
@@ -375,10 +496,17 @@ def fig6(run: Run) -> Artifact:
         arrays[f"share_top_{when}"] = towards_top.mean(axis=2)
     end = arrays["share_top_end"]
     return Artifact(
-        "hs.fig6", "The half-spaces of every neuron", PAPER, run.scale, _config(run), run.seeds,
+        "hs.fig6",
+        "The half-spaces of every neuron",
+        PAPER,
+        run.scale,
+        _config(run),
+        run.seeds,
         (_PREFER.measure(end[:, -1]), _DEPTH.measure(end[:, -1] - end[:, 0])),
         {"share within 30° of the top": {w: arrays[f"share_top_{w}"].tolist() for w in ("init", "end")}},
-        {}, {"last layer at the end": "3 of the 4 neurons shown"}, (CIRCLE, SETTINGS),
+        {},
+        {"last layer at the end": "3 of the 4 neurons shown"},
+        (CIRCLE, SETTINGS),
         {"half-spaces": "hard", "trained with": SOFT["dlgn_pwc"]},
         {k: v.astype(np.float32) for k, v in arrays.items()},
-    )  # fmt: skip
+    )

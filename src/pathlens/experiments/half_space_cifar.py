@@ -43,24 +43,30 @@ BETA = 4.0
 GATES = {"ReLU": "hard", "DLGN, DLGN-PWC": f"soft β={BETA:g}", "rows 'hard gates at test'": "hard"}
 
 FILTERS = Deviation(
-    paper="26 filters in each of five layers", authors_code="not public",
-    ours="26 filters as printed, and 128", why="with 26 filters a ReLU network does not come near the printed 96.3 % "
+    paper="26 filters in each of five layers",
+    authors_code="not public",
+    ours="26 filters as printed, and 128",
+    why="with 26 filters a ReLU network does not come near the printed 96.3 % "
     "on the training set; with 128 its test accuracy is about the printed one",
-)  # fmt: skip
+)
 SCHEDULE = Deviation(
     paper="Adam, rate 2e-4; epochs, batch size, kernel size and number of runs are not stated",
-    authors_code="other public DLGN code on images: 32 epochs, batches of 128", ours="as that code; 3 × 3 kernels; "
-    "pixels standardised, no augmentation", why="the paper is silent",
-)  # fmt: skip
+    authors_code="other public DLGN code on images: 32 epochs, batches of 128",
+    ours="as that code; 3 × 3 kernels; pixels standardised, no augmentation",
+    why="the paper is silent",
+)
 GATING = Deviation(
-    paper="hard gates", authors_code="soft gates σ(4η), in training and at test",
+    paper="hard gates",
+    authors_code="soft gates σ(4η), in training and at test",
     ours="trained and tested with soft gates, β = 4; a row of its own switches them to hard ones at test",
     why="hard gates have no gradient, and the paper's geometry is that of hard gates",
-)  # fmt: skip
+)
 HEAD = Deviation(
-    paper="'1 Dense layer with 64 neurons'", authors_code="not public",
-    ours="a gated layer of 64 units, then a linear layer to ten outputs", why="ten classes need ten outputs",
-)  # fmt: skip
+    paper="'1 Dense layer with 64 neurons'",
+    authors_code="not public",
+    ours="a gated layer of 64 units, then a linear layer to ten outputs",
+    why="ten classes need ten outputs",
+)
 TANGENT = Deviation(
     paper="'the linear model with empirical NTK features' is said to be far behind, without a number",
     authors_code="not public",
@@ -70,10 +76,11 @@ TANGENT = Deviation(
     "others: He's is the stronger opponent; the least-squares solution itself would need many more iterations",
 )
 DENSE = Deviation(
-    paper="PWC 'on most datasets … is indistinguishable'; no other table", authors_code="not public",
+    paper="PWC 'on most datasets … is indistinguishable'; no other table",
+    authors_code="not public",
     ours="MNIST and Fashion-MNIST: five fully connected layers of 128 with biases, Adam 2e-4, 32 epochs",
     why="that is the architecture that the paper prints for such data",
-)  # fmt: skip
+)
 
 
 # --- data and trainings, shared --------------------------------------------------------------------------------
@@ -104,9 +111,18 @@ def train_conv(run: Run, model: str, width: int) -> Runs:
     def compute() -> Runs:
         data = _data(run)
         return train_each(
-            run, network(model, width, data.x), data, f"{NAMES[model]}, {width} filters", "conv5", model, str(width),
-            epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"], keep_at=kept_epochs(run),
-        )  # fmt: skip
+            run,
+            network(model, width, data.x),
+            data,
+            f"{NAMES[model]}, {width} filters",
+            "conv5",
+            model,
+            str(width),
+            epochs=size["epochs"],
+            lr=size["lr"],
+            batch_size=size["batch_size"],
+            keep_at=kept_epochs(run),
+        )
 
     return run.once(("conv5", model, width), compute)
 
@@ -153,12 +169,18 @@ def fit_tangent(run: Run, width: int) -> dict[str, np.ndarray]:
                 start = torch.cat([net(part) for part in x.split(1000)])
             fit = model.fit(x, y + start, steps=size["ntk_steps"])  # Jδ alone is to fit y, without f(θ₀)
             f, f_test = (model.jvp(rows, model.delta)[1] for rows in (x, x_test))
-            right = [float((out.argmax(1).cpu() == labels).double().mean())
-                     for out, labels in ((f, data.y), (f_test, data.y_test))]  # fmt: skip
+            right = [
+                float((out.argmax(1).cpu() == labels).double().mean())
+                for out, labels in ((f, data.y), (f_test, data.y_test))
+            ]
             # from the outputs themselves: the solver's own residual is updated in float32 and may drift
             residual = float((f - y).norm() / y.norm())
-            return {"train": 100 * right[0], "last": 100 * right[1], "residual": residual,
-                    "iterations": float(fit.iterations)}  # fmt: skip
+            return {
+                "train": 100 * right[0],
+                "last": 100 * right[1],
+                "residual": residual,
+                "iterations": float(fit.iterations),
+            }
 
         kept = {"init": "he"} | {key: size[key] for key in ("side", "rows", "rows_test", "ntk_steps")}
         folder = own_folder(run, "conv5", "ntk", str(width), f"seed{seed}", **kept)
@@ -171,35 +193,67 @@ def fit_tangent(run: Run, width: int) -> dict[str, np.ndarray]:
 
 # --- Table 1 ---------------------------------------------------------------------------------------------------
 
-TABLE_1 = {"ReLU": {"train": 96.3, "test": 72.17}, "DLGN": {"train": 85.3, "test": 73.2},
-           "DLGN-PWC": {"train": 84.9, "test": 72.2}, "DLN": {"train": 42.3, "test": 40.79}}  # fmt: skip
+TABLE_1 = {
+    "ReLU": {"train": 96.3, "test": 72.17},
+    "DLGN": {"train": 85.3, "test": 73.2},
+    "DLGN-PWC": {"train": 84.9, "test": 72.2},
+    "DLN": {"train": 42.3, "test": 40.79},
+}
 
 _SIMILAR = Claim(
-    "DLGN and DLGN-PWC perform like the ReLU network", threshold=-3.0, comparison=">", null=-10.0,
-    null_text="well behind it", paper="+1.0 (DLGN) and +0.0 (DLGN-PWC)", unit="points of test accuracy, over ReLU",
-)  # fmt: skip
+    "DLGN and DLGN-PWC perform like the ReLU network",
+    threshold=-3.0,
+    comparison=">",
+    null=-10.0,
+    null_text="well behind it",
+    paper="+1.0 (DLGN) and +0.0 (DLGN-PWC)",
+    unit="points of test accuracy, over ReLU",
+)
 _ABOVE_DLN = Claim(
-    "gated networks outperform the deep linear network by a wide margin", threshold=15.0, comparison=">", null=0.0,
-    null_text="gates add nothing", paper="+31.4 to +32.4", unit="points of test accuracy, over DLN",
-)  # fmt: skip
+    "gated networks outperform the deep linear network by a wide margin",
+    threshold=15.0,
+    comparison=">",
+    null=0.0,
+    null_text="gates add nothing",
+    paper="+31.4 to +32.4",
+    unit="points of test accuracy, over DLN",
+)
 _ABOVE_NTK = Claim(
-    "gated networks outperform the linear model on NTK features by a wide margin", threshold=5.0, comparison=">",
-    null=0.0, null_text="fixed features are as good", paper="'by a wide margin'",
+    "gated networks outperform the linear model on NTK features by a wide margin",
+    threshold=5.0,
+    comparison=">",
+    null=0.0,
+    null_text="fixed features are as good",
+    paper="'by a wide margin'",
     unit="points of test accuracy, over NTK features",
-)  # fmt: skip
+)
 _CONSTANT = Claim(
-    "piecewise constant is indistinguishable from piecewise linear", threshold=2.0, comparison="<=", null=5.0,
-    null_text="the value network needs x", paper="1.0 on CIFAR-10", unit="|points of test accuracy|, PWC − DLGN",
-)  # fmt: skip
+    "piecewise constant is indistinguishable from piecewise linear",
+    threshold=2.0,
+    comparison="<=",
+    null=5.0,
+    null_text="the value network needs x",
+    paper="1.0 on CIFAR-10",
+    unit="|points of test accuracy|, PWC − DLGN",
+)
 _PRINTED = Claim(
-    "the ReLU network reaches the printed test accuracy", threshold=70.0, comparison=">=", null=62.5,
-    null_text="26 filters, long training", paper="72.17 %", unit="% test accuracy",
-)  # fmt: skip
+    "the ReLU network reaches the printed test accuracy",
+    threshold=70.0,
+    comparison=">=",
+    null=62.5,
+    null_text="26 filters, long training",
+    paper="72.17 %",
+    unit="% test accuracy",
+)
 _HARD = Claim(
-    "switching soft gates to hard ones at test costs little", threshold=2.0, comparison="<=", null=7.0,
-    null_text="seen with 26 filters", paper="not evaluated; the geometry is stated for hard gates",
+    "switching soft gates to hard ones at test costs little",
+    threshold=2.0,
+    comparison="<=",
+    null=7.0,
+    null_text="seen with 26 filters",
+    paper="not evaluated; the geometry is stated for hard gates",
     unit="points of test accuracy lost",
-)  # fmt: skip
+)
 _TABLE_CLAIMS = [_SIMILAR, _ABOVE_DLN, _ABOVE_NTK, _CONSTANT, _PRINTED, _HARD]
 
 
@@ -210,8 +264,11 @@ def _row(run: Run, model: str, width: int) -> dict[str, np.ndarray]:
 
     def compute(part: Run) -> dict[str, np.ndarray]:
         runs, data = train_conv(part, model, width), _data(run)
-        row = {**accuracies(runs), "train": accuracy(runs.networks, data.x, data.y, run.device),
-               "history": 100 * runs.history("test_accuracy")}  # fmt: skip
+        row = {
+            **accuracies(runs),
+            "train": accuracy(runs.networks, data.x, data.y, run.device),
+            "history": 100 * runs.history("test_accuracy"),
+        }
         if model in GATED:
             row["hard"] = hard_accuracies(runs, data, run.device)
         return row
@@ -234,8 +291,7 @@ def _table_claims(run: Run, rows: Mapping[tuple[str, int], Mapping[str, np.ndarr
         for claim, other in ((_ABOVE_DLN, "dln"), (_ABOVE_NTK, "ntk")):
             if other == "ntk" and w not in run.sizes("hs.tab1")["ntk_widths"]:
                 continue
-            claims += [claim.measure(test(m, w) - test(other, w), row=f"{NAMES[m]}, {at}")
-                       for m in ("relu", *GATED)]  # fmt: skip
+            claims += [claim.measure(test(m, w) - test(other, w), row=f"{NAMES[m]}, {at}") for m in ("relu", *GATED)]
         claims.append(_CONSTANT.measure(abs(test("dlgn_pwc", w) - test("dlgn", w)), row=f"CIFAR-10, {at}"))
         # fewer or smaller images than the paper's say nothing about its number
         printed = test("relu", w) if run.scale == "paper" else missing
@@ -262,11 +318,16 @@ def _table_flops(size: dict[str, Any]) -> float:
 
 
 @experiment(
-    "hs.tab1", paper=PAPER, title="Five convolutions on CIFAR-10",
+    "hs.tab1",
+    paper=PAPER,
+    title="Five convolutions on CIFAR-10",
     what="ReLU, DLGN, DLGN-PWC, DLN and the linear model on NTK features; PWC against DLGN on MNIST, Fashion-MNIST",
-    claims=_TABLE_CLAIMS, data=("cifar10", "mnist", "fashion_mnist"),
-    quick_minutes=2, paper_minutes=90, flops=_table_flops,
-)  # fmt: skip
+    claims=_TABLE_CLAIMS,
+    data=("cifar10", "mnist", "fashion_mnist"),
+    quick_minutes=2,
+    paper_minutes=90,
+    flops=_table_flops,
+)
 def tab1(run: Run) -> Artifact:
     """Table 1: train and test accuracy of five models."""
     size = run.sizes("hs.tab1")
@@ -280,8 +341,14 @@ def tab1(run: Run) -> Artifact:
         claims.append(_CONSTANT.measure(differ, row=SETS[name]))
     there = {claim.text for claim in claims}  # what a choice of rows leaves out stays open
     claims += [claim.measure([]) for claim in _TABLE_CLAIMS if claim.text not in there]
-    told = {"train": "train", "last": "test, last epoch", "best": "test, best epoch (chosen on the test set)",
-            "hard": "test, hard gates", "residual": "residual", "iterations": "iterations"}  # fmt: skip
+    told = {
+        "train": "train",
+        "last": "test, last epoch",
+        "best": "test, best epoch (chosen on the test set)",
+        "hard": "test, hard gates",
+        "residual": "residual",
+        "iterations": "iterations",
+    }
 
     def metrics(row: Mapping[str, np.ndarray]) -> dict[str, Any]:
         return {told[key]: spread(row[key]) for key in told if key in row}
@@ -289,16 +356,34 @@ def tab1(run: Run) -> Artifact:
     table = {f"{NAMES[m]}, {w} filters": metrics(row) for (m, w), row in rows.items()}
     table |= {f"{NAMES[m]}, {SETS[name]}": metrics(row) for name, both in flat.items() for m, row in both.items()}
     arrays = {f"{what}_{m}_{w}": values for (m, w), row in rows.items() for what, values in row.items()}
-    arrays |= {f"{what}_{m}_{name}": values for name, both in flat.items() for m, row in both.items()
-               for what, values in row.items()}  # fmt: skip
+    arrays |= {
+        f"{what}_{m}_{name}": values
+        for name, both in flat.items()
+        for m, row in both.items()
+        for what, values in row.items()
+    }
     return Artifact(
-        "hs.tab1", "Five convolutions on CIFAR-10", PAPER, run.scale, {**size, "beta": BETA}, run.seeds, tuple(claims),
-        {"accuracy": table}, SIZES["hs.tab1"]["paper"], {"Table 1": TABLE_1},
-        (FILTERS, SCHEDULE, GATING, HEAD, TANGENT, DENSE), GATES,
+        "hs.tab1",
+        "Five convolutions on CIFAR-10",
+        PAPER,
+        run.scale,
+        {**size, "beta": BETA},
+        run.seeds,
+        tuple(claims),
+        {"accuracy": table},
+        SIZES["hs.tab1"]["paper"],
+        {"Table 1": TABLE_1},
+        (FILTERS, SCHEDULE, GATING, HEAD, TANGENT, DENSE),
+        GATES,
         {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
-        figures=panels.table(NAMES, arrays, widths, {name: SETS[name] for name in size["flat"]},
-                             {name: v["test"] for name, v in TABLE_1.items()}),
-    )  # fmt: skip
+        figures=panels.table(
+            NAMES,
+            arrays,
+            widths,
+            {name: SETS[name] for name in size["flat"]},
+            {name: v["test"] for name, v in TABLE_1.items()},
+        ),
+    )
 
 
 # --- kernels over training -------------------------------------------------------------------------------------
@@ -306,20 +391,32 @@ def tab1(run: Run) -> Artifact:
 KERNELS = {"overlap": "overlap kernel", "ntk": "NTK"}
 
 _MOVES = Claim(
-    "the kernel moves while the network trains", threshold=0.2, comparison=">", null=0.0,
-    null_text="a fixed kernel", paper="'change during training … is well established'",
+    "the kernel moves while the network trains",
+    threshold=0.2,
+    comparison=">",
+    null=0.0,
+    null_text="a fixed kernel",
+    paper="'change during training … is well established'",
     unit="‖K − K₀‖/‖K₀‖ at the end, kernels of trace 1",
-)  # fmt: skip
+)
 _EARLY = Claim(
-    "most of that happens early, within three epochs", threshold=0.5, comparison=">", null=0.375,
-    null_text="at most in proportion to time", paper="'in the early stages of SGD training'",
+    "most of that happens early, within three epochs",
+    threshold=0.5,
+    comparison=">",
+    null=0.375,
+    null_text="at most in proportion to time",
+    paper="'in the early stages of SGD training'",
     unit="share of the final drift reached at epoch 3",
-)  # fmt: skip
+)
 _BLOCKS = Claim(
-    "images of one class come to share more of it", threshold=1.1, comparison=">", null=1.0,
-    null_text="no more than at the start", paper="block structure, Figures 13–16",
+    "images of one class come to share more of it",
+    threshold=1.1,
+    comparison=">",
+    null=1.0,
+    null_text="no more than at the start",
+    paper="block structure, Figures 13–16",
     unit="× (within-class mean / between-class mean, end / start)",
-)  # fmt: skip
+)
 
 
 def class_ratio(K: np.ndarray, labels: np.ndarray) -> float:
@@ -356,12 +453,18 @@ def _kernels(run: Run, model: str, width: int, x: Any, labels: Any) -> dict[str,
 
 
 @experiment(
-    "hs.cifar", paper=PAPER, title="Kernels over training on CIFAR-10",
+    "hs.cifar",
+    paper=PAPER,
+    title="Kernels over training on CIFAR-10",
     what="overlap kernel and NTK of ReLU and DLGN, five convolutions: drift and class blocks (summary, experiment 2)",
-    claims=[_MOVES, _EARLY, _BLOCKS], data=("cifar10",), quick_minutes=1.5, paper_minutes=20,
-    flops=lambda size: 9.0 * size["seeds"] * size["epochs"] * (size["rows"] or 50_000)
-    * conv_flops(size, size["kernel_width"]),
-)  # fmt: skip
+    claims=[_MOVES, _EARLY, _BLOCKS],
+    data=("cifar10",),
+    quick_minutes=1.5,
+    paper_minutes=20,
+    flops=lambda size: (
+        9.0 * size["seeds"] * size["epochs"] * (size["rows"] or 50_000) * conv_flops(size, size["kernel_width"])
+    ),
+)
 def cifar(run: Run) -> Artifact:
     """Drift of both kernels and their class blocks, from the trainings of hs.tab1."""
     import torch
@@ -381,17 +484,30 @@ def cifar(run: Run) -> Artifact:
         for kind in KERNELS:
             row = f"{NAMES[m]}, {KERNELS[kind]}"
             moved, ratio = found[f"drift_{kind}"], found[f"ratio_{kind}"]
-            arrays |= {f"drift_{kind}_{m}": moved, f"ratio_{kind}_{m}": ratio,
-                       f"blocks_{kind}_{m}": found[f"blocks_{kind}"].mean(0)}  # fmt: skip
+            arrays |= {
+                f"drift_{kind}_{m}": moved,
+                f"ratio_{kind}_{m}": ratio,
+                f"blocks_{kind}_{m}": found[f"blocks_{kind}"].mean(0),
+            }
             part = moved[:, early] / moved[:, -1] if early is not None else np.full(len(run.seeds), np.nan)
-            claims += [_MOVES.measure(moved[:, -1], row=row), _EARLY.measure(part, row=row),
-                       _BLOCKS.measure(ratio[:, -1] / ratio[:, 0], row=row)]  # fmt: skip
+            claims += [
+                _MOVES.measure(moved[:, -1], row=row),
+                _EARLY.measure(part, row=row),
+                _BLOCKS.measure(ratio[:, -1] / ratio[:, 0], row=row),
+            ]
     return Artifact(
-        "hs.cifar", "Kernels over training on CIFAR-10", PAPER, run.scale, {**size, "beta": BETA}, run.seeds,
+        "hs.cifar",
+        "Kernels over training on CIFAR-10",
+        PAPER,
+        run.scale,
+        {**size, "beta": BETA},
+        run.seeds,
         tuple(claims),
         {key: value.tolist() for key, value in arrays.items() if key.startswith(("drift", "ratio"))},
-        SIZES["hs.cifar"]["paper"], {}, (FILTERS, SCHEDULE, GATING),
+        SIZES["hs.cifar"]["paper"],
+        {},
+        (FILTERS, SCHEDULE, GATING),
         {"overlap kernels": "hard", "NTK of the DLGN": f"soft β={BETA:g}"},
         {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
         figures=panels.kernels({m: NAMES[m] for m in models}, KERNELS, [epochs[0], epochs[-1]]),
-    )  # fmt: skip
+    )

@@ -52,9 +52,16 @@ def circle_network(model: str, **more: Any) -> GatedNetwork:
 
 def circle_options(run: Run, epochs: int, label: str, *words: str) -> dict[str, Any]:
     """Options of `train` on the circle."""
-    return {"epochs": epochs, "lr": RATE, "batch_size": BATCH, "device": run.device, "checkpoint_every": 50,
-            "checkpoint": run.checkpoint("circle", f"{epochs}epochs", *words), "progress": run.progress,
-            "label": label}  # fmt: skip
+    return {
+        "epochs": epochs,
+        "lr": RATE,
+        "batch_size": BATCH,
+        "device": run.device,
+        "checkpoint_every": 50,
+        "checkpoint": run.checkpoint("circle", f"{epochs}epochs", *words),
+        "progress": run.progress,
+        "label": label,
+    }
 
 
 def train_on_circle(run: Run, model: str, data: DataSet, epochs: int, keep: list[int]) -> Runs:
@@ -63,8 +70,13 @@ def train_on_circle(run: Run, model: str, data: DataSet, epochs: int, keep: list
 
     def compute() -> Any:
         words = (data.name.replace(" ", "_"), str(len(data)), model, *map(str, keep))
-        return train(circle_network(model), data, seeds=run.seeds, keep_at=keep,
-                     **circle_options(run, epochs, f"{data.name}, {NAMES[model]}", *words))  # fmt: skip
+        return train(
+            circle_network(model),
+            data,
+            seeds=run.seeds,
+            keep_at=keep,
+            **circle_options(run, epochs, f"{data.name}, {NAMES[model]}", *words),
+        )
 
     return run.once(("circle", data.name, len(data), model, epochs, tuple(keep)), compute)
 
@@ -73,29 +85,41 @@ def train_on_circle(run: Run, model: str, data: DataSet, epochs: int, keep: list
 
 STAGES = Deviation(
     paper="features are learned 'in the early stages of SGD training while the loss is still high'; no experiment "
-    "freezes gates later than at initialisation", authors_code="not public",
+    "freezes gates later than at initialisation",
+    authors_code="not public",
     ours="gates of several epochs are frozen (soft, as they were trained), values drawn anew and trained; and the "
     "overlap kernel of the same gates, hard and soft, in ridge regression",
     why="what gates are worth is what can be learned behind them. 'While the loss is still high' is, on the circle, "
     "the last of these epochs whose loss is at least half of the initial one, .25; on Fashion-MNIST the loss may halve "
     "within the first epoch, and the gates of epoch 1 stand for it",
-)  # fmt: skip
+)
 _EARLY = Claim(
-    "gates taken while the loss is still high have most of what gates will ever gain", threshold=0.5,
-    comparison=">=", null=0.0, null_text="no better than random gates",
+    "gates taken while the loss is still high have most of what gates will ever gain",
+    threshold=0.5,
+    comparison=">=",
+    null=0.0,
+    null_text="no better than random gates",
     paper="'learn … features in the early stages … while the loss is still high'",
     unit="share of the gain from random to final gates",
-)  # fmt: skip
+)
 _LATER_CIRCLE = Claim(
-    "behind the final gates, values alone reach the loss of the network that learned them", threshold=2.0,
-    comparison="<=", null=10.0, null_text="gates and values had to be learned together",
-    paper="'combine these features linearly'", unit="× (loss, values retrained / trained with the gates)",
-)  # fmt: skip
+    "behind the final gates, values alone reach the loss of the network that learned them",
+    threshold=2.0,
+    comparison="<=",
+    null=10.0,
+    null_text="gates and values had to be learned together",
+    paper="'combine these features linearly'",
+    unit="× (loss, values retrained / trained with the gates)",
+)
 _LATER_IMAGES = Claim(
-    "behind the final gates, values alone are as accurate as the network that learned them", threshold=2.0,
-    comparison="<=", null=10.0, null_text="gates and values had to be learned together",
-    paper="'combine these features linearly'", unit="points of test accuracy lost",
-)  # fmt: skip
+    "behind the final gates, values alone are as accurate as the network that learned them",
+    threshold=2.0,
+    comparison="<=",
+    null=10.0,
+    null_text="gates and values had to be learned together",
+    paper="'combine these features linearly'",
+    unit="points of test accuracy lost",
+)
 
 
 def early_stage(loss: np.ndarray) -> np.ndarray:
@@ -156,11 +180,15 @@ def _circle_stages(run: Run, sizes: dict[str, Any]) -> dict[str, np.ndarray]:
     pattern = circle_network("dlgn_pwc", frozen=True)
     nets = [_frozen(pattern, gates[i][j], run.seeds[i]) for i in members for j in range(len(stages))]
     behind: Any = train(nets, data, **circle_options(run, epochs, "values, circle", "stages", str(len(data))))
-    found = {"circle_loss": learned.history()[:, stages], "circle_retrained": behind.history()[:, -1].reshape(shape),
-             "circle_curve": behind.history().reshape(*shape, -1)}  # fmt: skip
+    found = {
+        "circle_loss": learned.history()[:, stages],
+        "circle_retrained": behind.history()[:, -1].reshape(shape),
+        "circle_curve": behind.history().reshape(*shape, -1),
+    }
     for kind in ("hard", "soft"):
-        found[f"circle_{kind}"] = np.array([[_regression(net, data, len(data), "cpu", kind == "soft")[0]
-                                             for net in row] for row in gates])  # fmt: skip
+        found[f"circle_{kind}"] = np.array(
+            [[_regression(net, data, len(data), "cpu", kind == "soft")[0] for net in row] for row in gates]
+        )
     return found
 
 
@@ -178,20 +206,30 @@ def _image_stages(run: Run, sizes: dict[str, Any]) -> dict[str, np.ndarray]:
     del chosen["seeds"]  # a list of networks is trained as it is
     behind: Any = train(nets, t.data, **chosen)
     curve = 100 * behind.history("test_accuracy").reshape(*shape, -1)
-    kernel = [[_regression(net, t.data, sizes["kernel_rows"], run.device, soft=False)[1] for net in row]
-              for row in gates]  # fmt: skip
-    return {"images_loss": t.runs.history()[:, stages], "images_accuracy": 100 * t.runs.history("test_accuracy"),
-            "images_retrained": curve[..., -1], "images_hard": 100 * np.array(kernel, dtype=float),
-            "images_curve": curve}  # fmt: skip
+    kernel = [
+        [_regression(net, t.data, sizes["kernel_rows"], run.device, soft=False)[1] for net in row] for row in gates
+    ]
+    return {
+        "images_loss": t.runs.history()[:, stages],
+        "images_accuracy": 100 * t.runs.history("test_accuracy"),
+        "images_retrained": curve[..., -1],
+        "images_hard": 100 * np.array(kernel, dtype=float),
+        "images_curve": curve,
+    }
 
 
 @experiment(
-    "hs.early", paper=PAPER, title="Features are learned early",
+    "hs.early",
+    paper=PAPER,
+    title="Features are learned early",
     what="gates frozen at several epochs, values drawn anew: circle and modified Fashion-MNIST; and kernel regression",
-    claims=[_EARLY, _LATER_CIRCLE, _LATER_IMAGES], data=("fashion_mnist",), quick_minutes=2, paper_minutes=10,
+    claims=[_EARLY, _LATER_CIRCLE, _LATER_IMAGES],
+    data=("fashion_mnist",),
+    quick_minutes=2,
+    paper_minutes=10,
     # behind frozen gates, gates cost a forward pass alone
     flops=lambda sizes: training_flops(sizes, 2 + 4 / 3 * len(sizes["stages"])),
-)  # fmt: skip
+)
 def early(run: Run) -> Artifact:
     """What the gates of each epoch are worth."""
     sizes = run.sizes("hs.early")
@@ -209,37 +247,58 @@ def early(run: Run) -> Artifact:
         _LATER_CIRCLE.measure(arrays["circle_retrained"][:, -1] / arrays["circle_loss"][:, -1]),
         _LATER_IMAGES.measure(arrays["images_accuracy"][:, -1] - arrays["images_retrained"][:, -1]),
     ]
-    metrics = {key: {"mean": values.mean(0).tolist(), "sd": values.std(0, ddof=1).tolist()}
-               for key, values in arrays.items() if values.ndim == 2 and key != "images_accuracy"}  # fmt: skip
+    metrics = {
+        key: {"mean": values.mean(0).tolist(), "sd": values.std(0, ddof=1).tolist()}
+        for key, values in arrays.items()
+        if values.ndim == 2 and key != "images_accuracy"
+    }
     arrays |= {"circle_stages": np.array(sizes["circle_stages"]), "stages": np.array(sizes["stages"])}
     return Artifact(
-        "hs.early", "Features are learned early", PAPER, run.scale, sizes, run.seeds, tuple(claims), metrics,
-        SIZES["hs.early"]["paper"], {"loss on the circle when the features are there": "≥ .25"},
+        "hs.early",
+        "Features are learned early",
+        PAPER,
+        run.scale,
+        sizes,
+        run.seeds,
+        tuple(claims),
+        metrics,
+        SIZES["hs.early"]["paper"],
+        {"loss on the circle when the features are there": "≥ .25"},
         (STAGES, CIRCLE, SETTINGS, CLUSTERS, TRAINING),
         {"networks": f"soft β={BETA:g}", "overlap kernel, hard": "hard", "overlap kernel, soft": f"soft β={BETA:g}"},
         {key: value.astype(np.float32) for key, value in arrays.items()},
         figures=panels.early(sizes["circle_stages"], sizes["stages"]),
-    )  # fmt: skip
+    )
 
 
 # --- what paths follow -----------------------------------------------------------------------------------------
 
 TARGETS = ("circle", "swapped", "trivial", "offset")
 CONTROLS = Deviation(
-    paper="'paths move preferentially to cover low-frequency/simpler regions of the target'", authors_code="not public",
+    paper="'paths move preferentially to cover low-frequency/simpler regions of the target'",
+    authors_code="not public",
     ours="targets in which the simple half has no energy to learn (0), or in which both halves are equally fast and "
     "one has an offset that is learned at once; halves swapped; Fashion-MNIST with classes 0 to 4 scrambled",
     why="on the paper's own data simplicity, direction, norm and energy that is learnable early go together",
-)  # fmt: skip
+)
 _SIMPLE = Claim(
-    "more paths are active on the simple part", threshold=1.25, comparison=">", null=1.0,
-    null_text="as many on either part", paper="section 5", unit="× (mean active paths at the end, simple / complex)",
-)  # fmt: skip
+    "more paths are active on the simple part",
+    threshold=1.25,
+    comparison=">",
+    null=1.0,
+    null_text="as many on either part",
+    paper="section 5",
+    unit="× (mean active paths at the end, simple / complex)",
+)
 _EQUAL = Claim(
-    "where both halves are equally fast, an offset on one draws no paths to it", threshold=1.5, comparison="<",
-    null=4.0, null_text="paths follow energy that is learnable early", paper="section 5",
+    "where both halves are equally fast, an offset on one draws no paths to it",
+    threshold=1.5,
+    comparison="<",
+    null=4.0,
+    null_text="paths follow energy that is learnable early",
+    paper="section 5",
     unit="× (mean active paths at the end, half with offset / other)",
-)  # fmt: skip
+)
 
 
 def _circle_ratios(run: Run, sizes: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -274,17 +333,26 @@ def _image_ratios(run: Run, t: Trained, measured: int) -> np.ndarray:
 
 
 @experiment(
-    "hs.controls", paper=PAPER, title="What paths follow",
+    "hs.controls",
+    paper=PAPER,
+    title="What paths follow",
     what="path ratios for circle targets that separate 'simple' from 'learnable early'; Fashion-MNIST swapped",
-    claims=[_SIMPLE, _EQUAL], data=("fashion_mnist",), quick_minutes=2, paper_minutes=4,
-    flops=lambda sizes: 2 * training_flops(sizes, 3), shares="fashion",
-)  # fmt: skip
+    claims=[_SIMPLE, _EQUAL],
+    data=("fashion_mnist",),
+    quick_minutes=2,
+    paper_minutes=4,
+    flops=lambda sizes: 2 * training_flops(sizes, 3),
+    shares="fashion",
+)
 def controls(run: Run) -> Artifact:
     """Controls for Figures 3 and 7."""
     sizes = run.sizes("hs.controls")
     circles = _circle_ratios(run, sizes)
-    claims = [_SIMPLE.measure(circles[target][m, :, -1], row=f"{panels.TARGETS[target]}, {name}")
-              for target in TARGETS[:3] for m, name in enumerate(NAMES.values())]  # fmt: skip
+    claims = [
+        _SIMPLE.measure(circles[target][m, :, -1], row=f"{panels.TARGETS[target]}, {name}")
+        for target in TARGETS[:3]
+        for m, name in enumerate(NAMES.values())
+    ]
     claims += [_EQUAL.measure(circles["offset"][m, :, -1], row=name) for m, name in enumerate(NAMES.values())]
     arrays: dict[str, np.ndarray] = {f"ratio_{target}": values for target, values in circles.items()}
     norms = {}
@@ -298,9 +366,21 @@ def controls(run: Run) -> Artifact:
             claims.append(_SIMPLE.measure(ratio[:, -1], row=f"Fashion-MNIST, {which}, {name}"))
             arrays[f"images_{model}_{scrambled[0]}"] = ratio
     return Artifact(
-        "hs.controls", "What paths follow", PAPER, run.scale, sizes, run.seeds, tuple(claims),
-        {"paths, simple / complex, at each epoch": {key: values.tolist() for key, values in arrays.items()},
-         "mean norm of an image": norms},
-        SIZES["hs.controls"]["paper"], {}, (CONTROLS, CIRCLE, SETTINGS, CLUSTERS, TRAINING), {"active paths": "hard"},
-        {key: value.astype(np.float32) for key, value in arrays.items()}, figures=panels.controls(list(NAMES.values())),
-    )  # fmt: skip
+        "hs.controls",
+        "What paths follow",
+        PAPER,
+        run.scale,
+        sizes,
+        run.seeds,
+        tuple(claims),
+        {
+            "paths, simple / complex, at each epoch": {key: values.tolist() for key, values in arrays.items()},
+            "mean norm of an image": norms,
+        },
+        SIZES["hs.controls"]["paper"],
+        {},
+        (CONTROLS, CIRCLE, SETTINGS, CLUSTERS, TRAINING),
+        {"active paths": "hard"},
+        {key: value.astype(np.float32) for key, value in arrays.items()},
+        figures=panels.controls(list(NAMES.values())),
+    )

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 MODELS = {m: NAMES[m] for m in ("relu", "dlgn_pwc")}
 # test -> title and axis of its panel
 TESTS = {
-    "parity": "Parity of k bits | k", "frequency": "The fast half | waves around the circle",
-    "samples": "Few examples | training examples", "drift": "A target that turns | steps between turns",
-}  # fmt: skip
+    "parity": "Parity of k bits | k",
+    "frequency": "The fast half | waves around the circle",
+    "samples": "Few examples | training examples",
+    "drift": "A target that turns | steps between turns",
+}
 TEST_POINTS = 1024
 BROKEN = 0.5  # a skill below this is a failure
 SUMMARY = Deviation(
@@ -40,25 +42,37 @@ SUMMARY = Deviation(
     why="one axis of difficulty each, on which both models can be followed until they fail",
 )
 SKILL = Deviation(
-    paper="–", authors_code="–",
+    paper="–",
+    authors_code="–",
     ours="skill on unseen points: 1 − mean squared error / variance of the target (the fast half's where frequency "
     "grows); for parity 2 × accuracy − 1; at least 0; a model has failed below ½",
     why="one scale for all tests: 1 is perfect, 0 is no better than a constant",
 )
 SAME = Deviation(
-    paper="–", authors_code="other public DLGN code: soft gates, β = 4",
+    paper="–",
+    authors_code="other public DLGN code: soft gates, β = 4",
     ours="the same widths, steps, rate and batches for both models; DLGN-PWC with soft gates, and what is left of it "
     "with hard gates",
     why="a DLGN has twice the parameters of a ReLU network of the same widths, so what it lacks is not parameters",
 )
 _BEHIND = Claim(
-    "the DLGN breaks before the ReLU network", threshold=0.1, comparison=">", null=0.0, null_text="both alike",
-    paper="failure signatures of the summary", unit="skill of ReLU − skill of DLGN-PWC, mean over levels",
-)  # fmt: skip
+    "the DLGN breaks before the ReLU network",
+    threshold=0.1,
+    comparison=">",
+    null=0.0,
+    null_text="both alike",
+    paper="failure signatures of the summary",
+    unit="skill of ReLU − skill of DLGN-PWC, mean over levels",
+)
 _FAILS = Claim(
-    "the DLGN fails at the hardest level", threshold=BROKEN, comparison="<", null=1.0, null_text="it is learned",
-    paper="failure signatures of the summary", unit="skill of DLGN-PWC at the last level",
-)  # fmt: skip
+    "the DLGN fails at the hardest level",
+    threshold=BROKEN,
+    comparison="<",
+    null=1.0,
+    null_text="it is learned",
+    paper="failure signatures of the summary",
+    unit="skill of DLGN-PWC at the last level",
+)
 
 
 def parity(inputs: int, bits: int) -> DataSet:
@@ -119,22 +133,33 @@ def _tests(sizes: dict[str, Any]) -> dict[str, tuple[list[float], list[DataSet]]
     few = {"bottom": sizes["easy_frequency"], "test_points": TEST_POINTS}
     return {
         "parity": (sizes["bits"], [parity(sizes["inputs"], k) for k in sizes["bits"]]),
-        "frequency": (sizes["frequencies"], [circle(sizes["points"], bottom=f, test_points=TEST_POINTS)
-                                             for f in sizes["frequencies"]]),
+        "frequency": (
+            sizes["frequencies"],
+            [circle(sizes["points"], bottom=f, test_points=TEST_POINTS) for f in sizes["frequencies"]],
+        ),
         "samples": (sizes["samples"], [circle(n, noise=sizes["noise"], **few) for n in sizes["samples"]]),
         "drift": (sizes["turn_steps"], [circle(sizes["points"], **few)] * len(sizes["turn_steps"])),
-    }  # fmt: skip
+    }
 
 
 @experiment(
-    "hs.failures", paper=PAPER, title="Where a DLGN breaks first",
+    "hs.failures",
+    paper=PAPER,
+    title="Where a DLGN breaks first",
     what="parity, frequency sweep, sample-size sweep and drifting distribution: DLGN-PWC against ReLU",
-    claims=[_BEHIND, _FAILS], quick_minutes=1.5, paper_minutes=12,
+    claims=[_BEHIND, _FAILS],
+    quick_minutes=1.5,
+    paper_minutes=12,
     # a ReLU network and a DLGN, which is two, at every level
-    flops=lambda size: 18.0 * sum(a * b for a, b in pairwise((size["inputs"], *size["hidden"], 1))) * size["steps"]
-    * size["batch_size"] * size["seeds"]
-    * sum(len(size[key]) for key in ("bits", "frequencies", "samples", "turn_steps")),
-)  # fmt: skip
+    flops=lambda size: (
+        18.0
+        * sum(a * b for a, b in pairwise((size["inputs"], *size["hidden"], 1)))
+        * size["steps"]
+        * size["batch_size"]
+        * size["seeds"]
+        * sum(len(size[key]) for key in ("bits", "frequencies", "samples", "turn_steps"))
+    ),
+)
 def failures(run: Run) -> Artifact:
     """Failure signatures and the first check of the summary."""
     from pathlens.training import train
@@ -144,10 +169,19 @@ def failures(run: Run) -> Artifact:
 
     def fit(nets: Any, one: DataSet, steps: int, seeds: Any, *words: str) -> Any:
         return train(
-            nets, one, epochs=max(1, steps // math.ceil(len(one.x) / batch)), lr=sizes["lr"], batch_size=batch,
-            seeds=seeds, evaluate="running", device=run.device, checkpoint=run.checkpoint("failures", *words),
-            checkpoint_every=200, progress=run.progress, label=", ".join(words),
-        )  # fmt: skip
+            nets,
+            one,
+            epochs=max(1, steps // math.ceil(len(one.x) / batch)),
+            lr=sizes["lr"],
+            batch_size=batch,
+            seeds=seeds,
+            evaluate="running",
+            device=run.device,
+            checkpoint=run.checkpoint("failures", *words),
+            checkpoint_every=200,
+            progress=run.progress,
+            label=", ".join(words),
+        )
 
     tests = _tests(sizes)
     arrays: dict[str, np.ndarray] = {f"{test}_levels": np.array(levels) for test, (levels, _) in tests.items()}
@@ -180,12 +214,23 @@ def failures(run: Run) -> Artifact:
             "levels": list(levels),
             "skill, mean": {NAMES[m]: v.mean(0).tolist() for m, v in skill.items()},
             "skill, standard deviation": {NAMES[m]: v.std(0).tolist() for m, v in skill.items()},
-            "first level that breaks": {name: next((level for level, s in zip(levels, v) if s < BROKEN), None)
-                                        for name, v in middle.items()},
-        }  # fmt: skip
+            "first level that breaks": {
+                name: next((level for level, s in zip(levels, v) if s < BROKEN), None) for name, v in middle.items()
+            },
+        }
     return Artifact(
-        "hs.failures", "Where a DLGN breaks first", PAPER, run.scale, {**sizes, "beta": BETA}, run.seeds, tuple(claims),
-        told, {}, {}, (SUMMARY, SKILL, SAME),
+        "hs.failures",
+        "Where a DLGN breaks first",
+        PAPER,
+        run.scale,
+        {**sizes, "beta": BETA},
+        run.seeds,
+        tuple(claims),
+        told,
+        {},
+        {},
+        (SUMMARY, SKILL, SAME),
         {"ReLU": "hard", "DLGN-PWC": SOFT["dlgn_pwc"], "DLGN-PWC, hard gates": "hard"},
-        {k: v.astype(np.float32) for k, v in arrays.items()}, figures=panels.failures(TESTS, MODELS),
-    )  # fmt: skip
+        {k: v.astype(np.float32) for k, v in arrays.items()},
+        figures=panels.failures(TESTS, MODELS),
+    )

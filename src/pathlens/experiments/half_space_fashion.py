@@ -33,10 +33,11 @@ CURVE = (0, 1, 2, 3, 5, 7, 10, 15, 20, 25, 32, 50, 70, 100)  # epochs at which p
 
 CLUSTERS = Deviation(
     paper="the images of each of five classes are cut into five groups 'based on a type of clustering', and the 25 "
-    "groups get labels 6 to 10 at random", authors_code="not public",
+    "groups get labels 6 to 10 at random",
+    authors_code="not public",
     ours="k-means on the training pixels of each class, test images to the nearest centre, each label five times",
     why="the clustering is not named; centres from the training rows alone keep the test rows out of the labels",
-)  # fmt: skip
+)
 TRAINING = Deviation(
     paper="Adam 2e-4, five hidden layers of 128; epochs, batch size, gate slope and biases are not stated",
     authors_code="public DLGN image code: batches of 128, 32 epochs, soft gates β = 4, default initialisation, biases",
@@ -44,12 +45,13 @@ TRAINING = Deviation(
     "narrower layers and a larger rate, as the configuration says",
     why="'the images are used as-is'; and with biases and default initialisation the ReLU network's NTK starts flat, "
     "as in Figure 16a",
-)  # fmt: skip
+)
 COUNTS = Deviation(
-    paper="the number of active paths; the DLGN is defined with hard gates", authors_code="hard gates in analysis only",
+    paper="the number of active paths; the DLGN is defined with hard gates",
+    authors_code="hard gates in analysis only",
     ours="exact integers from the hard gates of the network that was trained with soft ones; its NTK with soft gates",
     why="soft gates have no path that is off, and hard ones no gradient",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,15 @@ def train_options(run: Run, setting: Setting, data: DataSet, label: str, *words:
     """
     assert data.x_test is not None and data.y_test is not None
     simple = data.marks_test["simple"]
-    return {**options(run, label, *setting.words, *words), "evaluate": "full", "autocast": None,
-            "epochs": setting.epochs, "lr": setting.lr, "batch_size": setting.batch_size,
-            "validation": (data.x_test[simple], data.y_test[simple])}  # fmt: skip
+    return {
+        **options(run, label, *setting.words, *words),
+        "evaluate": "full",
+        "autocast": None,
+        "epochs": setting.epochs,
+        "lr": setting.lr,
+        "batch_size": setting.batch_size,
+        "validation": (data.x_test[simple], data.y_test[simple]),
+    }
 
 
 @dataclass
@@ -172,9 +180,11 @@ def train_fashion(run: Run, model: str, setting: Setting) -> Trained:
 
         data = fashion(run, setting)
         runs: Any = train(
-            network(model, setting, data.d), data, keep_at=setting.kept,
+            network(model, setting, data.d),
+            data,
+            keep_at=setting.kept,
             **train_options(run, setting, data, NAMES[model], model),
-        )  # fmt: skip
+        )
         return Trained(setting, data, model, runs)
 
     return run.once(("fashion", model, setting), compute)
@@ -191,24 +201,41 @@ def mean_paths(net: GatedNetwork, x: Any, simple: np.ndarray) -> np.ndarray:
 # --- figure 7 --------------------------------------------------------------------------------------------------
 
 _MORE = Claim(
-    "after training, more paths are active on the simple part", threshold=1.25, comparison=">", null=1.0,
-    null_text="as many on either part", paper="Figures 7, 11, 12", unit="× (mean active paths, simple / complex)",
-)  # fmt: skip
+    "after training, more paths are active on the simple part",
+    threshold=1.25,
+    comparison=">",
+    null=1.0,
+    null_text="as many on either part",
+    paper="Figures 7, 11, 12",
+    unit="× (mean active paths, simple / complex)",
+)
 _ALWAYS = Claim(
-    "the simple part has more paths consistently, from the first epoch on", threshold=0.9, comparison=">=", null=0.5,
-    null_text="either part may lead", paper="'consistently higher than the complex part'",
+    "the simple part has more paths consistently, from the first epoch on",
+    threshold=0.9,
+    comparison=">=",
+    null=0.5,
+    null_text="either part may lead",
+    paper="'consistently higher than the complex part'",
     unit="share of the measured epochs",
-)  # fmt: skip
+)
 _DIAGONAL = Claim(
-    "after training, the diagonal of the NTK is larger on the simple part", threshold=1.25, comparison=">", null=1.0,
-    null_text="as large on either part", paper="Figures 7, 11, 12; in 16b, 73 / 27 of the trace",
+    "after training, the diagonal of the NTK is larger on the simple part",
+    threshold=1.25,
+    comparison=">",
+    null=1.0,
+    null_text="as large on either part",
+    paper="Figures 7, 11, 12; in 16b, 73 / 27 of the trace",
     unit="× (mean diagonal of the NTK, simple / complex)",
-)  # fmt: skip
+)
 _FIRST = Claim(
     f"the simple part is learned first: when it is at {MIDDLE:g} %, the complex part is mostly not learned",
-    threshold=50.0, comparison="<", null=72.0, null_text="both parts alike",
-    paper="'72 out of 85 … but the hard mode is still mostly not learned yet'", unit="% right on the complex part",
-)  # fmt: skip
+    threshold=50.0,
+    comparison="<",
+    null=72.0,
+    null_text="both parts alike",
+    paper="'72 out of 85 … but the hard mode is still mostly not learned yet'",
+    unit="% right on the complex part",
+)
 
 
 def _allocation(run: Run, t: Trained, measured: int, epochs: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -231,11 +258,17 @@ def _allocation(run: Run, t: Trained, measured: int, epochs: list[int]) -> tuple
 
 
 @experiment(
-    "hs.fig7", paper=PAPER, title="Paths go to the simple classes",
+    "hs.fig7",
+    paper=PAPER,
+    title="Paths go to the simple classes",
     what="modified Fashion-MNIST: active paths and NTK diagonal on simple and complex classes, ReLU and DLGN-PWC",
-    claims=[_MORE, _ALWAYS, _DIAGONAL, _FIRST], data=("fashion_mnist",), quick_minutes=2, paper_minutes=5,
-    flops=lambda sizes: training_flops(sizes, 1) + training_flops(sizes, 2), shares="fashion",
-)  # fmt: skip
+    claims=[_MORE, _ALWAYS, _DIAGONAL, _FIRST],
+    data=("fashion_mnist",),
+    quick_minutes=2,
+    paper_minutes=5,
+    flops=lambda sizes: training_flops(sizes, 1) + training_flops(sizes, 2),
+    shares="fashion",
+)
 def fig7(run: Run) -> Artifact:
     """Figures 7, 11 and 12."""
     sizes = run.sizes("hs.fig7")
@@ -256,8 +289,11 @@ def fig7(run: Run) -> Artifact:
             _FIRST.measure([None if e is None else accuracy[i, e, 1] for i, e in enumerate(middle)], row=name),
         ]
         metrics[name] = {
-            "paths, simple / complex": {"at initialisation": ratio[:, 0].tolist(), "at the end": ratio[:, -1].tolist(),
-                                        "mean ± sd at the end": _mean_sd(ratio[:, -1])},
+            "paths, simple / complex": {
+                "at initialisation": ratio[:, 0].tolist(),
+                "at the end": ratio[:, -1].tolist(),
+                "mean ± sd at the end": _mean_sd(ratio[:, -1]),
+            },
             "active paths at the end": {part: _mean_sd(paths[:, -1, k]) for k, part in enumerate(PARTS)},
             "first epoch with 72 % on the simple part": middle,
             "test accuracy, last epoch, mean ± sd": {
@@ -265,15 +301,29 @@ def fig7(run: Run) -> Artifact:
                 **{f"all, {when}": _mean_sd(values) for when, values in accuracies(t.runs).items()},
                 "all, hard gates": _mean_sd(hard_accuracies(t.runs, t.data, run.device)),
             },
-        }  # fmt: skip
-        arrays |= {f"paths_{model}": paths, f"ntk_{model}": diagonal, f"accuracy_{model}": accuracy,
-                   f"ratio_{model}": ratio}  # fmt: skip
+        }
+        arrays |= {
+            f"paths_{model}": paths,
+            f"ntk_{model}": diagonal,
+            f"accuracy_{model}": accuracy,
+            f"ratio_{model}": ratio,
+        }
     return Artifact(
-        "hs.fig7", "Paths go to the simple classes", PAPER, run.scale, sizes, run.seeds, tuple(claims), metrics,
-        SIZES["hs.fig7"]["paper"], {"numbers": "in pictures alone"}, (CLUSTERS, TRAINING, COUNTS),
+        "hs.fig7",
+        "Paths go to the simple classes",
+        PAPER,
+        run.scale,
+        sizes,
+        run.seeds,
+        tuple(claims),
+        metrics,
+        SIZES["hs.fig7"]["paper"],
+        {"numbers": "in pictures alone"},
+        (CLUSTERS, TRAINING, COUNTS),
         {"active paths": "hard", "DLGN-PWC, NTK and accuracy": f"soft β={setting.beta:g}", "ReLU": "hard"},
-        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()}, figures=panels.allocation(NAMES),
-    )  # fmt: skip
+        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
+        figures=panels.allocation(NAMES),
+    )
 
 
 def _mean_sd(values: Any) -> str:
@@ -285,56 +335,79 @@ def _mean_sd(values: Any) -> str:
 # --- figures 13 to 16 ------------------------------------------------------------------------------------------
 
 # rows and columns of classes 2 to 10 as printed; what is left of class 1's row is not complete
-FIGURE_16A = np.array([
-    [10.02, 9.98, 10.01, 9.99, 9.95, 9.96, 9.95, 9.96, 9.95],
-    [9.98, 10.04, 10.00, 10.04, 9.95, 9.98, 9.96, 9.99, 9.98],
-    [10.01, 10.00, 10.04, 10.01, 9.95, 9.98, 9.96, 9.98, 9.97],
-    [9.99, 10.04, 10.01, 10.05, 9.95, 9.99, 9.96, 9.99, 9.98],
-    [9.95, 9.95, 9.95, 9.95, 9.93, 9.95, 9.94, 9.95, 9.94],
-    [9.96, 9.98, 9.98, 9.99, 9.95, 9.98, 9.96, 9.97, 9.96],
-    [9.95, 9.96, 9.96, 9.96, 9.94, 9.96, 9.95, 9.95, 9.95],
-    [9.96, 9.99, 9.98, 9.99, 9.95, 9.97, 9.95, 9.97, 9.96],
-    [9.95, 9.98, 9.97, 9.98, 9.94, 9.96, 9.95, 9.96, 9.96],
-])  # fmt: skip
-FIGURE_16B = np.array([
-    [23.58, -1.50, 5.21, -0.83, 0.14, -0.62, -0.45, -0.46, -0.60],
-    [-1.50, 11.79, -0.45, 10.34, -0.26, 1.06, -0.27, 1.77, 1.83],
-    [5.21, -0.45, 11.03, 0.31, 0.62, -0.36, -0.41, -0.03, -0.27],
-    [-0.83, 10.34, 0.31, 10.86, -0.11, 1.53, -0.00, 2.15, 2.30],
-    [0.14, -0.26, 0.62, -0.11, 4.84, 5.24, 5.62, 4.24, 3.00],
-    [-0.62, 1.06, -0.36, 1.53, 5.24, 6.72, 6.64, 5.49, 4.50],
-    [-0.45, -0.27, -0.41, -0.00, 5.62, 6.64, 7.00, 5.32, 4.09],
-    [-0.46, 1.77, -0.03, 2.15, 4.24, 5.49, 5.32, 4.70, 3.96],
-    [-0.60, 1.83, -0.27, 2.30, 3.00, 4.50, 4.09, 3.96, 3.82],
-])  # fmt: skip
+FIGURE_16A = np.array(
+    [
+        [10.02, 9.98, 10.01, 9.99, 9.95, 9.96, 9.95, 9.96, 9.95],
+        [9.98, 10.04, 10.00, 10.04, 9.95, 9.98, 9.96, 9.99, 9.98],
+        [10.01, 10.00, 10.04, 10.01, 9.95, 9.98, 9.96, 9.98, 9.97],
+        [9.99, 10.04, 10.01, 10.05, 9.95, 9.99, 9.96, 9.99, 9.98],
+        [9.95, 9.95, 9.95, 9.95, 9.93, 9.95, 9.94, 9.95, 9.94],
+        [9.96, 9.98, 9.98, 9.99, 9.95, 9.98, 9.96, 9.97, 9.96],
+        [9.95, 9.96, 9.96, 9.96, 9.94, 9.96, 9.95, 9.95, 9.95],
+        [9.96, 9.99, 9.98, 9.99, 9.95, 9.97, 9.95, 9.97, 9.96],
+        [9.95, 9.98, 9.97, 9.98, 9.94, 9.96, 9.95, 9.96, 9.96],
+    ]
+)
+FIGURE_16B = np.array(
+    [
+        [23.58, -1.50, 5.21, -0.83, 0.14, -0.62, -0.45, -0.46, -0.60],
+        [-1.50, 11.79, -0.45, 10.34, -0.26, 1.06, -0.27, 1.77, 1.83],
+        [5.21, -0.45, 11.03, 0.31, 0.62, -0.36, -0.41, -0.03, -0.27],
+        [-0.83, 10.34, 0.31, 10.86, -0.11, 1.53, -0.00, 2.15, 2.30],
+        [0.14, -0.26, 0.62, -0.11, 4.84, 5.24, 5.62, 4.24, 3.00],
+        [-0.62, 1.06, -0.36, 1.53, 5.24, 6.72, 6.64, 5.49, 4.50],
+        [-0.45, -0.27, -0.41, -0.00, 5.62, 6.64, 7.00, 5.32, 4.09],
+        [-0.46, 1.77, -0.03, 2.15, 4.24, 5.49, 5.32, 4.70, 3.96],
+        [-0.60, 1.83, -0.27, 2.30, 3.00, 4.50, 4.09, 3.96, 3.82],
+    ]
+)
 MOMENTS = ("init", "middle", "end")
 
 KERNELS = Deviation(
     paper="50 images of each class; whether of the training or the test set, of the old or the new classes, and how "
     "the ten outputs enter the NTK is not stated; the caption of Figure 16 says DLGN; 'the loss on easy part is "
-    "≈ 72%'", authors_code="not public",
+    "≈ 72%'",
+    authors_code="not public",
     ours="the first test images of each new class; the NTK is summed over the outputs; Figure 16 is ReLU, and 72 % is "
     "accuracy on the easy test images, at the first epoch that ends with it",
     why="Figure 14 to 16 read so; the complex classes of 16b are alike, as mixtures of clusters are",
-)  # fmt: skip
+)
 _BLOCKS = Claim(
-    "training makes classes share more with classes of their own part than with those of the other", threshold=0.1,
-    comparison=">", null=0.0, null_text="no more than at initialisation", paper="Figures 13 to 16",
+    "training makes classes share more with classes of their own part than with those of the other",
+    threshold=0.1,
+    comparison=">",
+    null=0.0,
+    null_text="no more than at initialisation",
+    paper="Figures 13 to 16",
     unit="gain of (mean within a part − mean across) / mean diagonal",
-)  # fmt: skip
+)
 _AS_16A = Claim(
-    "the ReLU network's NTK starts flat, as printed in Figure 16a", threshold=0.15, comparison="<=", null=1.0,
-    null_text="classes differ by a tenth", paper="Figure 16a: 9.93 to 10.05", unit="largest |ours − printed|",
-)  # fmt: skip
+    "the ReLU network's NTK starts flat, as printed in Figure 16a",
+    threshold=0.15,
+    comparison="<=",
+    null=1.0,
+    null_text="classes differ by a tenth",
+    paper="Figure 16a: 9.93 to 10.05",
+    unit="largest |ours − printed|",
+)
 _AS_16B = Claim(
-    "the ReLU network's NTK at middle has the pattern of Figure 16b", threshold=0.8, comparison=">=", null=0.0,
-    null_text="no likeness", paper="Figure 16b", unit="correlation with the printed entries",
-)  # fmt: skip
+    "the ReLU network's NTK at middle has the pattern of Figure 16b",
+    threshold=0.8,
+    comparison=">=",
+    null=0.0,
+    null_text="no likeness",
+    paper="Figure 16b",
+    unit="correlation with the printed entries",
+)
 _SHARE_16B = Claim(
-    "at middle, most of the trace of the ReLU network's NTK is on the simple classes", threshold=1.5, comparison=">",
-    null=1.0, null_text="as much on either part, as in Figure 16a", paper="Figure 16b: 72.9 / 27.1 = 2.7",
+    "at middle, most of the trace of the ReLU network's NTK is on the simple classes",
+    threshold=1.5,
+    comparison=">",
+    null=1.0,
+    null_text="as much on either part, as in Figure 16a",
+    paper="Figure 16b: 72.9 / 27.1 = 2.7",
     unit="× (diagonal blocks, simple / complex)",
-)  # fmt: skip
+)
 
 
 def block_contrast(blocks: np.ndarray) -> float:
@@ -369,11 +442,17 @@ def _blocks(run: Run, t: Trained, per_class: int) -> dict[str, np.ndarray]:
 
 
 @experiment(
-    "hs.fig13", paper=PAPER, title="Kernels between the classes",
+    "hs.fig13",
+    paper=PAPER,
+    title="Kernels between the classes",
     what="modified Fashion-MNIST: class-averaged overlap kernel and NTK at initialisation, middle and end",
-    claims=[_BLOCKS, _AS_16A, _AS_16B, _SHARE_16B], data=("fashion_mnist",), quick_minutes=1.5, paper_minutes=4,
-    flops=lambda sizes: training_flops(sizes, 1) + training_flops(sizes, 2), shares="fashion",
-)  # fmt: skip
+    claims=[_BLOCKS, _AS_16A, _AS_16B, _SHARE_16B],
+    data=("fashion_mnist",),
+    quick_minutes=1.5,
+    paper_minutes=4,
+    flops=lambda sizes: training_flops(sizes, 1) + training_flops(sizes, 2),
+    shares="fashion",
+)
 def fig13(run: Run) -> Artifact:
     """Figures 13 to 16, from the trainings of Figure 7."""
     sizes = run.sizes("hs.fig13")
@@ -401,15 +480,29 @@ def fig13(run: Run) -> Artifact:
     ]
     reached = middle[~np.isnan(middle).any((1, 2))]
     ours = {"16a": start.mean(0), "16b": reached.mean(0) if len(reached) else np.full((9, 9), np.nan)}
-    metrics |= {f"Figure {figure}, classes 2 to 10, mean over seeds": np.round(values, 2).tolist()
-                for figure, values in ours.items()}  # fmt: skip
-    arrays |= {"printed_16a": FIGURE_16A - 10, "ours_16a": ours["16a"] - 10, "printed_16b": FIGURE_16B,
-               "ours_16b": ours["16b"]}  # fmt: skip
+    metrics |= {
+        f"Figure {figure}, classes 2 to 10, mean over seeds": np.round(values, 2).tolist()
+        for figure, values in ours.items()
+    }
+    arrays |= {
+        "printed_16a": FIGURE_16A - 10,
+        "ours_16a": ours["16a"] - 10,
+        "printed_16b": FIGURE_16B,
+        "ours_16b": ours["16b"],
+    }
     return Artifact(
-        "hs.fig13", "Kernels between the classes", PAPER, run.scale, sizes, run.seeds, tuple(claims), metrics,
+        "hs.fig13",
+        "Kernels between the classes",
+        PAPER,
+        run.scale,
+        sizes,
+        run.seeds,
+        tuple(claims),
+        metrics,
         SIZES["hs.fig13"]["paper"],
         {"Figure 16a, classes 2 to 10": FIGURE_16A.tolist(), "Figure 16b, classes 2 to 10": FIGURE_16B.tolist()},
         (CLUSTERS, TRAINING, COUNTS, KERNELS),
         {"overlap kernels": "hard", "DLGN-PWC, NTK": f"soft β={setting.beta:g}", "ReLU": "hard"},
-        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()}, figures=panels.kernels(NAMES),
-    )  # fmt: skip
+        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
+        figures=panels.kernels(NAMES),
+    )

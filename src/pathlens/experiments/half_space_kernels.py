@@ -42,8 +42,9 @@ def _step(name: str, sizes: dict[str, Any]) -> int:
     """Every how many-th point of the circle has an entry in the kernels."""
     step, rest = divmod(sizes["points"], sizes["kernel_points"])
     if rest or not step:
-        raise OptionError(f"{name}: kernel_points must divide points, got {sizes['kernel_points']} and "
-                          f"{sizes['points']}. Set both.")  # fmt: skip
+        raise OptionError(
+            f"{name}: kernel_points must divide points, got {sizes['kernel_points']} and {sizes['points']}. Set both."
+        )
     return int(step)
 
 
@@ -57,8 +58,9 @@ def tangent_kernels(run: Run, points: int) -> dict[str, np.ndarray]:
         x, epochs = c.data.x[:: len(c.data.x) // points].double(), _kept(c)
         found = {}
         for i, m in enumerate(MODELS):
-            found[m] = np.stack([[ntk(network_at(c.runs[m], s, e), x).dense().numpy() for e in epochs]
-                                 for s in range(len(run.seeds))])  # fmt: skip
+            found[m] = np.stack(
+                [[ntk(network_at(c.runs[m], s, e), x).dense().numpy() for e in epochs] for s in range(len(run.seeds))]
+            )
             run.progress("tangent kernels", i + 1, len(MODELS))
         return found
 
@@ -73,26 +75,43 @@ def _single(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 _MOVES = Claim(
     f"the tangent kernel is far from stationary: by epoch {LATE} it has moved by more than half of its size",
-    threshold=0.5, comparison=">", null=0.1, null_text="a kernel that hardly moves, as of very wide networks",
-    paper="'far from being stationary'", unit="‖K̂ − K̂₀‖/‖K̂₀‖, trace-normalised",
-)  # fmt: skip
+    threshold=0.5,
+    comparison=">",
+    null=0.1,
+    null_text="a kernel that hardly moves, as of very wide networks",
+    paper="'far from being stationary'",
+    unit="‖K̂ − K̂₀‖/‖K̂₀‖, trace-normalised",
+)
 _SOON = Claim(
-    f"most of that happens early: by epoch 3 it has moved more than half as far as by epoch {LATE}", threshold=0.5,
-    comparison=">", null=3 / LATE, null_text="it moves at an even pace", paper="Figure 4, epoch 3",
+    f"most of that happens early: by epoch 3 it has moved more than half as far as by epoch {LATE}",
+    threshold=0.5,
+    comparison=">",
+    null=3 / LATE,
+    null_text="it moves at an even pace",
+    paper="Figure 4, epoch 3",
     unit=f"× (drift at 3 / at {LATE})",
-)  # fmt: skip
+)
 _NEARER = Claim(
-    "training brings the DLGN's kernel nearer to the ReLU network's", threshold=0.1, comparison=">", null=0.0,
-    null_text="no nearer than before training", paper="'similarity of overlap/NTK … dynamics (Figures 3–5)'",
+    "training brings the DLGN's kernel nearer to the ReLU network's",
+    threshold=0.1,
+    comparison=">",
+    null=0.0,
+    null_text="no nearer than before training",
+    paper="'similarity of overlap/NTK … dynamics (Figures 3–5)'",
     unit=f"alignment with ReLU at {LATE}: DLGN at {LATE} − DLGN at 0",
-)  # fmt: skip
+)
 _ALIKE = Claim(
     f"at epoch {LATE} a DLGN's kernel is nearly as like a ReLU network's as that of another ReLU network",
-    threshold=0.8, comparison=">=", null=0.5, null_text="half as like", paper="'a faithful surrogate for ReLU nets'",
+    threshold=0.8,
+    comparison=">=",
+    null=0.5,
+    null_text="half as like",
+    paper="'a faithful surrogate for ReLU nets'",
     unit="× (alignment ReLU–DLGN / ReLU–ReLU of other seeds)",
-)  # fmt: skip
+)
 PAIRS = Deviation(
-    paper="Figures 3 and 4 are compared by eye", authors_code="not public",
+    paper="Figures 3 and 4 are compared by eye",
+    authors_code="not public",
     ours="centred alignment of every ReLU network with every DLGN, and with the ReLU networks of other seeds",
     why="two ReLU networks say how much alike kernels of the same task can be expected to be",
 )
@@ -112,11 +131,16 @@ def _others(matrix: np.ndarray) -> np.ndarray:
 
 
 @experiment(
-    "hs.fig4", paper=PAPER, title="Tangent kernels of ReLU and DLGN while training",
+    "hs.fig4",
+    paper=PAPER,
+    title="Tangent kernels of ReLU and DLGN while training",
     what="empirical NTK of ReLU and DLGN-PWC at init, epoch 3 and 200; alignment of their kernels while training",
-    claims=[_MOVES, _SOON, _NEARER, _ALIKE], quick_minutes=1.5, paper_minutes=13, flops=circle_operations,
+    claims=[_MOVES, _SOON, _NEARER, _ALIKE],
+    quick_minutes=1.5,
+    paper_minutes=13,
+    flops=circle_operations,
     shares="circle",
-)  # fmt: skip
+)
 def fig4(run: Run) -> Artifact:
     """Figure 4, and the surrogate claim made from it, for the tangent and the overlap kernel."""
     from pathlens.kernels import drift, overlap
@@ -129,8 +153,12 @@ def fig4(run: Run) -> Artifact:
     late = epochs.index(LATE)
     top = c.top[::step]
     tangent = tangent_kernels(run, sizes["kernel_points"])
-    shared = {m: np.stack([[overlap(c.record(m, s, e))[::step, ::step].dense().double().numpy() for e in epochs]
-                           for s in members]) for m in MODELS}  # fmt: skip
+    shared = {
+        m: np.stack(
+            [[overlap(c.record(m, s, e))[::step, ::step].dense().double().numpy() for e in epochs] for s in members]
+        )
+        for m in MODELS
+    }
     arrays: dict[str, np.ndarray] = {"epochs": np.array(epochs), "theta": c.data.marks["theta"].numpy()[::step]}
     for m, K in tangent.items():
         arrays[f"drift_{m}"] = np.array([[drift(k, ks[0], normalise=True) for k in ks] for ks in K])
@@ -139,65 +167,108 @@ def fig4(run: Run) -> Artifact:
         diagonal = K.diagonal(axis1=2, axis2=3)
         arrays[f"diagonal_{m}"] = diagonal[..., top].mean(2) / diagonal[..., ~top].mean(2)
     claims = [_MOVES.measure(arrays[f"drift_{m}"][:, late], row=NAMES[m]) for m in MODELS]
-    claims += [_SOON.measure(arrays[f"drift_{m}"][:, epochs.index(3)] / arrays[f"drift_{m}"][:, late], row=NAMES[m])
-               for m in MODELS]  # fmt: skip
+    claims += [
+        _SOON.measure(arrays[f"drift_{m}"][:, epochs.index(3)] / arrays[f"drift_{m}"][:, late], row=NAMES[m])
+        for m in MODELS
+    ]
     for stem, name, both in (("ntk", "tangent kernel", tangent), ("overlap", "overlap kernel", shared)):
         relu, dlgn = both["relu"], both["dlgn_pwc"]
         between = np.stack([_alignments(relu[:, t], dlgn[:, t]).mean(1) for t in range(len(epochs))], axis=1)
         own = np.stack([_others(_alignments(relu[:, t], relu[:, t])) for t in range(len(epochs))], axis=1)
         start = _alignments(relu[:, late], dlgn[:, 0]).mean(1)
-        arrays |= {f"alignment_{stem}_between": between, f"alignment_{stem}_relu": own,
-                   f"alignment_{stem}_start": start}  # fmt: skip
+        arrays |= {
+            f"alignment_{stem}_between": between,
+            f"alignment_{stem}_relu": own,
+            f"alignment_{stem}_start": start,
+        }
         claims.append(_NEARER.measure(between[:, late] - start, row=name))
         claims.append(_ALIKE.measure(between[:, late] / own[:, late], row=name))
     said = {k: v for k, v in arrays.items() if k.split("_")[0] in ("drift", "alignment", "diagonal")}
     return Artifact(
-        "hs.fig4", "Tangent kernels of ReLU and DLGN while training", PAPER, run.scale, sizes, run.seeds,
+        "hs.fig4",
+        "Tangent kernels of ReLU and DLGN while training",
+        PAPER,
+        run.scale,
+        sizes,
+        run.seeds,
         tuple(claims),
-        {"epochs": epochs, "mean over seeds": {k: v.mean(0).tolist() for k, v in said.items()},
-         "standard deviation": {k: v.std(0).tolist() for k, v in said.items()}},
-        {}, {}, (PAIRS, CIRCLE, SETTINGS),
+        {
+            "epochs": epochs,
+            "mean over seeds": {k: v.mean(0).tolist() for k, v in said.items()},
+            "standard deviation": {k: v.std(0).tolist() for k, v in said.items()},
+        },
+        {},
+        {},
+        (PAIRS, CIRCLE, SETTINGS),
         {"tangent kernel of ReLU": "hard", "tangent kernel of DLGN-PWC": SOFT["dlgn_pwc"], "overlap kernels": "hard"},
-        _single(arrays), figures=panels.fig4(MODELS, KERNEL_EPOCHS),
-    )  # fmt: skip
+        _single(arrays),
+        figures=panels.fig4(MODELS, KERNEL_EPOCHS),
+    )
 
 
 # --- spectral bias ---------------------------------------------------------------------------------------------
 
 FAST = 12  # waves around the circle that the fast half has
 _SINES = Claim(
-    "eigenvectors of the infinite-width kernel on the circle are sinusoids of one frequency", threshold=0.99,
-    comparison=">=", null=0.5, null_text="mixtures of frequencies", paper="'low frequency sinusoids as eigen vectors'",
-    unit="share of the leading 25 eigenvectors' energy at one frequency, least", needs=1,
-)  # fmt: skip
+    "eigenvectors of the infinite-width kernel on the circle are sinusoids of one frequency",
+    threshold=0.99,
+    comparison=">=",
+    null=0.5,
+    null_text="mixtures of frequencies",
+    paper="'low frequency sinusoids as eigen vectors'",
+    unit="share of the leading 25 eigenvectors' energy at one frequency, least",
+    needs=1,
+)
 _ORDER = Claim(
-    f"low frequencies have the larger eigenvalues: one wave against {FAST}", threshold=5.0, comparison=">", null=1.0,
-    null_text="all frequencies alike", paper="'with larger eigen values'", unit="× (eigenvalue)", needs=1,
-)  # fmt: skip
+    f"low frequencies have the larger eigenvalues: one wave against {FAST}",
+    threshold=5.0,
+    comparison=">",
+    null=1.0,
+    null_text="all frequencies alike",
+    paper="'with larger eigen values'",
+    unit="× (eigenvalue)",
+    needs=1,
+)
 _LAZY = Claim(
     "when the network's loss is under .01, the linearised network with the same optimiser is still above .1",
-    threshold=0.1, comparison=">", null=0.01, null_text="training is descent with the kernel of the start",
-    paper="'distinct from the phenomenon of spectral bias'", unit="loss of the linearised network",
-)  # fmt: skip
+    threshold=0.1,
+    comparison=">",
+    null=0.01,
+    null_text="training is descent with the kernel of the start",
+    paper="'distinct from the phenomenon of spectral bias'",
+    unit="loss of the linearised network",
+)
 _LONGER = Claim(
-    "with a fixed kernel the fast half takes several times longer, relative to the slow one", threshold=3.0,
-    comparison=">", null=1.0, null_text="spectral bias of that kernel explains the times",
-    paper="'distinct from the phenomenon of spectral bias'", unit="× (t(.01)/t(.25), flow / training)",
-)  # fmt: skip
+    "with a fixed kernel the fast half takes several times longer, relative to the slow one",
+    threshold=3.0,
+    comparison=">",
+    null=1.0,
+    null_text="spectral bias of that kernel explains the times",
+    paper="'distinct from the phenomenon of spectral bias'",
+    unit="× (t(.01)/t(.25), flow / training)",
+)
 _DRIFTS = Claim(
-    "the kernel drifts by more than half of its size until the loss is under .01", threshold=0.5, comparison=">",
-    null=0.1, null_text="a kernel that hardly moves", paper="'far from being stationary'", unit="‖K_t − K₀‖/‖K₀‖",
-)  # fmt: skip
+    "the kernel drifts by more than half of its size until the loss is under .01",
+    threshold=0.5,
+    comparison=">",
+    null=0.1,
+    null_text="a kernel that hardly moves",
+    paper="'far from being stationary'",
+    unit="‖K_t − K₀‖/‖K₀‖",
+)
 TIME = Deviation(
-    paper="no fixed kernel is tried", authors_code="–",
+    paper="no fixed kernel is tried",
+    authors_code="–",
     ours="gradient flow with K⁽ᵈ⁾ and with each network's K₀, its times relative to when the loss passes .25; and the "
     "linearised network f₀ + ∇f₀·(θ − θ₀) trained by the same Adam, rate and batch size",
     why="flow has no epochs, and Adam alone could speed up slow directions: the linearised network has both",
 )
 ADAM = Deviation(
-    paper="'spectral bias' speaks of gradient descent", authors_code="–",
-    ours="training is by Adam, as everywhere here", why="these settings give the paper's curves",
-)  # fmt: skip
+    paper="'spectral bias' speaks of gradient descent",
+    authors_code="–",
+    ours="training is by Adam, as everywhere here",
+    why="these settings give the paper's curves",
+)
 
 
 def circle_spectrum(points: int, hidden_layers: int) -> tuple[np.ndarray, float, np.ndarray]:
@@ -257,8 +328,15 @@ def linearisation(net: Any, x: Any) -> tuple[Any, Any]:
 
 
 def train_linearised(
-    starts: list[tuple[Any, Any]], y: Any, seeds: Sequence[int], *, epochs: int, lr: float, batch_size: int,
-    progress: Progress, label: str,
+    starts: list[tuple[Any, Any]],
+    y: Any,
+    seeds: Sequence[int],
+    *,
+    epochs: int,
+    lr: float,
+    batch_size: int,
+    progress: Progress,
+    label: str,
 ) -> np.ndarray:
     """Loss per seed and epoch of f₀ + ∇f₀·w from w = 0, with the optimiser, rate and batch size of the circle."""
     import torch
@@ -291,11 +369,16 @@ def _halves(flow: Flow, top: np.ndarray) -> float | None:
 
 
 @experiment(
-    "hs.spectral", paper=PAPER, title="Not the spectral bias of a fixed kernel",
+    "hs.spectral",
+    paper=PAPER,
+    title="Not the spectral bias of a fixed kernel",
     what="infinite-width NTK on the circle; descent with it, and with each network's first kernel, against training",
-    claims=[_SINES, _ORDER, _LAZY, _LONGER, _DRIFTS], quick_minutes=1.5, paper_minutes=14, flops=circle_operations,
+    claims=[_SINES, _ORDER, _LAZY, _LONGER, _DRIFTS],
+    quick_minutes=1.5,
+    paper_minutes=14,
+    flops=circle_operations,
     shares="circle",
-)  # fmt: skip
+)
 def spectral(run: Run) -> Artifact:
     """Section 4: 'Note that this is distinct from the phenomenon of spectral bias'."""
     from pathlens.kernels import drift
@@ -310,17 +393,26 @@ def spectral(run: Run) -> Artifact:
     flow = Flow(infinite, -y)
     times = np.geomspace(0.1, 1e3, 121)
     arrays: dict[str, np.ndarray] = {
-        "eigenvalues": values, "frequencies": np.arange(len(values)), "times": times, "drift_epochs": np.array(kept),
+        "eigenvalues": values,
+        "frequencies": np.arange(len(values)),
+        "times": times,
+        "drift_epochs": np.array(kept),
         "flow_infinite": flow.loss(times * flow.time_to(0.25)),
-    }  # fmt: skip
+    }
     metrics: dict[str, Any] = {"error bottom / top at loss .25": {"flow with K⁽ᵈ⁾": _halves(flow, top)}}
     lazy, longer, drifts = [], [], []
     for m, name in MODELS.items():
         starts = [linearisation(network_at(c.runs[m], s, 0).float(), c.data.x) for s in range(len(run.seeds))]
         arrays[f"lazy_{m}"] = train_linearised(
-            starts, c.data.y[:, 0], run.seeds, epochs=sizes["epochs"][m], lr=sizes["lr"],
-            batch_size=sizes["batch_size"], progress=run.progress, label=f"{name}, linearised",
-        )  # fmt: skip
+            starts,
+            c.data.y[:, 0],
+            run.seeds,
+            epochs=sizes["epochs"][m],
+            lr=sizes["lr"],
+            batch_size=sizes["batch_size"],
+            progress=run.progress,
+            label=f"{name}, linearised",
+        )
         loss = arrays[f"loss_{m}"] = c.runs[m].history()
         arrays["epochs"] = np.arange(loss.shape[1])
         first, last = (c.runs[m].epochs_to(level) for level in (0.25, 0.01))
@@ -328,8 +420,9 @@ def spectral(run: Run) -> Artifact:
         arrays[f"time_{m}"] = arrays["epochs"] / (np.median(known) if known else 1)
         flows = [Flow(K[0], f.double().numpy()[::step] - y) for K, (f, _) in zip(tangent[m], starts)]
         scales = [one.time_to(0.25) for one in flows]
-        arrays[f"flow_{m}"] = np.stack([one.loss(times * t) if math.isfinite(t) else np.full(len(times), np.nan)
-                                        for one, t in zip(flows, scales)])  # fmt: skip
+        arrays[f"flow_{m}"] = np.stack(
+            [one.loss(times * t) if math.isfinite(t) else np.full(len(times), np.nan) for one, t in zip(flows, scales)]
+        )
         arrays[f"drift_{m}"] = np.array([[drift(k, ks[0]) for k in ks] for ks in tangent[m]])
         training = np.array([b / a if a and b else np.nan for a, b in zip(first, last)])
         ratios = np.array([one.time_to(0.01) / t for one, t in zip(flows, scales)])
@@ -339,21 +432,35 @@ def spectral(run: Run) -> Artifact:
             longer.append(_LONGER.measure(wide / training, row=f"K⁽ᵈ⁾ against {name}"))
             metrics["t(.01)/t(.25), flow with K⁽ᵈ⁾"] = wide
         longer.append(_LONGER.measure(ratios / training, row=f"K₀ against {name}"))
-        moved = [np.nan if e is None else arrays[f"drift_{m}"][s, np.searchsorted(kept, e, "right") - 1]
-                 for s, e in enumerate(last)]  # fmt: skip
+        moved = [
+            np.nan if e is None else arrays[f"drift_{m}"][s, np.searchsorted(kept, e, "right") - 1]
+            for s, e in enumerate(last)
+        ]
         drifts.append(_DRIFTS.measure(moved, row=name))
         metrics[name] = {
-            "epochs to .25": first, "epochs to .01": last, "t(.01)/t(.25), training": training.tolist(),
+            "epochs to .25": first,
+            "epochs to .01": last,
+            "t(.01)/t(.25), training": training.tolist(),
             "t(.01)/t(.25), flow with K₀": [float(r) if math.isfinite(r) else "never" for r in ratios],
-            "last loss": loss[:, -1].tolist(), "last loss, linearised": arrays[f"lazy_{m}"][:, -1].tolist(),
+            "last loss": loss[:, -1].tolist(),
+            "last loss, linearised": arrays[f"lazy_{m}"][:, -1].tolist(),
             "drift at the end": [float(arrays[f"drift_{m}"][:, -1].mean()), float(arrays[f"drift_{m}"][:, -1].std())],
-        }  # fmt: skip
+        }
         metrics["error bottom / top at loss .25"][f"flow with K₀ of {name}"] = [_halves(one, top) for one in flows]
     slow = float(values[1] / values[FAST])
     return Artifact(
-        "hs.spectral", "Not the spectral bias of a fixed kernel", PAPER, run.scale, sizes, run.seeds,
-        (_SINES.measure([purity]), _ORDER.measure([slow]), *lazy, *longer, *drifts), metrics,
-        {}, {}, (TIME, ADAM, CIRCLE, SETTINGS),
-        {"tangent kernel of ReLU": "hard", "tangent kernel of DLGN-PWC": SOFT["dlgn_pwc"]}, _single(arrays),
+        "hs.spectral",
+        "Not the spectral bias of a fixed kernel",
+        PAPER,
+        run.scale,
+        sizes,
+        run.seeds,
+        (_SINES.measure([purity]), _ORDER.measure([slow]), *lazy, *longer, *drifts),
+        metrics,
+        {},
+        {},
+        (TIME, ADAM, CIRCLE, SETTINGS),
+        {"tangent kernel of ReLU": "hard", "tangent kernel of DLGN-PWC": SOFT["dlgn_pwc"]},
+        _single(arrays),
         figures=panels.spectral(MODELS),
-    )  # fmt: skip
+    )

@@ -71,34 +71,59 @@ def _set_layers(module: Any, weights: Sequence[Any], biases: Sequence[Any]) -> N
 # --- figure 1 --------------------------------------------------------------------------------------------------
 
 FIGURE_1 = Deviation(
-    paper="two drawn networks; their weights are in the picture alone", authors_code="–",
+    paper="two drawn networks; their weights are in the picture alone",
+    authors_code="–",
     ours="left: units x, x − 1, x − 2, x − 3 read by one unit with weights 1, −2, 2, −2 and bias −½; "
     "right: units x₁ and x₂ read by one unit with weights 0, 1 and bias ε",
     why="they have the regions that the caption states",
-)  # fmt: skip
+)
 CLOSED = Deviation(
-    paper="a gate is on where its pre-activation is ≥ 0 (equation 2), > 0 in the overlap kernel", authors_code="–",
+    paper="a gate is on where its pre-activation is ≥ 0 (equation 2), > 0 in the overlap kernel",
+    authors_code="–",
     ours="> 0 everywhere; regions are open, and at ε = 0 the region is the first quadrant",
     why="behind a ReLU a pre-activation is exactly 0 on whole regions, where ≥ would count gates that pass nothing",
-)  # fmt: skip
+)
 INTERVALS = np.array([[0.5, 1.5], [2.5, 3.5]])
 _PIECES = Claim(
-    "the path through the first units is active on two separate pieces", threshold=2, comparison=">=", null=1,
-    null_text="connected, as every DLGN path region", paper="[0.5, 1.5] ∪ [2.5, 3.5]", unit="pieces", needs=1,
-)  # fmt: skip
+    "the path through the first units is active on two separate pieces",
+    threshold=2,
+    comparison=">=",
+    null=1,
+    null_text="connected, as every DLGN path region",
+    paper="[0.5, 1.5] ∪ [2.5, 3.5]",
+    unit="pieces",
+    needs=1,
+)
 _ENDS = Claim(
-    "they are [0.5, 1.5] and [2.5, 3.5]", threshold=ROUNDING, comparison="<=", null=0.5,
-    null_text="other intervals", paper="[0.5, 1.5] ∪ [2.5, 3.5]", unit="largest |difference| of an end", needs=1,
-)  # fmt: skip
+    "they are [0.5, 1.5] and [2.5, 3.5]",
+    threshold=ROUNDING,
+    comparison="<=",
+    null=0.5,
+    null_text="other intervals",
+    paper="[0.5, 1.5] ∪ [2.5, 3.5]",
+    unit="largest |difference| of an end",
+    needs=1,
+)
 _JUMP = Claim(
-    "the region jumps from the right half to the first quadrant when ε changes sign", threshold=1.9, comparison=">",
-    null=1.0, null_text="it moves with ε", paper="'abruptly changes'", unit="× (area at ε = 10⁻⁹ / at −10⁻⁹)", needs=1,
-)  # fmt: skip
+    "the region jumps from the right half to the first quadrant when ε changes sign",
+    threshold=1.9,
+    comparison=">",
+    null=1.0,
+    null_text="it moves with ε",
+    paper="'abruptly changes'",
+    unit="× (area at ε = 10⁻⁹ / at −10⁻⁹)",
+    needs=1,
+)
 _SMOOTH = Claim(
-    "with linear gates of the same weights it does not jump, and is in one piece", threshold=1.1, comparison="<",
-    null=2.0, null_text="it jumps as the ReLU network's", paper="'an intersection of L − 1 half-spaces'",
-    unit="× (area at ε = 10⁻⁹ / at −10⁻⁹), times pieces of the first region", needs=1,
-)  # fmt: skip
+    "with linear gates of the same weights it does not jump, and is in one piece",
+    threshold=1.1,
+    comparison="<",
+    null=2.0,
+    null_text="it jumps as the ReLU network's",
+    paper="'an intersection of L − 1 half-spaces'",
+    unit="× (area at ε = 10⁻⁹ / at −10⁻⁹), times pieces of the first region",
+    needs=1,
+)
 
 
 def two_bumps(kind: str, inputs: int = 1) -> Any:
@@ -122,10 +147,15 @@ def _with_gates(kind: str, inputs: int, hidden: tuple[int, ...], weights: Any, b
 
 
 @experiment(
-    "hs.fig1", paper=PAPER, title="Path regions of ReLU networks come in pieces and jump",
+    "hs.fig1",
+    paper=PAPER,
+    title="Path regions of ReLU networks come in pieces and jump",
     what="two ReLU networks of a few units: a path region of two intervals, and one that jumps with a parameter",
-    claims=[_PIECES, _ENDS, _JUMP, _SMOOTH], quick_minutes=0.1, paper_minutes=0.1, flops=1e6,
-)  # fmt: skip
+    claims=[_PIECES, _ENDS, _JUMP, _SMOOTH],
+    quick_minutes=0.1,
+    paper_minutes=0.1,
+    flops=1e6,
+)
 def fig1(run: Run) -> Artifact:
     """Figure 1: exact regions on a segment and in a plane, and those of a DLGN with the same gate weights."""
     from pathlens.regions import segment1d, slice2d
@@ -140,55 +170,98 @@ def fig1(run: Run) -> Artifact:
     def region(kind: str, epsilon: float) -> Any:
         return slice2d(jumping(kind, epsilon), box=1.0).path_region(path)
 
-    areas = {kind: np.array([[region(kind, sign * e).area for e in epsilons] for sign in (1, -1)])
-             for kind in ("relu", "dlgn")}  # fmt: skip
+    areas = {
+        kind: np.array([[region(kind, sign * e).area for e in epsilons] for sign in (1, -1)])
+        for kind in ("relu", "dlgn")
+    }
     ratio = {kind: float(area[0, -1] / area[1, -1]) for kind, area in areas.items()}
     x = np.linspace(0.0, 4.0, 401)
     hidden = np.maximum(x[:, None] - np.arange(4.0), 0.0)
-    shown = {f"region_{kind}_{word}": _picture(region(kind, e).contains(_pixels(1.0)))
-             for kind in areas for word, e in (("above", 0.1), ("below", -0.1))}  # fmt: skip
+    shown = {
+        f"region_{kind}_{word}": _picture(region(kind, e).contains(_pixels(1.0)))
+        for kind in areas
+        for word, e in (("above", 0.1), ("below", -0.1))
+    }
     return Artifact(
-        "hs.fig1", "Path regions of ReLU networks come in pieces and jump", PAPER, run.scale,
-        {"epsilons": epsilons.tolist(), "path": list(path)}, (),
-        (_PIECES.measure([lines["relu"].n_components], row="segment"),
-         _PIECES.measure([plane.n_components], row="plane"), _ENDS.measure([wrong]), _JUMP.measure([ratio["relu"]]),
-         _SMOOTH.measure([ratio["dlgn"] * lines["dlgn"].n_components])),
-        {"intervals": {kind: found.ends[..., 0].tolist() for kind, found in lines.items()},
-         "area in the plane": plane.area,
-         "area in [−1, 1]² at ε = 0": {kind: region(kind, 0.0).area for kind in areas},
-         "area at ε and at −ε": {kind: area.tolist() for kind, area in areas.items()}},
-        {}, {"left": "[0.5, 1.5] ∪ [2.5, 3.5]", "right": "the right half, then the first quadrant"},
-        (FIGURE_1, CLOSED), {"regions": "hard"},
-        {"x": x, "preactivation": hidden @ [1.0, -2.0, 2.0, -2.0] - 0.5, "linear": 3.5 - x, "epsilons": epsilons,
-         **{f"areas_{kind}": area for kind, area in areas.items()}, **shown},
+        "hs.fig1",
+        "Path regions of ReLU networks come in pieces and jump",
+        PAPER,
+        run.scale,
+        {"epsilons": epsilons.tolist(), "path": list(path)},
+        (),
+        (
+            _PIECES.measure([lines["relu"].n_components], row="segment"),
+            _PIECES.measure([plane.n_components], row="plane"),
+            _ENDS.measure([wrong]),
+            _JUMP.measure([ratio["relu"]]),
+            _SMOOTH.measure([ratio["dlgn"] * lines["dlgn"].n_components]),
+        ),
+        {
+            "intervals": {kind: found.ends[..., 0].tolist() for kind, found in lines.items()},
+            "area in the plane": plane.area,
+            "area in [−1, 1]² at ε = 0": {kind: region(kind, 0.0).area for kind in areas},
+            "area at ε and at −ε": {kind: area.tolist() for kind, area in areas.items()},
+        },
+        {},
+        {"left": "[0.5, 1.5] ∪ [2.5, 3.5]", "right": "the right half, then the first quadrant"},
+        (FIGURE_1, CLOSED),
+        {"regions": "hard"},
+        {
+            "x": x,
+            "preactivation": hidden @ [1.0, -2.0, 2.0, -2.0] - 0.5,
+            "linear": 3.5 - x,
+            "epsilons": epsilons,
+            **{f"areas_{kind}": area for kind, area in areas.items()},
+            **shown,
+        },
         figures=panels.fig1(),
-    )  # fmt: skip
+    )
 
 
 # --- figure 8 --------------------------------------------------------------------------------------------------
 
 FIGURE_8 = Deviation(
-    paper="a drawn DLGN with two hidden layers of two units; its weights are letters", authors_code="–",
-    ours="networks with the default initialisation, one per seed", why="what the figure says holds for any weights",
+    paper="a drawn DLGN with two hidden layers of two units; its weights are letters",
+    authors_code="–",
+    ours="networks with the default initialisation, one per seed",
+    why="what the figure says holds for any weights",
 )
 _SUM = Claim(
-    "each path's value on its region, added up over the four paths, is the network's output", threshold=ROUNDING,
-    comparison="<=", null=0.1, null_text="some path counted wrongly", paper="Theorem 2, Figure 8",
+    "each path's value on its region, added up over the four paths, is the network's output",
+    threshold=ROUNDING,
+    comparison="<=",
+    null=0.1,
+    null_text="some path counted wrongly",
+    paper="Theorem 2, Figure 8",
     unit="largest |difference| / largest |output|",
-)  # fmt: skip
+)
 _FOUR = Claim(
-    "the four paths are active in four different regions", threshold=4, comparison=">=", null=3,
-    null_text="two paths share a region", paper="'each active in a different region'", unit="regions",
-)  # fmt: skip
+    "the four paths are active in four different regions",
+    threshold=4,
+    comparison=">=",
+    null=3,
+    null_text="two paths share a region",
+    paper="'each active in a different region'",
+    unit="regions",
+)
 _SIDES = Claim(
-    "each region is the intersection of two half-spaces, one per layer", threshold=2, comparison="<=", null=4,
-    null_text="bounded by all four gates", paper="'the intersection of the appropriately coloured half-spaces'",
+    "each region is the intersection of two half-spaces, one per layer",
+    threshold=2,
+    comparison="<=",
+    null=4,
+    null_text="bounded by all four gates",
+    paper="'the intersection of the appropriately coloured half-spaces'",
     unit="most faces of a region",
-)  # fmt: skip
+)
 _AREAS = Claim(
-    "the polyhedra of the weights and the polygons of the plane agree", threshold=ROUNDING, comparison="<=", null=0.1,
-    null_text="different regions", paper="–", unit="largest |difference| of areas in [−1, 1]²",
-)  # fmt: skip
+    "the polyhedra of the weights and the polygons of the plane agree",
+    threshold=ROUNDING,
+    comparison="<=",
+    null=0.1,
+    null_text="different regions",
+    paper="–",
+    unit="largest |difference| of areas in [−1, 1]²",
+)
 PATHS = tuple(itertools.product(range(2), repeat=2))
 
 
@@ -199,10 +272,15 @@ def path_functions(net: Any) -> np.ndarray:
 
 
 @experiment(
-    "hs.fig8", paper=PAPER, title="A toy DLGN: four paths, their regions and values",
+    "hs.fig8",
+    paper=PAPER,
+    title="A toy DLGN: four paths, their regions and values",
     what="DLGN and DLGN-PWC with two hidden layers of two units: regions and values of all paths",
-    claims=[_SUM, _FOUR, _SIDES, _AREAS], quick_minutes=0.1, paper_minutes=0.1, flops=1e7,
-)  # fmt: skip
+    claims=[_SUM, _FOUR, _SIDES, _AREAS],
+    quick_minutes=0.1,
+    paper_minutes=0.1,
+    flops=1e7,
+)
 def fig8(run: Run) -> Artifact:
     """Figure 8: every path of a small network, from its weights."""
     import torch
@@ -248,12 +326,26 @@ def fig8(run: Run) -> Artifact:
         sides.append(max(len(r.facets) for r in regions))
         apart.append(max(abs(a.area - b.volume(1.0)) for a, b in zip(drawn, regions)))
     return Artifact(
-        "hs.fig8", "A toy DLGN: four paths, their regions and values", PAPER, run.scale, sizes, run.seeds,
-        (*(_SUM.measure(e, row=name) for name, e in errors.items()), _FOUR.measure(different), _SIDES.measure(sides),
-         _AREAS.measure(apart)),
-        {f"seed {run.seeds[0]}": told}, {}, {}, (FIGURE_8,), {"regions and values": "hard"},
-        arrays, figures=panels.fig8(PATHS),
-    )  # fmt: skip
+        "hs.fig8",
+        "A toy DLGN: four paths, their regions and values",
+        PAPER,
+        run.scale,
+        sizes,
+        run.seeds,
+        (
+            *(_SUM.measure(e, row=name) for name, e in errors.items()),
+            _FOUR.measure(different),
+            _SIDES.measure(sides),
+            _AREAS.measure(apart),
+        ),
+        {f"seed {run.seeds[0]}": told},
+        {},
+        {},
+        (FIGURE_8,),
+        {"regions and values": "hard"},
+        arrays,
+        figures=panels.fig8(PATHS),
+    )
 
 
 # --- section 3.1: activation-pattern and path regions ----------------------------------------------------------
@@ -267,39 +359,70 @@ FORMAL = Deviation(
 )
 FACES = Deviation(
     paper="'DLGN active path regions have L faces as opposed to activation pattern regions having mL faces'",
-    authors_code="–", ours="at most L − 1 and m(L − 1); counted on the polygons inside the box",
+    authors_code="–",
+    ours="at most L − 1 and m(L − 1); counted on the polygons inside the box",
     why="one half-space per hidden layer; most of them are redundant",
-)  # fmt: skip
+)
 BIASED = Deviation(
-    paper="networks without biases", authors_code="–",
+    paper="networks without biases",
+    authors_code="–",
     ours="also networks with biases, narrower, so that every path region can be told from every other",
     why="without biases all regions of the plane are sectors with two faces, which cannot show what a face is worth",
 )
 _CONVEX = Claim(
-    "all path regions of a DLGN are convex and in one piece", threshold=1.0, comparison=">=", null=0.9,
-    null_text="some are not, as of ReLU networks", paper="'convex polyhedra'",
+    "all path regions of a DLGN are convex and in one piece",
+    threshold=1.0,
+    comparison=">=",
+    null=0.9,
+    null_text="some are not, as of ReLU networks",
+    paper="'convex polyhedra'",
     unit="share of regions, the smaller of init and end",
-)  # fmt: skip
+)
 _BENT = Claim(
-    "path regions of a trained ReLU network are not all convex", threshold=0.0, comparison=">", null=0.0,
-    null_text="as simple as a DLGN's", paper="'can represent complex shapes'", unit="share of regions not convex",
-)  # fmt: skip
+    "path regions of a trained ReLU network are not all convex",
+    threshold=0.0,
+    comparison=">",
+    null=0.0,
+    null_text="as simple as a DLGN's",
+    paper="'can represent complex shapes'",
+    unit="share of regions not convex",
+)
 _FEW_FACES = Claim(
-    "a DLGN's path region has at most one face per hidden layer", threshold=5, comparison="<=", null=80,
-    null_text="one for every gate", paper="L faces", unit="most faces of a path region",
-)  # fmt: skip
+    "a DLGN's path region has at most one face per hidden layer",
+    threshold=5,
+    comparison="<=",
+    null=80,
+    null_text="one for every gate",
+    paper="L faces",
+    unit="most faces of a path region",
+)
 _SIMPLER = Claim(
-    "path regions have fewer faces than activation regions (networks with biases)", threshold=1.0, comparison="<",
-    null=1.0, null_text="as many", paper="'simpler structures'", unit="× (mean faces, path / activation region)",
-)  # fmt: skip
+    "path regions have fewer faces than activation regions (networks with biases)",
+    threshold=1.0,
+    comparison="<",
+    null=1.0,
+    null_text="as many",
+    paper="'simpler structures'",
+    unit="× (mean faces, path / activation region)",
+)
 _FEWER = Claim(
-    "there are fewer different path regions than activation regions", threshold=1.0, comparison="<", null=1.0,
-    null_text="as many", paper="'lesser in number'", unit="× (not empty and different, path / activation)",
-)  # fmt: skip
+    "there are fewer different path regions than activation regions",
+    threshold=1.0,
+    comparison="<",
+    null=1.0,
+    null_text="as many",
+    paper="'lesser in number'",
+    unit="× (not empty and different, path / activation)",
+)
 _STEADY = Claim(
-    "training does not change the number of activation regions drastically", threshold=2.0, comparison="<=", null=10.0,
-    null_text="tenfold", paper="'observed … to not change drastically'", unit="× (larger / smaller of init and end)",
-)  # fmt: skip
+    "training does not change the number of activation regions drastically",
+    threshold=2.0,
+    comparison="<=",
+    null=10.0,
+    null_text="tenfold",
+    paper="'observed … to not change drastically'",
+    unit="× (larger / smaller of init and end)",
+)
 
 
 def _biased(run: Run, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -309,33 +432,52 @@ def _biased(run: Run, sizes: dict[str, Any]) -> dict[str, Any]:
     from pathlens.training import train
 
     hidden, epochs = tuple(sizes["biased_hidden"]), sizes["biased_epochs"]
-    patterns = {"relu": models.relu(2, hidden, bias=True),
-                "dlgn_pwc": models.dlgn(2, hidden, piecewise_constant=True, beta=BETA, bias=True)}  # fmt: skip
+    patterns = {
+        "relu": models.relu(2, hidden, bias=True),
+        "dlgn_pwc": models.dlgn(2, hidden, piecewise_constant=True, beta=BETA, bias=True),
+    }
     return {
         model: train(
-            net, circle(sizes["points"]), epochs=epochs, lr=sizes["biased_lr"], batch_size=sizes["batch_size"],
-            seeds=run.seeds, keep_at=[0, epochs], device=run.device, checkpoint_every=50,
-            checkpoint=run.checkpoint("circle", "biases", model), progress=run.progress,
+            net,
+            circle(sizes["points"]),
+            epochs=epochs,
+            lr=sizes["biased_lr"],
+            batch_size=sizes["batch_size"],
+            seeds=run.seeds,
+            keep_at=[0, epochs],
+            device=run.device,
+            checkpoint_every=50,
+            checkpoint=run.checkpoint("circle", "biases", model),
+            progress=run.progress,
             label=f"{NAMES[model]} with biases",
         )
         for model, net in patterns.items()
-    }  # fmt: skip
+    }
 
 
 @experiment(
-    "hs.regions", paper=PAPER, title="Activation-pattern regions and path regions",
+    "hs.regions",
+    paper=PAPER,
+    title="Activation-pattern regions and path regions",
     what="counts, faces, connectedness and convexity of regions in the plane: ReLU and DLGN-PWC, init and end",
-    claims=[_CONVEX, _BENT, _FEW_FACES, _SIMPLER, _FEWER, _STEADY], quick_minutes=2, paper_minutes=14,
-    flops=circle_operations, shares="circle",
-)  # fmt: skip
+    claims=[_CONVEX, _BENT, _FEW_FACES, _SIMPLER, _FEWER, _STEADY],
+    quick_minutes=2,
+    paper_minutes=14,
+    flops=circle_operations,
+    shares="circle",
+)
 def regions(run: Run) -> Artifact:
     """Section 3.1, counted on the networks of the circle, and on networks with biases."""
     from pathlens.regions import slice2d
 
     sizes = run.sizes("hs.regions")
     c = train_circle(run)
-    kinds = {f"{NAMES[m]}{tail}": runs for tail, group in (("", c.runs), (" with biases", _biased(run, sizes)))
-             for m, runs in group.items() if m in MODELS}  # fmt: skip
+    kinds = {
+        f"{NAMES[m]}{tail}": runs
+        for tail, group in (("", c.runs), (" with biases", _biased(run, sizes)))
+        for m, runs in group.items()
+        if m in MODELS
+    }
     found: dict[str, dict[str, list[Shapes]]] = {}
     arrays: dict[str, np.ndarray] = {}
     for i, (name, runs) in enumerate(kinds.items()):
@@ -353,32 +495,68 @@ def regions(run: Run) -> Artifact:
     def per_seed(name: str, when: str, what: str) -> np.ndarray:
         return np.array([getattr(one, what) for one in found[name][when]], dtype=float)
 
-    for what in ("activation_regions", "path_regions", "active_paths", "activation_faces", "path_faces", "convex",
-                 "connected"):  # fmt: skip
+    for what in (
+        "activation_regions",
+        "path_regions",
+        "active_paths",
+        "activation_faces",
+        "path_faces",
+        "convex",
+        "connected",
+    ):
         arrays[what] = np.array([[per_seed(name, when, what) for when in ("init", "end")] for name in kinds])
     relu, dlgn = ([name for name in kinds if name.startswith(start)] for start in ("ReLU", "DLGN"))
-    claims = [_CONVEX.measure(np.minimum(*(np.minimum(per_seed(n, w, "convex"), per_seed(n, w, "connected"))
-                                           for w in ("init", "end"))), row=n) for n in dlgn]  # fmt: skip
+    claims = [
+        _CONVEX.measure(
+            np.minimum(*(np.minimum(per_seed(n, w, "convex"), per_seed(n, w, "connected")) for w in ("init", "end"))),
+            row=n,
+        )
+        for n in dlgn
+    ]
     claims += [_BENT.measure(1 - per_seed(n, "end", "convex"), row=n) for n in relu]
-    claims += [_FEW_FACES.measure(np.maximum(*(per_seed(n, w, "most_path_faces") for w in ("init", "end"))), row=n)
-               for n in dlgn]  # fmt: skip
-    claims += [_SIMPLER.measure(per_seed(n, "end", "path_faces") / per_seed(n, "end", "activation_faces"), row=n)
-               for n in kinds if n.endswith("biases")]  # fmt: skip
+    claims += [
+        _FEW_FACES.measure(np.maximum(*(per_seed(n, w, "most_path_faces") for w in ("init", "end"))), row=n)
+        for n in dlgn
+    ]
+    claims += [
+        _SIMPLER.measure(per_seed(n, "end", "path_faces") / per_seed(n, "end", "activation_faces"), row=n)
+        for n in kinds
+        if n.endswith("biases")
+    ]
     counts = {n: [per_seed(n, w, "activation_regions") for w in ("init", "end")] for n in kinds}
     claims += [_FEWER.measure(per_seed(n, "end", "path_regions") / counts[n][1], row=n) for n in kinds]
     claims += [_STEADY.measure(np.maximum(*counts[n]) / np.minimum(*counts[n]), row=n) for n in kinds]
     layers = {"": sizes["hidden"], " with biases": sizes["biased_hidden"]}
-    formal = {f"networks{tail}": {"paths": int(np.prod(h)), "log₁₀ of patterns": float(sum(h) * np.log10(2))}
-              for tail, h in layers.items()}  # fmt: skip
+    formal = {
+        f"networks{tail}": {"paths": int(np.prod(h)), "log₁₀ of patterns": float(sum(h) * np.log10(2))}
+        for tail, h in layers.items()
+    }
     return Artifact(
-        "hs.regions", "Activation-pattern regions and path regions", PAPER, run.scale, sizes, run.seeds,
+        "hs.regions",
+        "Activation-pattern regions and path regions",
+        PAPER,
+        run.scale,
+        sizes,
+        run.seeds,
         tuple(claims),
-        {"formal": formal,
-         "mean and standard deviation": {
-             n: {w: {k: [float(np.mean(v)), float(np.std(v))]
-                     for k in asdict(found[n][w][0]) for v in [per_seed(n, w, k)]} for w in found[n]} for n in found}},
-        {}, {"number": "m^L against 2^(mL)", "faces": "L against mL"},
+        {
+            "formal": formal,
+            "mean and standard deviation": {
+                n: {
+                    w: {
+                        k: [float(np.mean(v)), float(np.std(v))]
+                        for k in asdict(found[n][w][0])
+                        for v in [per_seed(n, w, k)]
+                    }
+                    for w in found[n]
+                }
+                for n in found
+            },
+        },
+        {},
+        {"number": "m^L against 2^(mL)", "faces": "L against mL"},
         (FORMAL, FACES, BIASED, CIRCLE, SETTINGS),
-        {"regions": "hard", "DLGN-PWC was trained with": SOFT["dlgn_pwc"]}, arrays,
+        {"regions": "hard", "DLGN-PWC was trained with": SOFT["dlgn_pwc"]},
+        arrays,
         figures=panels.regions(list(kinds)),
-    )  # fmt: skip
+    )

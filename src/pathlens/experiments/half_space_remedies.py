@@ -42,29 +42,49 @@ PLAIN = "plain"  # the key of training without any remedy
 
 BEYOND = Deviation(
     paper="'an innate weakness of gradient descent that allocates more resources for an easier job'; work-arounds are "
-    "'future work'", authors_code="–",
+    "'future work'",
+    authors_code="–",
     ours="three: gradients of the gates weighed by each example's own loss; a penalty on the variance of log path "
     "counts over a few training inputs; and, to compare, all gradients weighed by the loss",
     why="none of them is told which part is complex, so that they could be used elsewhere; each starts from the same "
     "weights and sees the same batches as plain training",
-)  # fmt: skip
+)
 _WEAKNESS = Claim(
-    "plain training allocates more paths to the simple part", threshold=1.25, comparison=">", null=1.0,
-    null_text="as many on either part", paper="section 5", unit="× (mean active paths at the end, simple / complex)",
-)  # fmt: skip
+    "plain training allocates more paths to the simple part",
+    threshold=1.25,
+    comparison=">",
+    null=1.0,
+    null_text="as many on either part",
+    paper="section 5",
+    unit="× (mean active paths at the end, simple / complex)",
+)
 _BALANCES = Claim(
-    "the remedy moves paths to the complex part", threshold=0.8, comparison="<", null=1.0, null_text="no change",
-    paper="–", unit="× (active paths, simple / complex; with the remedy / without)",
-)  # fmt: skip
+    "the remedy moves paths to the complex part",
+    threshold=0.8,
+    comparison="<",
+    null=1.0,
+    null_text="no change",
+    paper="–",
+    unit="× (active paths, simple / complex; with the remedy / without)",
+)
 _HELPS = Claim(
-    "the remedy lowers the error on the complex part by a tenth or more, after as many epochs", threshold=0.9,
-    comparison="<=", null=1.0, null_text="no change", paper="–",
+    "the remedy lowers the error on the complex part by a tenth or more, after as many epochs",
+    threshold=0.9,
+    comparison="<=",
+    null=1.0,
+    null_text="no change",
+    paper="–",
     unit="× (error on the complex part, with the remedy / without)",
-)  # fmt: skip
+)
 _HARMLESS = Claim(
-    "the remedy costs the simple part less than one point of error", threshold=1.0, comparison="<=", null=5.0,
-    null_text="the simple part pays", paper="–", unit="points (% of the variance on the circle, % wrong on images)",
-)  # fmt: skip
+    "the remedy costs the simple part less than one point of error",
+    threshold=1.0,
+    comparison="<=",
+    null=5.0,
+    null_text="the simple part pays",
+    paper="–",
+    unit="points (% of the variance on the circle, % wrong on images)",
+)
 
 
 @dataclass
@@ -86,9 +106,11 @@ def train_with(
     loss = Reweighted(data.c, labels)
     inputs = data.x[:: max(len(data) // probe, 1)][:probe].to(chosen["device"])
     ways: dict[str, dict[str, Any]] = {
-        PLAIN: {}, "gates": {"loss": loss}, "everything": {"loss": loss},
+        PLAIN: {},
+        "gates": {"loss": loss},
+        "everything": {"loss": loss},
         "paths": {"penalty": BalancedPaths(inputs, strength)},
-    }  # fmt: skip
+    }
     wrapped: list[Any] = [GatesApart(net) for net in members] if remedy == "gates" else list(members)
     found: Any = train(wrapped, data, **{**chosen, **ways[remedy]})
     return found
@@ -141,11 +163,16 @@ def _images(run: Run, sizes: dict[str, Any]) -> dict[str, Outcome]:
 
 
 @experiment(
-    "hs.remedies", paper=PAPER, title="Sharing paths out more evenly",
+    "hs.remedies",
+    paper=PAPER,
+    title="Sharing paths out more evenly",
     what="the 'innate weakness' of section 5: allocation of paths, and three remedies; circle and Fashion-MNIST",
-    claims=[_WEAKNESS, _BALANCES, _HELPS, _HARMLESS], data=("fashion_mnist",), quick_minutes=2, paper_minutes=12,
+    claims=[_WEAKNESS, _BALANCES, _HELPS, _HARMLESS],
+    data=("fashion_mnist",),
+    quick_minutes=2,
+    paper_minutes=12,
     flops=lambda sizes: training_flops(sizes, 9),  # one of the four ways runs the values twice
-)  # fmt: skip
+)
 def remedies(run: Run) -> Artifact:
     """Plain training and three remedies, from equal starts."""
     sizes = run.sizes("hs.remedies")
@@ -177,8 +204,18 @@ def remedies(run: Run) -> Artifact:
             for remedy, o in found[key].items()
         }
     return Artifact(
-        "hs.remedies", "Sharing paths out more evenly", PAPER, run.scale, sizes, run.seeds, tuple(claims), metrics,
-        SIZES["hs.remedies"]["paper"], {}, (BEYOND, CIRCLE, SETTINGS, CLUSTERS, TRAINING),
+        "hs.remedies",
+        "Sharing paths out more evenly",
+        PAPER,
+        run.scale,
+        sizes,
+        run.seeds,
+        tuple(claims),
+        metrics,
+        SIZES["hs.remedies"]["paper"],
+        {},
+        (BEYOND, CIRCLE, SETTINGS, CLUSTERS, TRAINING),
         {"active paths": "hard", "errors": f"soft β={BETA:g}"},
-        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()}, figures=panels.remedies(),
-    )  # fmt: skip
+        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
+        figures=panels.remedies(),
+    )

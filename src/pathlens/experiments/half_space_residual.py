@@ -43,26 +43,40 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
 }
 BETA = 4.0
 # what all trainings share; options of `train`
-RATES: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4, "schedule": "one_cycle",
-                         "augment": "crop_flip"}  # fmt: skip
-TOLD = {"train": "train", "last": "test, last epoch", "best": "test, best epoch (chosen on the test set)",
-        "hard": "test, hard gates"}  # fmt: skip
+RATES: dict[str, Any] = {
+    "optimizer": "sgd",
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "schedule": "one_cycle",
+    "augment": "crop_flip",
+}
+TOLD = {
+    "train": "train",
+    "last": "test, last epoch",
+    "best": "test, best epoch (chosen on the test set)",
+    "hard": "test, hard gates",
+}
 
 RECIPE = Deviation(
-    paper="neither optimiser, epochs, batch size nor augmentation are stated", authors_code="not public",
+    paper="neither optimiser, epochs, batch size nor augmentation are stated",
+    authors_code="not public",
     ours="SGD with momentum .9, weight decay 5e-4, one cycle, random crops and flips",
     why="the usual recipe for these networks; the paper's 100 % on the training set suggests that it took longer, "
     "without augmentation",
-)  # fmt: skip
+)
 VALUES = Deviation(
-    paper="'DLGN'", authors_code="other public DLGN code on ResNets feeds ones to the value network (PWC) and loses "
-    "the gate after each addition", ours="DLGN and DLGN-PWC as rows of their own, with every gate",
+    paper="'DLGN'",
+    authors_code="other public DLGN code on ResNets feeds ones to the value network (PWC) and loses "
+    "the gate after each addition",
+    ours="DLGN and DLGN-PWC as rows of their own, with every gate",
     why="the table does not say which one it shows",
-)  # fmt: skip
+)
 SOFT = Deviation(
-    paper="hard gates", authors_code="soft gates σ(4η), in training and at test",
-    ours="soft gates β = 4, and a row with hard gates at test", why="the geometry is that of hard gates",
-)  # fmt: skip
+    paper="hard gates",
+    authors_code="soft gates σ(4η), in training and at test",
+    ours="soft gates β = 4, and a row with hard gates at test",
+    why="the geometry is that of hard gates",
+)
 
 
 def _data(run: Run, experiment_name: str, name: str) -> DataSet:
@@ -74,15 +88,26 @@ def _data(run: Run, experiment_name: str, name: str) -> DataSet:
 
 def _train(run: Run, net: Any, data: DataSet, size: Mapping[str, Any], label: str, *words: str, **more: Any) -> Runs:
     return train_each(
-        run, net, data, label, *words, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"],
-        **RATES, **more,
-    )  # fmt: skip
+        run,
+        net,
+        data,
+        label,
+        *words,
+        epochs=size["epochs"],
+        lr=size["lr"],
+        batch_size=size["batch_size"],
+        **RATES,
+        **more,
+    )
 
 
 def _scores(runs: Runs, data: DataSet, device: str, gated: bool) -> dict[str, np.ndarray]:
     """Accuracies per seed; those with hard gates where there are gates to switch, else the same again."""
-    found = {**accuracies(runs), "train": accuracy(runs.networks, data.x, data.y, device),
-             "history": 100 * runs.history("test_accuracy")}  # fmt: skip
+    found = {
+        **accuracies(runs),
+        "train": accuracy(runs.networks, data.x, data.y, device),
+        "history": 100 * runs.history("test_accuracy"),
+    }
     return {**found, "hard": hard_accuracies(runs, data, device) if gated else found["last"]}
 
 
@@ -112,22 +137,41 @@ TABLE_2 = {
 }
 
 _BEHIND = Claim(
-    "DLGNs are slightly worse than ReLU networks", threshold=2.0, comparison=">", null=0.0, null_text="as good",
-    paper="5 points on CIFAR-10, 5.1 and 6 on CIFAR-100", unit="points of test accuracy, ReLU − DLGN",
-)  # fmt: skip
+    "DLGNs are slightly worse than ReLU networks",
+    threshold=2.0,
+    comparison=">",
+    null=0.0,
+    null_text="as good",
+    paper="5 points on CIFAR-10, 5.1 and 6 on CIFAR-100",
+    unit="points of test accuracy, ReLU − DLGN",
+)
 _NEAR = Claim(
-    "DLGNs are within a few points of ReLU networks", threshold=8.0, comparison="<=", null=20.0, null_text="far behind",
-    paper="5 points on CIFAR-10, 5.1 and 6 on CIFAR-100", unit="points of test accuracy, ReLU − DLGN",
-)  # fmt: skip
+    "DLGNs are within a few points of ReLU networks",
+    threshold=8.0,
+    comparison="<=",
+    null=20.0,
+    null_text="far behind",
+    paper="5 points on CIFAR-10, 5.1 and 6 on CIFAR-100",
+    unit="points of test accuracy, ReLU − DLGN",
+)
 _LINEAR = Claim(
-    "DLGNs are much better than linear models", threshold=60.0, comparison=">", null=40.79,
-    null_text="the DLN of Table 1", paper="86 and 89 % on CIFAR-10", unit="% test accuracy on CIFAR-10",
-)  # fmt: skip
+    "DLGNs are much better than linear models",
+    threshold=60.0,
+    comparison=">",
+    null=40.79,
+    null_text="the DLN of Table 1",
+    paper="86 and 89 % on CIFAR-10",
+    unit="% test accuracy on CIFAR-10",
+)
 _HARD = Claim(
-    "switching soft gates to hard ones at test costs little", threshold=2.0, comparison="<=", null=8.0,
-    null_text="seen with a ResNet-18", paper="not evaluated; the geometry is stated for hard gates",
+    "switching soft gates to hard ones at test costs little",
+    threshold=2.0,
+    comparison="<=",
+    null=8.0,
+    null_text="seen with a ResNet-18",
+    paper="not evaluated; the geometry is stated for hard gates",
     unit="points of test accuracy lost",
-)  # fmt: skip
+)
 
 
 def _template(name: str, outputs: int) -> Any:
@@ -160,11 +204,16 @@ def _residual(run: Run, data: DataSet, source: str, name: str, model: str) -> di
 
 
 @experiment(
-    "hs.tab2", paper=PAPER, title="Residual networks",
+    "hs.tab2",
+    paper=PAPER,
+    title="Residual networks",
     what="ResNet-34 and ResNet-110, ReLU and DLGN, on CIFAR-10 and CIFAR-100",
-    claims=[_BEHIND, _NEAR, _LINEAR, _HARD], data=("cifar10", "cifar100"), quick_minutes=2, paper_minutes=260,
+    claims=[_BEHIND, _NEAR, _LINEAR, _HARD],
+    data=("cifar10", "cifar100"),
+    quick_minutes=2,
+    paper_minutes=260,
     flops=_table_flops,
-)  # fmt: skip
+)
 def tab2(run: Run) -> Artifact:
     """Table 2: test accuracy of residual networks."""
     size = run.sizes("hs.tab2")
@@ -188,22 +237,35 @@ def tab2(run: Run) -> Artifact:
             for m in GATED:
                 row = f"{NETWORKS[n]}, {NAMES[m]}, {SETS[source]}"
                 gap = test(source, n, "relu") - test(source, n, m)
-                claims += [_BEHIND.measure(gap, row=row), _NEAR.measure(gap, row=row),
-                           _HARD.measure(test(source, n, m) - test(source, n, m, what="hard"), row=row)]  # fmt: skip
+                claims += [
+                    _BEHIND.measure(gap, row=row),
+                    _NEAR.measure(gap, row=row),
+                    _HARD.measure(test(source, n, m) - test(source, n, m, what="hard"), row=row),
+                ]
                 # fewer or smaller images than the paper's say nothing about its number
                 full = source == "cifar10" and run.scale == "paper"
                 claims.append(_LINEAR.measure(test(source, n, m) if full else missing, row=row))
     named = {"_".join(key): row for key, row in rows.items()}
     labels = {"_".join(key): f"{NETWORKS[key[1]]}, {NAMES[key[2]]}, {SETS[key[0]]}" for key in rows}
     return Artifact(
-        "hs.tab2", "Residual networks", PAPER, run.scale,
-        {**size, "beta": BETA, **RATES}, run.seeds, tuple(claims),
-        {"accuracy": {labels[key]: _metrics(row) for key, row in named.items()},
-         "data sets that are not on this machine": absent},
-        SIZES["hs.tab2"]["paper"], {"Table 2": TABLE_2}, (RECIPE, VALUES, SOFT),
-        {"ReLU": "hard", "DLGN, DLGN-PWC": f"soft β={BETA:g}", "rows 'hard gates at test'": "hard"}, _arrays(named),
+        "hs.tab2",
+        "Residual networks",
+        PAPER,
+        run.scale,
+        {**size, "beta": BETA, **RATES},
+        run.seeds,
+        tuple(claims),
+        {
+            "accuracy": {labels[key]: _metrics(row) for key, row in named.items()},
+            "data sets that are not on this machine": absent,
+        },
+        SIZES["hs.tab2"]["paper"],
+        {"Table 2": TABLE_2},
+        (RECIPE, VALUES, SOFT),
+        {"ReLU": "hard", "DLGN, DLGN-PWC": f"soft β={BETA:g}", "rows 'hard gates at test'": "hard"},
+        _arrays(named),
         figures=panels.accuracies(labels, [key for key in named if not key.endswith("relu")]),
-    )  # fmt: skip
+    )
 
 
 # --- as well as possible ---------------------------------------------------------------------------------------
@@ -220,36 +282,44 @@ RELUS = ("relu", "encoded_relu", "taught_relu")
 TEMPERATURE = 4.0
 
 OWN = Deviation(
-    paper="DLGN 5 points under ReLU on CIFAR-10, whatever the ResNet", authors_code="not public",
+    paper="DLGN 5 points under ReLU on CIFAR-10, whatever the ResNet",
+    authors_code="not public",
     ours="one recipe for ReLU and for DLGNs, whose gates are hard in the forward pass, in training and at test",
     why="how far the gap can be closed while every gate stays a half-space",
-)  # fmt: skip
+)
 ENCODING = Deviation(
-    paper="gates are linear in the pixels", authors_code="not public",
+    paper="gates are linear in the pixels",
+    authors_code="not public",
     ours="rows 'on encoded images': gates are linear in a fixed code of the image, the whitened principal components "
     "of its 3 × 3 patches with positive and negative parts apart (`models.PatchParts`); a ReLU network gets the same",
     why="no linear filter of the pixels responds to an edge of unknown place or sign; a filter of the code can. The "
     "half-spaces are those of the code, which has no trained weights and from which the image can be read back",
-)  # fmt: skip
+)
 TAUGHT = Deviation(
-    paper="networks learn from labels", authors_code="not public",
+    paper="networks learn from labels",
+    authors_code="not public",
     ours="rows 'taught': they learn from the outputs of a ReLU network of the first seed on the same augmented "
     f"images, at temperature {TEMPERATURE:g}, and see no labels; a ReLU network is taught likewise",
     why="DLGNs fit the training images as ReLU networks do and generalise worse; a teacher says more of each image",
-)  # fmt: skip
+)
 
 CHOICE = Deviation(
-    paper="how models were selected is not stated", authors_code="not public",
+    paper="how models were selected is not stated",
+    authors_code="not public",
     ours="which DLGN is compared with ReLU is chosen by the accuracy of the first seed on training images that were "
     "held out, after the same training on the others; the test images judge the chosen one, trained on all",
     why="the best of several rows on the test images would look better than it is",
-)  # fmt: skip
+)
 
 _GAP = Claim(
-    "the DLGN chosen on held-out training images comes within a point of ReLU", threshold=1.0, comparison="<=",
-    null=5.0, null_text="the gap of Table 2", paper="5 points",
+    "the DLGN chosen on held-out training images comes within a point of ReLU",
+    threshold=1.0,
+    comparison="<=",
+    null=5.0,
+    null_text="the gap of Table 2",
+    paper="5 points",
     unit="points of test accuracy, ReLU − DLGN, hard gates",
-)  # fmt: skip
+)
 
 
 def variant(name: str, size: Mapping[str, Any], x: Any) -> Any:
@@ -312,10 +382,16 @@ def _held_out(run: Run, data: DataSet) -> dict[str, float]:
 
 
 @experiment(
-    "hs.best", paper=PAPER, title="How close to ReLU can half-spaces come?",
+    "hs.best",
+    paper=PAPER,
+    title="How close to ReLU can half-spaces come?",
     what="a ResNet-18 on CIFAR-10 with ReLU and with gates linear in pixels or in a code, taught or not, hard gates",
-    claims=[_GAP], data=("cifar10",), quick_minutes=2, paper_minutes=25, flops=_best_flops,
-)  # fmt: skip
+    claims=[_GAP],
+    data=("cifar10",),
+    quick_minutes=2,
+    paper_minutes=25,
+    flops=_best_flops,
+)
 def best(run: Run) -> Artifact:
     """Beyond the papers: a DLGN as good as we can make it, chosen on held-out images; its gates are half-spaces."""
     size = run.sizes("hs.best")
@@ -332,16 +408,29 @@ def best(run: Run) -> Artifact:
         runs = _train_variant(run, name, data, run.seeds)
         rows[name] = _scores(runs, data, run.device, name not in RELUS)
         counts[VARIANTS[name]] = sum(p.numel() for p in runs.networks[0].parameters())
-    claims = [_GAP.measure(rows[relu]["hard"] - rows[chosen]["hard"], row=f"against {VARIANTS[relu]}")
-              for relu in size["relus"]]  # fmt: skip
+    claims = [
+        _GAP.measure(rows[relu]["hard"] - rows[chosen]["hard"], row=f"against {VARIANTS[relu]}")
+        for relu in size["relus"]
+    ]
     labels = {name: VARIANTS[name] for name in rows}
     return Artifact(
-        "hs.best", "How close to ReLU can half-spaces come?", PAPER, run.scale,
-        {**size, "beta": BETA, **RATES}, run.seeds, tuple(claims),
-        {"accuracy": {labels[name]: _metrics(row) for name, row in rows.items()}, "parameters": counts,
-         "accuracy on held-out training images": {VARIANTS[name]: found for name, found in held.items()},
-         "chosen on held-out training images": VARIANTS[chosen]},
-        SIZES["hs.best"]["paper"], {"gap on CIFAR-10": 5.0}, (OWN, ENCODING, TAUGHT, CHOICE, RECIPE),
+        "hs.best",
+        "How close to ReLU can half-spaces come?",
+        PAPER,
+        run.scale,
+        {**size, "beta": BETA, **RATES},
+        run.seeds,
+        tuple(claims),
+        {
+            "accuracy": {labels[name]: _metrics(row) for name, row in rows.items()},
+            "parameters": counts,
+            "accuracy on held-out training images": {VARIANTS[name]: found for name, found in held.items()},
+            "chosen on held-out training images": VARIANTS[chosen],
+        },
+        SIZES["hs.best"]["paper"],
+        {"gap on CIFAR-10": 5.0},
+        (OWN, ENCODING, TAUGHT, CHOICE, RECIPE),
         {"ReLU": "hard", "DLGN": f"hard, straight-through β={BETA:g} while training"},
-        _arrays(rows), figures=panels.accuracies(labels, ()),
-    )  # fmt: skip
+        _arrays(rows),
+        figures=panels.accuracies(labels, ()),
+    )

@@ -24,9 +24,20 @@ def accuracies(labels: Mapping[str, str], soft: Collection[str]) -> list[Panel]:
     curves = [Series(f"history_{key}", label) for key, label in labels.items()]
     return [
         Panel("strips", "After the last epoch", rows, x_label="test accuracy, %"),
-        Panel("lines", "While training", curves, x_label="epoch", y_label="test accuracy, %",
-              note="With the gates that each network is trained with."),
-        Panel("points", "Training and test set", [Series(f"last_{key}", label, x=f"train_{key}")
-                                                  for key, label in labels.items()],
-              x_label="training accuracy, %", y_label="test accuracy, %", diagonal=True),
-    ]  # fmt: skip
+        Panel(
+            "lines",
+            "While training",
+            curves,
+            x_label="epoch",
+            y_label="test accuracy, %",
+            note="With the gates that each network is trained with.",
+        ),
+        Panel(
+            "points",
+            "Training and test set",
+            [Series(f"last_{key}", label, x=f"train_{key}") for key, label in labels.items()],
+            x_label="training accuracy, %",
+            y_label="test accuracy, %",
+            diagonal=True,
+        ),
+    ]

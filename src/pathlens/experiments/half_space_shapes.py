@@ -113,6 +113,14 @@ def shapes(cells: Slice2D, most: int, seed: int = 0) -> Shapes:
         sizes.append(int(inside.sum()))
     own = {(int(cell), int(number)) for pair, number in zip(pairs, numbers) for cell in pair}
     return Shapes(
-        len(cells), len(masks), sum(masks.values()), len(own) / len(cells), float(np.mean(faces)), max(faces),
-        float(np.mean(np.array(pieces) == 1)), float(np.mean(convex)), float(np.mean(sizes)), len(keys),
-    )  # fmt: skip
+        len(cells),
+        len(masks),
+        sum(masks.values()),
+        len(own) / len(cells),
+        float(np.mean(faces)),
+        max(faces),
+        float(np.mean(np.array(pieces) == 1)),
+        float(np.mean(convex)),
+        float(np.mean(sizes)),
+        len(keys),
+    )

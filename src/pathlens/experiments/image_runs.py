@@ -25,8 +25,21 @@ if TYPE_CHECKING:
     from pathlens.data import DataSet
     from pathlens.training import Runs
 
-__all__ = ["accuracies", "accuracy", "each_seed", "hard_accuracies", "hardened", "images", "options", "own_folder",
-           "read_seeds", "remembered", "shrunk", "spread", "train_each"]  # fmt: skip
+__all__ = [
+    "accuracies",
+    "accuracy",
+    "each_seed",
+    "hard_accuracies",
+    "hardened",
+    "images",
+    "options",
+    "own_folder",
+    "read_seeds",
+    "remembered",
+    "shrunk",
+    "spread",
+    "train_each",
+]
 
 
 def images(name: str, rows: int | None = None, rows_test: int | None = None, *, flatten: bool = False) -> DataSet:
@@ -59,9 +72,17 @@ def options(run: Run, label: str, *checkpoint: str) -> dict[str, Any]:
     import torch
 
     on_gpu = run.device.startswith("cuda")
-    return {"loss": "cross_entropy", "seeds": run.seeds, "device": run.device, "evaluate": "running",
-            "autocast": torch.bfloat16 if on_gpu else None, "checkpoint": run.checkpoint(*checkpoint),
-            "checkpoint_every": 1, "progress": run.progress, "label": label}  # fmt: skip
+    return {
+        "loss": "cross_entropy",
+        "seeds": run.seeds,
+        "device": run.device,
+        "evaluate": "running",
+        "autocast": torch.bfloat16 if on_gpu else None,
+        "checkpoint": run.checkpoint(*checkpoint),
+        "checkpoint_every": 1,
+        "progress": run.progress,
+        "label": label,
+    }
 
 
 def accuracies(runs: Runs) -> dict[str, np.ndarray]:
@@ -91,8 +112,11 @@ def train_each(
         given |= {"seeds": at_once, "compile": on_gpu, **more}
         given["checkpoint"] = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
         parts.append(train(net, data, **given))
-    return Runs([t for part in parts for t in part], [n for part in parts for n in part.networks],
-                [s for part in parts for s in part.settings])  # fmt: skip
+    return Runs(
+        [t for part in parts for t in part],
+        [n for part in parts for n in part.networks],
+        [s for part in parts for s in part.settings],
+    )
 
 
 def own_folder(run: Run, *words: str, **settings: Any) -> Path | None:
@@ -121,8 +145,10 @@ def _numbers_in(file: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{file}: finished results, which cannot be read; the file was left untouched. Restore "
-                              "it from a copy, or delete it to compute them again.")  # fmt: skip
+        raise CheckpointError(
+            f"{file}: finished results, which cannot be read; the file was left untouched. Restore "
+            "it from a copy, or delete it to compute them again."
+        )
     return found
 
 
@@ -170,8 +196,10 @@ def accuracy(networks: Iterable[Any], x: Tensor, y: Tensor, device: str = "cpu",
     for net in networks:
         judge: Any = copy.deepcopy(net).to(device).eval()
         with torch.no_grad():
-            right = [(judge(part.to(device)).argmax(1).cpu() == labels).double()
-                     for part, labels in zip(x.split(batch), y.split(batch))]  # fmt: skip
+            right = [
+                (judge(part.to(device)).argmax(1).cpu() == labels).double()
+                for part, labels in zip(x.split(batch), y.split(batch))
+            ]
         found.append(100 * float(torch.cat(right).mean()))
     return np.array(found)
 

@@ -40,9 +40,7 @@ class OneLayer(nn.Module):
     Weights start as N(0, 2/(d + K)), as in the public code; biases start at zero.
     """
 
-    def __init__(
-        self, activation: str = "relu", units: int = UNITS, bias: bool = False, trained: bool = False
-    ) -> None:
+    def __init__(self, activation: str = "relu", units: int = UNITS, bias: bool = False, trained: bool = False) -> None:
         super().__init__()
         if activation not in _ACTIVATIONS:
             raise UnknownNameError(f"Unknown activation {activation!r}. Known: {', '.join(_ACTIVATIONS)}.")
@@ -126,10 +124,20 @@ def train_setting(run: Run, name: str, steps: int, batch: int) -> Runs:
         s = SETTINGS[name]
         net = OneLayer(s.activation, s.units, s.bias, s.trained)
         return train(
-            net, s.data, epochs=steps, batch_size=batch, optimizer="sgd", lr=s.rate, seeds=run.seeds,
-            loss=logistic if s.cross_entropy else "mse", evaluate="running", keep_at=moments(steps), device=run.device,
-            progress=run.progress, label=name,
-        )  # fmt: skip
+            net,
+            s.data,
+            epochs=steps,
+            batch_size=batch,
+            optimizer="sgd",
+            lr=s.rate,
+            seeds=run.seeds,
+            loss=logistic if s.cross_entropy else "mse",
+            evaluate="running",
+            keep_at=moments(steps),
+            device=run.device,
+            progress=run.progress,
+            label=name,
+        )
 
     return run.once(("setting", name, steps, batch), compute)
 
@@ -176,10 +184,20 @@ def descend(run: Run, rows: int, steps: int) -> Descent:
         marks = tuple(sorted({0, *np.unique(np.geomspace(1, steps, 12).round().astype(int)).tolist()}))
         step = 0.3 * UNITS  # 0.15·K on (ŷ − y)², as in the public code
         runs: Any = train(
-            OneLayer().double(), data, epochs=steps, batch_size=None, optimizer="sgd", lr=step, loss="half_mse",
-            seeds=run.seeds, evaluate="running", keep_at=marks, device=run.device, progress=run.progress,
+            OneLayer().double(),
+            data,
+            epochs=steps,
+            batch_size=None,
+            optimizer="sgd",
+            lr=step,
+            loss="half_mse",
+            seeds=run.seeds,
+            evaluate="running",
+            keep_at=marks,
+            device=run.device,
+            progress=run.progress,
             label="ReLU descent",
-        )  # fmt: skip
+        )
         return Descent(data, runs, step, marks)
 
     return run.once(("descent", rows, steps), compute)

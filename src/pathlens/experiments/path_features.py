@@ -30,28 +30,47 @@ def _float32(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
 # --- figure 1: the toy network ---------------------------------------------------------------------------------
 
 TOY = Deviation(
-    paper="hypothetical gates for three hypothetical inputs", authors_code="–",
+    paper="hypothetical gates for three hypothetical inputs",
+    authors_code="–",
     ours="a ReLU network and three inputs, drawn from seeds until paths p₃ and p₁₂ alone are active for x₁ and x₂",
     why="the picture is then of a network that exists",
-)  # fmt: skip
+)
 DEFINITION = Deviation(
     paper="Definition 2.2: {p: A(x_s, p) = 1, A(x_s′, p), p ∈ [P]}, and 𝓘_l maps to [w] for l = 0 too",
-    authors_code="–", ours="A(x_s, p) = A(x_s′, p) = 1; the first entry of a path is an input node, in [d_in]",
+    authors_code="–",
+    ours="A(x_s, p) = A(x_s′, p) = 1; the first entry of a path is an input node, in [d_in]",
     why="'= 1' is missing, and there are d_in input nodes",
-)  # fmt: skip
+)
 _PATHS = Claim(
-    "the network has 18 paths", threshold=18, comparison=">=", null=9, null_text="input nodes not counted",
-    paper="p₁, …, p₁₈", unit="paths", needs=1,
-)  # fmt: skip
-_SHARED = Claim(
-    "Λ(1, 2) = 1: paths p₃ and p₁₂ alone are active for both inputs, divided by d_in = 2", threshold=1,
-    comparison="<=", null=2, null_text="not divided by d_in", paper="Λ(1, 2) = 1", unit="Λ(1, 2)", needs=1,
-)  # fmt: skip
-_INNER = Claim(
-    "output = ⟨NPF, NPV⟩, H = Σ∘Λ and K = ΦᵀVΦ", threshold=1e-10, comparison="<=", null=0.1,
-    null_text="paths counted wrongly", paper="Propositions 2.1 and 3.1, Lemma 2.1", unit="largest |difference|",
+    "the network has 18 paths",
+    threshold=18,
+    comparison=">=",
+    null=9,
+    null_text="input nodes not counted",
+    paper="p₁, …, p₁₈",
+    unit="paths",
     needs=1,
-)  # fmt: skip
+)
+_SHARED = Claim(
+    "Λ(1, 2) = 1: paths p₃ and p₁₂ alone are active for both inputs, divided by d_in = 2",
+    threshold=1,
+    comparison="<=",
+    null=2,
+    null_text="not divided by d_in",
+    paper="Λ(1, 2) = 1",
+    unit="Λ(1, 2)",
+    needs=1,
+)
+_INNER = Claim(
+    "output = ⟨NPF, NPV⟩, H = Σ∘Λ and K = ΦᵀVΦ",
+    threshold=1e-10,
+    comparison="<=",
+    null=0.1,
+    null_text="paths counted wrongly",
+    paper="Propositions 2.1 and 3.1, Lemma 2.1",
+    unit="largest |difference|",
+    needs=1,
+)
 
 
 def _toy() -> tuple[Any, Any, Any]:
@@ -73,10 +92,15 @@ def _toy() -> tuple[Any, Any, Any]:
 
 
 @experiment(
-    "npk.fig1", paper=PAPER, title="Eighteen paths",
+    "npk.fig1",
+    paper=PAPER,
+    title="Eighteen paths",
     what="the toy network of Figure 1 as a real one: its 18 paths, features of three inputs, Λ(1, 2) = 1",
-    claims=[_PATHS, _SHARED, _INNER], quick_minutes=0.1, paper_minutes=0.1, flops=1e5,
-)  # fmt: skip
+    claims=[_PATHS, _SHARED, _INNER],
+    quick_minutes=0.1,
+    paper_minutes=0.1,
+    flops=1e5,
+)
 def fig1(run: Run) -> Artifact:
     """Figure 1: two inputs, two hidden layers of three units, one output."""
     import torch
@@ -88,20 +112,37 @@ def fig1(run: Run) -> Artifact:
         output = net(x)[:, 0].numpy()
     shared = table.activity @ table.activity.T / 2
     pairs = (
-        (table.outputs, output), (table.kernel, (x @ x.T).numpy() * shared),
-        (shared, kernels.overlap(net, x).dense().numpy()), (table.gram, kernels.ntk(net, x).dense().numpy()),
-    )  # fmt: skip
+        (table.outputs, output),
+        (table.kernel, (x @ x.T).numpy() * shared),
+        (shared, kernels.overlap(net, x).dense().numpy()),
+        (table.gram, kernels.ntk(net, x).dense().numpy()),
+    )
     error = max(float(abs(a - b).max()) for a, b in pairs)
     gates = np.stack([g.detach().numpy() for g in net.gates(x).values()], axis=1)  # (inputs, layers, units)
     return Artifact(
-        "npk.fig1", "Eighteen paths", PAPER, run.scale, {"inputs": 2, "hidden": [3, 3]}, (),
+        "npk.fig1",
+        "Eighteen paths",
+        PAPER,
+        run.scale,
+        {"inputs": 2, "hidden": [3, 3]},
+        (),
         (_PATHS.measure([len(table.units)]), _SHARED.measure([shared[0, 1]]), _INNER.measure([error])),
         {"Λ": shared.tolist(), "active paths": table.activity.sum(1).tolist(), "outputs": output.tolist()},
-        {}, {"paths": 18, "Λ(1, 2)": 1}, (TOY, DEFINITION), {"ReLU": "hard"},
-        {"units": table.units, "features": table.features, "strengths": table.strengths, "gates": gates,
-         "x": x.numpy(), "overlap": shared, "path": np.arange(1, len(table.units) + 1)},
+        {},
+        {"paths": 18, "Λ(1, 2)": 1},
+        (TOY, DEFINITION),
+        {"ReLU": "hard"},
+        {
+            "units": table.units,
+            "features": table.features,
+            "strengths": table.strengths,
+            "gates": gates,
+            "x": x.numpy(),
+            "overlap": shared,
+            "path": np.arange(1, len(table.units) + 1),
+        },
         figures=panels.toy(),
-    )  # fmt: skip
+    )
 
 
 # --- limits ----------------------------------------------------------------------------------------------------
@@ -113,45 +154,80 @@ THEOREM = Deviation(
     why="H grows without bound in w; and that limit is not the K⁽ᵈ⁾ of appendix A, which belongs to dependent gates",
 )
 APPENDIX = Deviation(
-    paper="K⁽ᵈ⁾ = (K̃⁽ᵈ⁾ + Σ⁽ᵈ⁾)/2 (appendix A)", authors_code="–", ours="K̃⁽ᵈ⁾",
+    paper="K⁽ᵈ⁾ = (K̃⁽ᵈ⁾ + Σ⁽ᵈ⁾)/2 (appendix A)",
+    authors_code="–",
+    ours="K̃⁽ᵈ⁾",
     why="K̃ is the limit where all layers have variance 2/w; the printed one needs 1/w in the last layer",
-)  # fmt: skip
+)
 SUBSAMPLE = Deviation(
-    paper="networks on all of MNIST and CIFAR-10; CNTK's 77.43 is quoted", authors_code="Keras; 5 runs, best epoch",
+    paper="networks on all of MNIST and CIFAR-10; CNTK's 77.43 is quoted",
+    authors_code="Keras; 5 runs, best epoch",
     ours="one subsample for kernels and networks alike; quick: scikit-learn's digits, 8 × 8",
     why="kernel regression and networks are comparable only on the same rows",
-)  # fmt: skip
+)
 _CONVERGES = Claim(
-    "K of a network with fixed gates approaches d·σ^(2(d−1))·H like 1/√w", threshold=0.1, comparison="<=", null=0.5,
-    null_text="no convergence", paper="Theorem 5.1", unit="|fitted exponent of the width + ½|",
-)  # fmt: skip
+    "K of a network with fixed gates approaches d·σ^(2(d−1))·H like 1/√w",
+    threshold=0.1,
+    comparison="<=",
+    null=0.5,
+    null_text="no convergence",
+    paper="Theorem 5.1",
+    unit="|fitted exponent of the width + ½|",
+)
 _EXACT = Claim(
-    "the distance at every width is the one that the exact variance predicts", threshold=2.0, comparison="<=",
-    null=10.0, null_text="another rate", paper="–", unit="× (worst of measured/predicted and its inverse)",
-)  # fmt: skip
+    "the distance at every width is the one that the exact variance predicts",
+    threshold=2.0,
+    comparison="<=",
+    null=10.0,
+    null_text="another rate",
+    paper="–",
+    unit="× (worst of measured/predicted and its inverse)",
+)
 _OWN_LIMIT = Claim(
-    "independent gates go to d·Σ∘∏Σ̂, not to the NTK of a ReLU network", threshold=0.5, comparison="<", null=1.0,
-    null_text="as near to either", paper="section 5: 'K⁽ᵈ⁾ essentially becomes K⁽ᵈ⁾_FNPF'",
+    "independent gates go to d·Σ∘∏Σ̂, not to the NTK of a ReLU network",
+    threshold=0.5,
+    comparison="<",
+    null=1.0,
+    null_text="as near to either",
+    paper="section 5: 'K⁽ᵈ⁾ essentially becomes K⁽ᵈ⁾_FNPF'",
     unit="× (distance to d·Σ∘∏Σ̂ / distance to K̃⁽ᵈ⁾, at the largest width)",
-)  # fmt: skip
+)
 _DEPENDENT = Claim(
-    "gates copied from the values (DI) go to the NTK of a ReLU network", threshold=0.5, comparison="<", null=1.0,
-    null_text="as near to either", paper="'FRNPF (DI) and ReLU start with the same NTK matrix'",
+    "gates copied from the values (DI) go to the NTK of a ReLU network",
+    threshold=0.5,
+    comparison="<",
+    null=1.0,
+    null_text="as near to either",
+    paper="'FRNPF (DI) and ReLU start with the same NTK matrix'",
     unit="× (distance to K̃⁽ᵈ⁾ / distance to d·Σ∘∏Σ̂, at the largest width)",
-)  # fmt: skip
+)
 _AGREE = Claim(
-    "kernel regression with H of the gates and a network trained behind them are equally good", threshold=0.05,
-    comparison="<=", null=0.2, null_text="the kernel says nothing about the network", paper="Theorem 5.1",
+    "kernel regression with H of the gates and a network trained behind them are equally good",
+    threshold=0.05,
+    comparison="<=",
+    null=0.2,
+    null_text="the kernel says nothing about the network",
+    paper="Theorem 5.1",
     unit="|difference of test accuracies|",
-)  # fmt: skip
+)
 _LEARNED = Claim(
-    "H of learned gates generalises better than H of random ones", threshold=0.0, comparison=">", null=0.0,
-    null_text="no better", paper="Claim II", unit="test accuracy, last stage − random gates",
-)  # fmt: skip
+    "H of learned gates generalises better than H of random ones",
+    threshold=0.0,
+    comparison=">",
+    null=0.0,
+    null_text="no better",
+    paper="Claim II",
+    unit="test accuracy, last stage − random gates",
+)
 _CNTK = Claim(
-    "random gates of finite width are worse than the exact CNTK", threshold=0.0, comparison=">", null=0.0,
-    null_text="no worse", paper="67 against 77.43 % on CIFAR-10", unit="test accuracy, CNTK − H of random gates",
-)  # fmt: skip
+    "random gates of finite width are worse than the exact CNTK",
+    threshold=0.0,
+    comparison=">",
+    null=0.0,
+    null_text="no worse",
+    paper="67 against 77.43 % on CIFAR-10",
+    unit="test accuracy, CNTK − H of random gates",
+)
 
 
 POOLS = {"pooling": "gap", "no_pooling": "flatten"}  # as `relu_cntk` calls them
@@ -212,8 +288,13 @@ def _gates_and_networks(run: Run, X: Any, y: Any, X_test: Any, y_test: Any) -> d
     size = run.sizes("npk.limits")
     hidden, stages = (size["width"],) * size["hidden_layers"], [0, *size["stages"]]
     data = DataSet(X, y, X_test, y_test, task="classification", classes=10)
-    options: dict[str, Any] = {"epochs": size["epochs"], "loss": "cross_entropy", "device": run.device,
-                               "progress": run.progress, "evaluate": "running"}  # fmt: skip
+    options: dict[str, Any] = {
+        "epochs": size["epochs"],
+        "loss": "cross_entropy",
+        "device": run.device,
+        "progress": run.progress,
+        "evaluate": "running",
+    }
     pattern = models.relu(X.shape[1], hidden, 10, init="he")
     first: Any = train(pattern, data, seeds=run.seeds, keep_at=stages, label="ReLU", **options)
     found = np.empty((2, len(stages), len(run.seeds)))
@@ -291,11 +372,16 @@ def _limits_operations(size: dict[str, Any]) -> float:
 
 
 @experiment(
-    "npk.limits", paper=PAPER, title="Wide networks with fixed gates",
+    "npk.limits",
+    paper=PAPER,
+    title="Wide networks with fixed gates",
     what="Theorem 5.1 over widths; kernel regression with H against networks behind the same gates, and CNTK",
-    claims=[_CONVERGES, _EXACT, _OWN_LIMIT, _DEPENDENT, _AGREE, _LEARNED, _CNTK], data=("mnist", "cifar10"),
-    quick_minutes=1.5, paper_minutes=120, flops=_limits_operations,
-)  # fmt: skip
+    claims=[_CONVERGES, _EXACT, _OWN_LIMIT, _DEPENDENT, _AGREE, _LEARNED, _CNTK],
+    data=("mnist", "cifar10"),
+    quick_minutes=1.5,
+    paper_minutes=120,
+    flops=_limits_operations,
+)
 def limits(run: Run) -> Artifact:
     """Section 5 and appendix A, on one subsample."""
     size = run.sizes("npk.limits")
@@ -317,50 +403,81 @@ def limits(run: Run) -> Artifact:
         _DEPENDENT.measure(wide["dependent"][:, 1] / wide["dependent"][:, 0]),
         *(_AGREE.measure(abs(told["kernel"][i] - told["network"][i]), row=name) for i, name in enumerate(names)),
         _LEARNED.measure(told["kernel"][-1] - told["kernel"][0]),
-        *(_CNTK.measure(images[f"cntk_{pool}"] - images[f"random_{pool}"], row=pool.replace("_", " "))
-          for pool in POOLS),
-    ]  # fmt: skip
-    accuracy = {"stages": told["stages"].tolist(), "kernel": told["kernel"].tolist(),
-                "network": told["network"].tolist(), "ReLU": told["relu"].tolist()}  # fmt: skip
+        *(
+            _CNTK.measure(images[f"cntk_{pool}"] - images[f"random_{pool}"], row=pool.replace("_", " "))
+            for pool in POOLS
+        ),
+    ]
+    accuracy = {
+        "stages": told["stages"].tolist(),
+        "kernel": told["kernel"].tolist(),
+        "network": told["network"].tolist(),
+        "ReLU": told["relu"].tolist(),
+    }
     if size["images"]:
         accuracy["images"] = {name: values.tolist() for name, values in images.items()}
     return Artifact(
-        "npk.limits", "Wide networks with fixed gates", PAPER, run.scale, size, run.seeds, tuple(claims),
-        {"distance at each width": wide["errors"].tolist(), "predicted": wide["predicted"].tolist(),
-         "distance to d·Σ∘∏Σ̂ and to K̃": {name: wide[name].tolist() for name in ("independent", "dependent")},
-         "test accuracy": accuracy},
+        "npk.limits",
+        "Wide networks with fixed gates",
+        PAPER,
+        run.scale,
+        size,
+        run.seeds,
+        tuple(claims),
+        {
+            "distance at each width": wide["errors"].tolist(),
+            "predicted": wide["predicted"].tolist(),
+            "distance to d·Σ∘∏Σ̂ and to K̃": {name: wide[name].tolist() for name in ("independent", "dependent")},
+            "test accuracy": accuracy,
+        },
         SIZES["npk.limits"]["paper"],
         {"FRNPF, GCONV": "67 %", "CNTK": "77.43 %", "FLNPF": "79.68 %", "ReLU": "80.43 %"},
-        (THEOREM, APPENDIX, SUBSAMPLE), {"all gates": "hard"},
+        (THEOREM, APPENDIX, SUBSAMPLE),
+        {"all gates": "hard"},
         _float32({"widths": size["widths"], **wide, **told, **images}),
         figures=panels.limits(float(np.median(told["relu"])), bool(size["images"])),
-    )  # fmt: skip
+    )
 
 
 # --- memorising ------------------------------------------------------------------------------------------------
 
 APPENDIX_GRID = Deviation(
     paper="'the role of width and depth on a pure memorisation task' is in an appendix that the text lacks",
-    authors_code="not public", ours="Experiment 1 of the DGN paper on a grid of depths and widths",
+    authors_code="not public",
+    ours="Experiment 1 of the DGN paper on a grid of depths and widths",
     why="the same authors' task; fixed random gates are fixed neural path features",
-)  # fmt: skip
+)
 _WIDTH = Claim(
-    "width helps at every depth above 2", threshold=0.95, comparison="<", null=1.0, null_text="width does not matter",
-    paper="'the role of width and depth'", unit="× (error after the last step, largest / smallest width)",
-)  # fmt: skip
+    "width helps at every depth above 2",
+    threshold=0.95,
+    comparison="<",
+    null=1.0,
+    null_text="width does not matter",
+    paper="'the role of width and depth'",
+    unit="× (error after the last step, largest / smallest width)",
+)
 _TO_A_POINT = Claim(
-    "depth helps to a point: some depth in between is better than both ends", threshold=0.97, comparison="<", null=1.0,
-    null_text="an end is best", paper="'the role of width and depth'",
+    "depth helps to a point: some depth in between is better than both ends",
+    threshold=0.97,
+    comparison="<",
+    null=1.0,
+    null_text="an end is best",
+    paper="'the role of width and depth'",
     unit="× (least error / that of the better end)",
-)  # fmt: skip
+)
 
 
 @experiment(
-    "npk.memorise", paper=PAPER, title="Memorising with fixed path features",
+    "npk.memorise",
+    paper=PAPER,
+    title="Memorising with fixed path features",
     what="identical inputs, random targets, fixed random gates: error on a grid of depths and widths",
-    claims=[_WIDTH, _TO_A_POINT], quick_minutes=1, paper_minutes=30, flops=deep_gated.memorise_operations,
+    claims=[_WIDTH, _TO_A_POINT],
+    quick_minutes=1,
+    paper_minutes=30,
+    flops=deep_gated.memorise_operations,
     shares="memorise",
-)  # fmt: skip
+)
 def memorise(run: Run) -> Artifact:
     """The appendix on memorisation, with the trainings of the DGN paper's Figure 3."""
     sizes = run.sizes("npk.memorise")
@@ -368,12 +485,23 @@ def memorise(run: Run) -> Artifact:
     final = np.stack([deep_gated.memorise(run, w).error[:, :, -1] for w in widths])  # (widths, depths, seeds)
     ratio = final[-1] / final[0]
     claims = [_WIDTH.measure(ratio[i], row=f"d = {d}") for i, d in enumerate(depths) if d > 2]
-    claims += [_TO_A_POINT.measure(final[i].min(0) / np.minimum(final[i][0], final[i][-1]), row=f"w = {w}")
-               for i, w in enumerate(widths)]  # fmt: skip
+    claims += [
+        _TO_A_POINT.measure(final[i].min(0) / np.minimum(final[i][0], final[i][-1]), row=f"w = {w}")
+        for i, w in enumerate(widths)
+    ]
     return Artifact(
-        "npk.memorise", "Memorising with fixed path features", PAPER, run.scale, sizes, run.seeds, tuple(claims),
+        "npk.memorise",
+        "Memorising with fixed path features",
+        PAPER,
+        run.scale,
+        sizes,
+        run.seeds,
+        tuple(claims),
         {"error after the last step": {f"w={w}": final[i].tolist() for i, w in enumerate(widths)}},
-        {}, {}, (APPENDIX_GRID, deep_gated.STEP),
-        {"fixed random gates": "hard"}, _float32({"depths": depths, "widths": widths, "error": final}),
+        {},
+        {},
+        (APPENDIX_GRID, deep_gated.STEP),
+        {"fixed random gates": "hard"},
+        _float32({"depths": depths, "widths": widths, "error": final}),
         figures=panels.memorise(widths),
-    )  # fmt: skip
+    )

@@ -20,8 +20,23 @@ if TYPE_CHECKING:
     from pathlens.data import DataSet
     from pathlens.training import Runs
 
-__all__ = ["ARCHITECTURES", "BETA", "EPSILON", "MODELS", "OPTIMISERS", "ROWS", "entry", "flops", "images", "kept",
-           "of_row", "selected", "stage", "state_at", "trained"]  # fmt: skip
+__all__ = [
+    "ARCHITECTURES",
+    "BETA",
+    "EPSILON",
+    "MODELS",
+    "OPTIMISERS",
+    "ROWS",
+    "entry",
+    "flops",
+    "images",
+    "kept",
+    "of_row",
+    "selected",
+    "stage",
+    "state_at",
+    "trained",
+]
 
 ARCHITECTURES = {"fc": "FC", "vconv": "VCONV", "gconv": "GCONV"}
 OPTIMISERS = {"sgd": "SGD", "adam": "Adam"}
@@ -33,8 +48,11 @@ BETA, EPSILON = 4.0, 0.1  # DNPFL's gate is (1 + ε)·σ(βq)
 def selected(size: dict[str, Any], row: str, model: str) -> bool:
     """Whether the sizes ask for an entry; each of the three may be a list or one word."""
     architecture, optimiser = row.split("-")
-    wanted = (("architectures", architecture, ARCHITECTURES), ("optimisers", optimiser, OPTIMISERS),
-              ("models", model, MODELS))  # fmt: skip
+    wanted = (
+        ("architectures", architecture, ARCHITECTURES),
+        ("optimisers", optimiser, OPTIMISERS),
+        ("models", model, MODELS),
+    )
     chosen = True
     for name, word, known in wanted:
         words = [size[name]] if isinstance(size[name], str) else size[name]
@@ -56,8 +74,9 @@ def images(run: Run, architecture: str) -> DataSet:
     kind = "flat" if architecture == "fc" else "image"
 
     def load() -> DataSet:
-        return image_runs.images(size[f"{kind}_data"], size[f"{kind}_rows"], size[f"{kind}_rows_test"],
-                                 flatten=kind == "flat")  # fmt: skip
+        return image_runs.images(
+            size[f"{kind}_data"], size[f"{kind}_rows"], size[f"{kind}_rows_test"], flatten=kind == "flat"
+        )
 
     return run.once(("npk", kind), load)
 
@@ -71,8 +90,9 @@ def flops(size: dict[str, Any], row: str, model: str, epochs: int) -> float:
         channels, examples, positions = [3, *size["channels"]], size["image_rows"] or 50_000, 32 * 32
         flat = channels[-1] * (positions if row.startswith("vconv") else 1)
         widths = [flat, *size["dense"], 10]
-        forward = 2 * (9 * positions * sum(a * b for a, b in pairwise(channels))
-                       + sum(a * b for a, b in pairwise(widths)))  # fmt: skip
+        forward = 2 * (
+            9 * positions * sum(a * b for a, b in pairwise(channels)) + sum(a * b for a, b in pairwise(widths))
+        )
     passes = {"relu": 3, "dnpfl": 6}.get(model, 4)  # frozen gates are computed, not differentiated
     return float(passes * forward * examples * epochs * size["seeds"])
 
@@ -108,12 +128,19 @@ def _networks(run: Run, architecture: str, kind: str, given: Sequence[Any] = (),
     if not given:
         return [gated_twin(template, kind, example, init="he", seed=seed, **more) for seed in run.seeds]
     # the network that the gates come from began with the weights of `seed`: others for the values
-    return [gated_twin(template, kind, example, init="he", seed=1000 + seed, gates_from=state, **more)
-            for seed, state in zip(run.seeds, given)]  # fmt: skip
+    return [
+        gated_twin(template, kind, example, init="he", seed=1000 + seed, gates_from=state, **more)
+        for seed, state in zip(run.seeds, given)
+    ]
 
 
 def _train(
-    run: Run, networks: list[Any], row: str, epochs: int, label: str, words: Sequence[str],
+    run: Run,
+    networks: list[Any],
+    row: str,
+    epochs: int,
+    label: str,
+    words: Sequence[str],
     keep_at: Sequence[int] = (),
 ) -> Runs:
     """Train all seeds: at once on a GPU or where steps are small, else one by one, each from its own checkpoint."""
@@ -132,11 +159,24 @@ def _train(
         options["compile"] = count > 1 or run.device.startswith("cuda")
         options["checkpoint_every"] = 5  # with VCONV's 34 million weights, one takes about as long as an epoch
         options["checkpoint"] = image_runs.own_folder(run, *words, **settings | {"seeds": list(chosen)})
-        parts.append(train(networks[start : start + count], images(run, architecture), epochs=epochs, seed=chosen[0],
-                           optimizer=optimiser, lr=of_row(size["rates"], row), batch_size=size["batch_size"],
-                           keep_at=keep_at, **options))  # fmt: skip
-    return Runs([t for part in parts for t in part], [n for part in parts for n in part.networks],
-                [s for part in parts for s in part.settings])  # fmt: skip
+        parts.append(
+            train(
+                networks[start : start + count],
+                images(run, architecture),
+                epochs=epochs,
+                seed=chosen[0],
+                optimizer=optimiser,
+                lr=of_row(size["rates"], row),
+                batch_size=size["batch_size"],
+                keep_at=keep_at,
+                **options,
+            )
+        )
+    return Runs(
+        [t for part in parts for t in part],
+        [n for part in parts for n in part.networks],
+        [s for part in parts for s in part.settings],
+    )
 
 
 def kept(run: Run, row: str, model: str) -> list[int]:
@@ -169,8 +209,9 @@ def trained(run: Run, row: str, model: str) -> Runs:
             origin = {"frnpf_ii": "independent", "frnpf_di": "dependent"}[model]
             networks = _networks(run, architecture, "frnpf", gates_from=origin)
         epochs = of_row(run.sizes("npk.tab2")["epochs"], row)
-        return _train(run, networks, row, epochs, f"{ROWS[row]}: {MODELS[model]}", ("npk", row, model),
-                      kept(run, row, model))  # fmt: skip
+        return _train(
+            run, networks, row, epochs, f"{ROWS[row]}: {MODELS[model]}", ("npk", row, model), kept(run, row, model)
+        )
 
     return run.once(("npk", row, model), compute)
 
@@ -192,8 +233,11 @@ def entry(run: Run, row: str, model: str, wanted: bool = True) -> dict[str, np.n
         return made
 
     if not wanted:
-        there = [] if folder is None else [path for path in folder.glob("[0-9]*")
-                                           if set(run.seeds) <= image_runs.read_seeds(path).keys()]  # fmt: skip
+        there = (
+            []
+            if folder is None
+            else [path for path in folder.glob("[0-9]*") if set(run.seeds) <= image_runs.read_seeds(path).keys()]
+        )
         if not there:
             return None
         epochs = max(int(path.name) for path in there)

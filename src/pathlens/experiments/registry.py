@@ -33,8 +33,7 @@ from pathlens.errors import OptionError, unknown_name
 from pathlens.experiments.sizes import SIZES
 from pathlens.experiments.timesheet import Timesheet
 
-__all__ = ["Experiment", "Progress", "Run", "experiment", "find", "load_file", "names", "perform",
-           "register", "select"]  # fmt: skip
+__all__ = ["Experiment", "Progress", "Run", "experiment", "find", "load_file", "names", "perform", "register", "select"]
 
 T = TypeVar("T")
 
@@ -226,11 +225,13 @@ class Experiment:
         object.__setattr__(self, "claims", tuple(self.claims))
         object.__setattr__(self, "data", tuple(self.data))
         if not self.claims:
-            raise OptionError(f"Experiment {self.name!r} states no claim. Give at least one Claim with a threshold "
-                              "and a null.")
+            raise OptionError(
+                f"Experiment {self.name!r} states no claim. Give at least one Claim with a threshold and a null."
+            )
         if set(self.minutes) != {"quick", "paper"}:
-            raise OptionError(f"Experiment {self.name!r}: minutes needs 'quick' and 'paper', got "
-                              f"{sorted(self.minutes)}.")
+            raise OptionError(
+                f"Experiment {self.name!r}: minutes needs 'quick' and 'paper', got {sorted(self.minutes)}."
+            )
 
     def seeds(self, scale: str) -> int:
         """How many seeds a run takes unless told otherwise."""
@@ -263,9 +264,17 @@ def register(entry: Experiment) -> Experiment:
 
 
 def experiment(
-    name: str, *, paper: str, title: str, what: str, claims: Iterable[Claim], data: Iterable[str] = (),
-    quick_minutes: float = 1.0, paper_minutes: float = 1.0,
-    flops: float | Callable[[dict[str, Any]], float] | None = None, shares: str = "",
+    name: str,
+    *,
+    paper: str,
+    title: str,
+    what: str,
+    claims: Iterable[Claim],
+    data: Iterable[str] = (),
+    quick_minutes: float = 1.0,
+    paper_minutes: float = 1.0,
+    flops: float | Callable[[dict[str, Any]], float] | None = None,
+    shares: str = "",
     sizes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[Callable[[Run], Artifact]], Callable[[Run], Artifact]]:
     """Decorator that registers a function as an experiment and returns it unchanged.
@@ -288,8 +297,20 @@ def experiment(
         raise OptionError(f"Experiment {name!r}: sizes needs 'quick' and 'paper', got {sorted(sizes)}.")
 
     def add(function: Callable[[Run], Artifact]) -> Callable[[Run], Artifact]:
-        register(Experiment(name, paper, title, what, tuple(claims), function, tuple(data),
-                            {"quick": quick_minutes, "paper": paper_minutes}, flops, shares))
+        register(
+            Experiment(
+                name,
+                paper,
+                title,
+                what,
+                tuple(claims),
+                function,
+                tuple(data),
+                {"quick": quick_minutes, "paper": paper_minutes},
+                flops,
+                shares,
+            )
+        )
         if sizes is not None:
             SIZES[name] = {scale: dict(sizes[scale]) for scale in ("quick", "paper")}
         return function
@@ -306,13 +327,18 @@ def _load(prefixes: Iterable[str]) -> None:
 def names() -> list[str]:
     """Every experiment there is, paper by paper, numbers in numeric order; imports all of them."""
     _load(experiments.MODULES)
-    papers = {prefix: i for i, prefix in enumerate(dict.fromkeys(name.partition(".")[0] for name in
-                                                                 (*experiments.MODULES, *_REGISTERED)))}  # fmt: skip
+    papers = {
+        prefix: i
+        for i, prefix in enumerate(
+            dict.fromkeys(name.partition(".")[0] for name in (*experiments.MODULES, *_REGISTERED))
+        )
+    }
 
     def place(name: str) -> tuple[Any, ...]:
         prefix, _, rest = name.partition(".")
-        return papers[prefix], [(part.isdigit(), int(part) if part.isdigit() else part)
-                                for part in re.split(r"(\d+)", rest) if part]
+        return papers[prefix], [
+            (part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", rest) if part
+        ]
 
     return sorted(_REGISTERED, key=place)
 
@@ -350,8 +376,9 @@ def load_file(path: str | Path) -> list[Experiment]:
         raise OptionError(f"{path}{at}: {type(error).__name__}: {error}. Correct the file; nothing was run.") from error
     new = [name for name in _REGISTERED if name not in before]
     if not new:
-        raise OptionError(f"{path} registers no experiment. Decorate a function with "
-                          "pathlens.experiments.registry.experiment.")  # fmt: skip
+        raise OptionError(
+            f"{path} registers no experiment. Decorate a function with pathlens.experiments.registry.experiment."
+        )
     source = hashlib.sha256(text).hexdigest()
     for name in new:
         _REGISTERED[name] = dataclasses.replace(_REGISTERED[name], file=str(file), source=source)
@@ -412,13 +439,17 @@ def perform(entry: Experiment, run: Run) -> Artifact:
     seconds = run._times.end()
     where = f"Experiment {entry.name!r}"
     if artifact.name != entry.name or artifact.scale != run.scale:
-        raise OptionError(f"{where} returned the artifact {artifact.name!r} at scale {artifact.scale!r}, expected its "
-                          f"own name at scale {run.scale!r}.")
+        raise OptionError(
+            f"{where} returned the artifact {artifact.name!r} at scale {artifact.scale!r}, expected its "
+            f"own name at scale {run.scale!r}."
+        )
     stated = {(claim.text, claim.threshold, claim.comparison, claim.null) for claim in artifact.claims}
     for claim in entry.claims:
         if (claim.text, claim.threshold, claim.comparison, claim.null) not in stated:
-            raise OptionError(f"{where} did not measure its claim {claim.text!r} as registered. Return "
-                              "`claim.measure(values)` for each of its claims; leave values out as NaN if missing.")
+            raise OptionError(
+                f"{where} did not measure its claim {claim.text!r} as registered. Return "
+                "`claim.measure(values)` for each of its claims; leave values out as NaN if missing."
+            )
     config, paper = dict(artifact.config), artifact.paper_config
     if entry.name in SIZES:
         config = {**run.sizes(entry.name), **config}
@@ -435,6 +466,8 @@ def perform(entry: Experiment, run: Run) -> Artifact:
     )
     for key, value in artifact.paper_config.items():
         if done.paper_config.get(key) != value:
-            raise OptionError(f"{where} says that the paper has {key} = {value!r}, the table of sizes has "
-                              f"{done.paper_config.get(key)!r}. Correct experiments/sizes.py, or leave it out here.")
+            raise OptionError(
+                f"{where} says that the paper has {key} = {value!r}, the table of sizes has "
+                f"{done.paper_config.get(key)!r}. Correct experiments/sizes.py, or leave it out here."
+            )
     return done

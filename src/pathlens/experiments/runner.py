@@ -78,15 +78,19 @@ class Plan:
         known = {key for sizes in tables for key in sizes} - {"seeds"}
         for key in self.changes:
             if key not in known:
-                raise OptionError(f"No experiment of this run has a size {key!r} to change. "
-                                  f"There are: {', '.join(sorted(known)) or 'none'}.")
+                raise OptionError(
+                    f"No experiment of this run has a size {key!r} to change. "
+                    f"There are: {', '.join(sorted(known)) or 'none'}."
+                )
             there = [sizes[key] for sizes in tables if key in sizes]
             either = [sizes[key] for entry in chosen for sizes in SIZES.get(entry.name, {}).values() if key in sizes]
             value = self.changes[key]
             # None is for all rows: where neither scale has it, nothing can be made of it
             if None not in either if value is None else not any(_fits(value, size) for size in there):
-                raise OptionError(f"The size {key!r} cannot be {value!r}: here it is {there[0]!r}. "
-                                  "Give a value of that kind; lists are written as in --set 'depths=[2, 4]'.")
+                raise OptionError(
+                    f"The size {key!r} cannot be {value!r}: here it is {there[0]!r}. "
+                    "Give a value of that kind; lists are written as in --set 'depths=[2, 4]'."
+                )
             known_words = {*WORDS.get(key, ()), *(word for size in either if isinstance(size, list) for word in size)}
             for word in value if isinstance(value, list) and not any(entry.file for entry in chosen) else ():
                 if isinstance(word, str) and word not in known_words:
@@ -133,7 +137,11 @@ def finished(entry: Experiment, plan: Plan) -> Artifact | None:
 
 
 def run_all(
-    chosen: Sequence[Experiment], plan: Plan, *, jobs: int = 1, progress: Progress | None = None,
+    chosen: Sequence[Experiment],
+    plan: Plan,
+    *,
+    jobs: int = 1,
+    progress: Progress | None = None,
     ended: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
     """Run experiments and return how each of them ended, in the order given.

@@ -71,13 +71,20 @@ class Sweep:
 
     def __repr__(self) -> str:
         keys = sorted({key for run in self.runs for key in run.result})
-        return (f"Sweep({len(self.settings)} settings × {len(self.seeds)} seeds, {self.computed} of "
-                f"{len(self.runs)} run now; results: {', '.join(keys)})")
+        return (
+            f"Sweep({len(self.settings)} settings × {len(self.seeds)} seeds, {self.computed} of "
+            f"{len(self.runs)} run now; results: {', '.join(keys)})"
+        )
 
 
 def sweep(
-    what: Function | str, settings: Iterable[Mapping[str, Any]], seeds: Sequence[int] = (0, 1, 2, 3, 4), *,
-    out: str | os.PathLike[str], client: Any = "local", workers: int | None = None,
+    what: Function | str,
+    settings: Iterable[Mapping[str, Any]],
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    *,
+    out: str | os.PathLike[str],
+    client: Any = "local",
+    workers: int | None = None,
     timeout: float = TIMEOUT,
 ) -> Sweep:
     """Run something for every setting and seed; results are saved as they come, and a second call does the rest.
@@ -126,11 +133,14 @@ def sweep(
     chosen = tuple(_plain(dict(setting), f"sweep: setting {k}") for k, setting in enumerate(settings))
     numbers = tuple(int(seed) for seed in seeds)
     if not chosen or not numbers or len(set(numbers)) < len(numbers):
-        raise OptionError(f"sweep: needs at least one setting and distinct seeds, got {len(chosen)} settings and seeds "
-                          f"{list(numbers)}.")
+        raise OptionError(
+            f"sweep: needs at least one setting and distinct seeds, got {len(chosen)} settings and seeds "
+            f"{list(numbers)}."
+        )
     folder = Path(out)
-    files = {(k, seed): folder / f"{_key(name, setting, seed)}.json"
-             for k, setting in enumerate(chosen) for seed in numbers}
+    files = {
+        (k, seed): folder / f"{_key(name, setting, seed)}.json" for k, setting in enumerate(chosen) for seed in numbers
+    }
     if len(set(files.values())) < len(files):
         raise OptionError("sweep: two settings are equal. Give each once.")
     runs = {pair: _load(file, name, chosen[pair[0]], pair[1]) for pair, file in files.items() if file.exists()}
@@ -157,8 +167,10 @@ def _resolve(what: Function | str) -> tuple[str, Function]:
 def _experiment(name: str, setting: dict[str, Any], seed: int) -> Any:
     allowed = {"scale", "device"}
     if set(setting) - allowed:
-        raise OptionError(f"sweep: an experiment takes {' and '.join(sorted(allowed))}, the setting has "
-                          f"{', '.join(sorted(set(setting) - allowed))}. Sweep over a function of your own.")
+        raise OptionError(
+            f"sweep: an experiment takes {' and '.join(sorted(allowed))}, the setting has "
+            f"{', '.join(sorted(set(setting) - allowed))}. Sweep over a function of your own."
+        )
     return perform(find(name), Run(seeds=(seed,), **setting))
 
 
@@ -175,6 +187,7 @@ def _key(name: str, setting: dict[str, Any], seed: int) -> str:
 
 def _plain(value: Any, where: str) -> dict[str, Any]:
     """The value as JSON keeps it, or the error that says what it cannot keep."""
+
     def convert(item: Any) -> Any:
         if isinstance(item, (np.generic, np.ndarray)) or type(item).__module__.startswith("torch"):
             return item.tolist()
@@ -194,17 +207,21 @@ def _save(file: Path, name: str, setting: dict[str, Any], seed: int, result: Any
         if not isinstance(result, Mapping):
             raise OptionError(f"sweep: {name} returned a {type(result).__name__}, expected a mapping of results.")
         plain = _plain(dict(result), f"sweep: what {name} returned")
-        write_header(file, "sweep-run", {"name": name, "setting": setting, "seed": seed, "result": plain,
-                                         "seconds": seconds})
+        write_header(
+            file, "sweep-run", {"name": name, "setting": setting, "seed": seed, "result": plain, "seconds": seconds}
+        )
     except OSError as error:
-        raise StoreError(f"{file} cannot be written: {error.strerror or error}. Runs saved before stay; free some "
-                         f"space or choose another folder, and call again.") from error
+        raise StoreError(
+            f"{file} cannot be written: {error.strerror or error}. Runs saved before stay; free some "
+            f"space or choose another folder, and call again."
+        ) from error
     return SweepRun(setting, seed, plain, seconds, file)
 
 
 def _load(file: Path, name: str, setting: dict[str, Any], seed: int) -> SweepRun:
     meta = read_header(file, "sweep-run")
     if (meta.get("name"), meta.get("setting"), meta.get("seed")) != (name, setting, seed):
-        raise FileFormatError(f"{file}: belongs to another run of {meta.get('name')!r}. Remove it, or sweep into "
-                              f"another folder.")
+        raise FileFormatError(
+            f"{file}: belongs to another run of {meta.get('name')!r}. Remove it, or sweep into another folder."
+        )
     return SweepRun(setting, seed, meta["result"], float(meta["seconds"]), file)

@@ -181,9 +181,16 @@ class BlockTangent:
     def operator(self, name: str, max_bytes: int | None) -> CustomKernel:
         """As a kernel operator."""
         return CustomKernel(
-            self.shape, self.tile, self.diagonal, dtype=self.dtype, device=self.device,
-            symmetric=self.sides.symmetric, name=name, max_bytes=max_bytes, scaled=False,
-        )  # fmt: skip
+            self.shape,
+            self.tile,
+            self.diagonal,
+            dtype=self.dtype,
+            device=self.device,
+            symmetric=self.sides.symmetric,
+            name=name,
+            max_bytes=max_bytes,
+            scaled=False,
+        )
 
     # --- tiles -------------------------------------------------------------------------------------------------
 

@@ -253,8 +253,10 @@ class Windows:
         """Σ_k t(p·s + k·d, …) with the same offset k in each of `groups` copies of the positions (one or two)."""
         dims = len(self.kernel)
         t = F.pad(t, [v for pair in reversed(self.pads * groups) for v in pair])
-        out = [(t.shape[-dims + i] - self.dilation[i] * (self.kernel[i] - 1) - 1) // self.stride[i] + 1
-               for i in range(dims)]  # fmt: skip
+        out = [
+            (t.shape[-dims + i] - self.dilation[i] * (self.kernel[i] - 1) - 1) // self.stride[i] + 1
+            for i in range(dims)
+        ]
         total: Tensor | None = None
         for offset in product(*(range(k) for k in self.kernel)):
             cut = [

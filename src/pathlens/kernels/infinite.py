@@ -185,9 +185,16 @@ def _dot_product_kernel(
 
     square = len(x) == len(y)
     return CustomKernel(
-        (len(x), len(y)), tile, diagonal if square else None, dtype=torch.float64, device=x.device,
-        symmetric=y is x, name=name, tile_buffers=2, max_bytes=max_bytes,
-    )  # fmt: skip
+        (len(x), len(y)),
+        tile,
+        diagonal if square else None,
+        dtype=torch.float64,
+        device=x.device,
+        symmetric=y is x,
+        name=name,
+        tile_buffers=2,
+        max_bytes=max_bytes,
+    )
 
 
 def relu_ntk(
@@ -511,9 +518,16 @@ def relu_cntk(
                         continue
                     same = mirror and i == j
                     pair = torch.stack(
-                        limit.block(x[some], y[other], px[:, some], py[:, other], same=same, paired=False,
-                                    done=partial(meter.advance, 2 if same else 1))
-                    )  # fmt: skip
+                        limit.block(
+                            x[some],
+                            y[other],
+                            px[:, some],
+                            py[:, other],
+                            same=same,
+                            paired=False,
+                            done=partial(meter.advance, 2 if same else 1),
+                        )
+                    )
                     out[:, i : i + edge, j : j + edge] = pair
                     if mirror and not same:
                         out[:, j : j + edge, i : i + edge] = pair.mT
@@ -531,6 +545,13 @@ def relu_cntk(
         return found["diagonal"]
 
     return CustomKernel(
-        (len(x), len(y)), tile, diagonal if len(x) == len(y) else None, dtype=torch.float64, device=x.device,
-        symmetric=y is x, name=what, tile_buffers=4, max_bytes=max_bytes,
-    )  # fmt: skip
+        (len(x), len(y)),
+        tile,
+        diagonal if len(x) == len(y) else None,
+        dtype=torch.float64,
+        device=x.device,
+        symmetric=y is x,
+        name=what,
+        tile_buffers=4,
+        max_bytes=max_bytes,
+    )

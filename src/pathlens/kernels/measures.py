@@ -58,9 +58,15 @@ def _operator(kernel: Kernel, what: str, name: str = "K") -> KernelOperator:
         if symmetric:
             matrix = 0.5 * (matrix + matrix.T)
     return CustomKernel(
-        (n, m), lambda rows, cols: matrix[rows[:, None], cols], matrix.diagonal if n == m else None,
-        dtype=torch.float64, device=matrix.device, symmetric=symmetric, name=name, tile_buffers=2,
-    )  # fmt: skip
+        (n, m),
+        lambda rows, cols: matrix[rows[:, None], cols],
+        matrix.diagonal if n == m else None,
+        dtype=torch.float64,
+        device=matrix.device,
+        symmetric=symmetric,
+        name=name,
+        tile_buffers=2,
+    )
 
 
 def _symmetric(kernel: Kernel, what: str, name: str = "K") -> KernelOperator:

@@ -61,8 +61,10 @@ class PathRecursion:
             if s.kind == "input":
                 live[s.node] = [self._input(s)]
             elif s.kind == "gate":
-                mask = Mask(left.gates[s.detail].reshape(left.rows, s.channels, -1),
-                            right.gates[s.detail].reshape(right.rows, s.channels, -1))  # fmt: skip
+                mask = Mask(
+                    left.gates[s.detail].reshape(left.rows, s.channels, -1),
+                    right.gates[s.detail].reshape(right.rows, s.channels, -1),
+                )
                 live[s.node] = self._started(s, terms, mask) if mode == "paths" else [t.masked(mask) for t in terms]
             elif s.kind == "weight":
                 live[s.node] = self._weight(s, terms, sums, mode)
@@ -316,8 +318,15 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
         return torch.cat([tile(index[i : i + 1], index[i : i + 1])[0] for i in range(shape[0])])
 
     operator = CustomKernel(
-        shape, tile, diagonal_entries if sides.symmetric else rectangular_diagonal, dtype=dtype, device=device,
-        symmetric=sides.symmetric, name=name, tile_buffers=1, max_bytes=room,
-    )  # fmt: skip
+        shape,
+        tile,
+        diagonal_entries if sides.symmetric else rectangular_diagonal,
+        dtype=dtype,
+        device=device,
+        symmetric=sides.symmetric,
+        name=name,
+        tile_buffers=1,
+        max_bytes=room,
+    )
     scaled = operator * 2.0**scale
     return GramSum(scaled.root, dtype, device, name=name, max_bytes=scaled.max_bytes)

@@ -73,9 +73,14 @@ def _operator(kernel: Any, name: str) -> KernelOperator:
     n, m = matrix.shape
     symmetric = n == m and torch.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-6 * float(matrix.abs().max()))
     return CustomKernel(
-        (n, m), lambda i, j: matrix[i[:, None], j], (lambda: matrix.diagonal().clone()) if n == m else None,
-        dtype=matrix.dtype, device=matrix.device, symmetric=symmetric, name=name,
-    )  # fmt: skip
+        (n, m),
+        lambda i, j: matrix[i[:, None], j],
+        (lambda: matrix.diagonal().clone()) if n == m else None,
+        dtype=matrix.dtype,
+        device=matrix.device,
+        symmetric=symmetric,
+        name=name,
+    )
 
 
 def one_hot(labels: Any, classes: int | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -248,8 +248,11 @@ class Wiring:
         target = maker.target if isinstance(maker.target, str) else getattr(maker.target, "__name__", str(maker.target))
         name = target.strip("_")
         if any(name.startswith(p) for p in _MAX_POOLS):
-            raise _refuse(node, "max-pooling switches paths by their values, which a record of gates does not tell",
-                          "Use average-pooling: gated_twin(…, max_pool='average')")  # fmt: skip
+            raise _refuse(
+                node,
+                "max-pooling switches paths by their values, which a record of gates does not tell",
+                "Use average-pooling: gated_twin(…, max_pool='average')",
+            )
         if name in ("add", "sub", "rsub", "mul", "multiply", "truediv", "div") and value.shape != source.shape:
             why = f"it spreads a tensor of shape {tuple(source.shape)} to {tuple(value.shape)}"
             raise _refuse(node, why, "Expand neither channels nor positions")
@@ -260,8 +263,9 @@ class Wiring:
         if name in ("mul", "multiply", "truediv", "div", "neg"):
             return step("scale", self._number(node, name, fixed))
         if name in ("linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "einsum", "bmm", "tensordot"):
-            raise _refuse(node, "weights used by a function call have no layer of their own",
-                          "Use nn.Linear or nn.Conv modules")  # fmt: skip
+            raise _refuse(
+                node, "weights used by a function call have no layer of their own", "Use nn.Linear or nn.Conv modules"
+            )
         return self._flatten_or_map(node, step, source)
 
     def _module_step(self, node: fx.Node, step: Any, source: Tensor, used: dict[str, str]) -> Step:
@@ -288,8 +292,11 @@ class Wiring:
         if isinstance(module, _PASS):
             return step("pass")
         if "MaxPool" in type(module).__name__:
-            raise _refuse(node, "max-pooling switches paths by their values, which a record of gates does not tell",
-                          "Use average-pooling: gated_twin(…, max_pool='average')")  # fmt: skip
+            raise _refuse(
+                node,
+                "max-pooling switches paths by their values, which a record of gates does not tell",
+                "Use average-pooling: gated_twin(…, max_pool='average')",
+            )
         if any(True for _ in module.parameters()):
             raise _refuse(
                 node, f"{type(module).__name__} has weights whose paths are not known", "Use nn.Linear or nn.Conv"

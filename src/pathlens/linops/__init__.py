@@ -23,5 +23,19 @@ from pathlens.linops.solvers import Eigenpairs, Solution
 from pathlens.linops.store import StoredKernel, from_zarr
 from pathlens.linops.writing import StoreReport
 
-__all__ = ["CustomKernel", "Eigenpairs", "Factor", "GramSum", "KernelOperator", "RowSource", "RowStream", "Solution",
-           "StoreReport", "StoredKernel", "exact_precision", "free_bytes", "from_zarr", "nystrom"]
+__all__ = [
+    "CustomKernel",
+    "Eigenpairs",
+    "Factor",
+    "GramSum",
+    "KernelOperator",
+    "RowSource",
+    "RowStream",
+    "Solution",
+    "StoreReport",
+    "StoredKernel",
+    "exact_precision",
+    "free_bytes",
+    "from_zarr",
+    "nystrom",
+]

@@ -36,5 +36,6 @@ def nystrom(kernel: KernelOperator, rank: int, *, seed: int = 0) -> GramSum:
         vectors, values = solvers.sketch(kernel._evaluator(), rank, seed)
     except torch.linalg.LinAlgError:
         raise SolverError(f"nystrom: the {n} × {n} kernel is not positive semi-definite. Add a ridge to it.") from None
-    return GramSum.from_factors([[(f"nystrom[{rank}]", (vectors * values.sqrt()).to(kernel.dtype))]],
-                                max_bytes=kernel.max_bytes)
+    return GramSum.from_factors(
+        [[(f"nystrom[{rank}]", (vectors * values.sqrt()).to(kernel.dtype))]], max_bytes=kernel.max_bytes
+    )

@@ -108,8 +108,10 @@ def resolve_budget(max_bytes: int | None, device: torch.device) -> int:
             return int(torch.cuda.mem_get_info(device)[0] * FRACTION_OF_FREE)
         return int(_free_about(int(time.monotonic() * 10)) * FRACTION_OF_FREE)
     if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:
-        raise OptionError(f"max_bytes must be a positive number of bytes or None, got {max_bytes!r}. "
-                          f"For a gibibyte write max_bytes=2**30.")
+        raise OptionError(
+            f"max_bytes must be a positive number of bytes or None, got {max_bytes!r}. "
+            f"For a gibibyte write max_bytes=2**30."
+        )
     return max_bytes
 
 
@@ -199,8 +201,10 @@ def plan_tiles(
     spare = budget - reserve
     least = entry_bytes + row_bytes + col_bytes
     if spare < least:
-        raise BudgetError(f"{what}: one row and one column need {human_bytes(least + reserve)}, the budget is "
-                          f"{human_bytes(budget)}. Raise max_bytes.")
+        raise BudgetError(
+            f"{what}: one row and one column need {human_bytes(least + reserve)}, the budget is "
+            f"{human_bytes(budget)}. Raise max_bytes."
+        )
     both = row_bytes + col_bytes
     top = max(int((math.sqrt(both * both + 4.0 * entry_bytes * spare) - both) / (2 * entry_bytes)), 1)
     most_rows, most_cols = (n, m) if edge is None else (edge, edge) if isinstance(edge, int) else edge

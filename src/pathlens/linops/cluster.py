@@ -69,15 +69,18 @@ def default_workers() -> int:
 
 def keeps_dying(place: str, item: tuple[Any, ...], cause: str) -> ClusterError:
     """The error for a piece whose workers die again and again."""
-    return ClusterError(f"{place}: workers died repeatedly while they computed piece {item} ({cause}). If memory ran "
-                        f"out, lower max_bytes or the number of workers. Call again to resume: finished pieces are "
-                        f"kept.")
+    return ClusterError(
+        f"{place}: workers died repeatedly while they computed piece {item} ({cause}). If memory ran "
+        f"out, lower max_bytes or the number of workers. Call again to resume: finished pieces are "
+        f"kept."
+    )
 
 
 def cannot_be_sent(error: Exception) -> ClusterError:
     """The error for work that cannot be pickled."""
-    return ClusterError(f"what the workers need cannot be sent to them ({type(error).__name__}: {error}). Use "
-                        f"client=False.")
+    return ClusterError(
+        f"what the workers need cannot be sent to them ({type(error).__name__}: {error}). Use client=False."
+    )
 
 
 @contextmanager
@@ -105,16 +108,20 @@ def crew(client: Client = "local", workers: int | None = None, timeout: float = 
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise OptionError(f"workers must be a number of processes, at least 1, got {workers!r}.")
     if workers is not None and client != "local":
-        raise OptionError(f"workers={workers} was given with client={client!r}; it is the number of local processes. "
-                          f"Leave it out, or use client='local'.")
+        raise OptionError(
+            f"workers={workers} was given with client={client!r}; it is the number of local processes. "
+            f"Leave it out, or use client='local'."
+        )
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
         raise OptionError(f"timeout must be a number of seconds above 0, got {timeout!r}.")
     if client is False:
         yield Here()
         return
     if client is None or client is True:
-        raise OptionError(f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or "
-                          f"False for this process; got {client!r}.")
+        raise OptionError(
+            f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or "
+            f"False for this process; got {client!r}."
+        )
     if isinstance(client, str) and client == "local":
         try:
             from pathlens.linops.processes import processes

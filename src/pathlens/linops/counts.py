@@ -27,8 +27,10 @@ def _coefficient(node: Scale) -> int:
     scaled = numerator * 4**node.half if node.half >= 0 else numerator
     below = denominator if node.half >= 0 else denominator * 4**-node.half
     if scaled % below:
-        raise OptionError(f"exact_counts: the kernel is scaled by {node.mantissa * 4.0**node.half:g}, which is not an "
-                          f"integer. Take exact counts before scaling or normalising.")
+        raise OptionError(
+            f"exact_counts: the kernel is scaled by {node.mantissa * 4.0**node.half:g}, which is not an "
+            f"integer. Take exact counts before scaling or normalising."
+        )
     return scaled // below
 
 
@@ -36,12 +38,16 @@ def _bound(node: Node) -> int:
     """An upper bound on the absolute value of every entry, as a Python integer; refuses what is not integral."""
     if isinstance(node, Gram):
         if not node.binary:
-            raise OptionError(f"exact_counts: factor {node.name!r} ({node.left.dtype}) is not known to be 0/1. Exact "
-                              f"counts need 0/1 factors; a streamed one must be bool.")
+            raise OptionError(
+                f"exact_counts: factor {node.name!r} ({node.left.dtype}) is not known to be 0/1. Exact "
+                f"counts need 0/1 factors; a streamed one must be bool."
+            )
         return node.r
     if isinstance(node, Leaf):
-        raise OptionError(f"exact_counts: operator {node.name!r} has no 0/1 factors to count. Of a network with "
-                          f"convolutions or shortcuts, paths.count(net, X) has the diagonal in exact integers.")
+        raise OptionError(
+            f"exact_counts: operator {node.name!r} has no 0/1 factors to count. Of a network with "
+            f"convolutions or shortcuts, paths.count(net, X) has the diagonal in exact integers."
+        )
     inner = [_bound(child) for child in node.children()]
     if isinstance(node, Sum):
         return sum(inner)
@@ -92,9 +98,11 @@ def exact_counts(evaluator: Evaluator) -> np.ndarray:
     whole = node.n * node.m * entry
     scratch = min(node.n, _EDGE) * min(node.m, _EDGE) * 3 * entry
     if whole + scratch > evaluator.budget:
-        raise BudgetError(f"exact_counts: a {node.n} × {node.m} matrix of exact integers takes "
-                          f"{human_bytes(whole + scratch)}, the budget is {human_bytes(evaluator.budget)}. "
-                          f"Raise max_bytes, or take K[rows, cols].exact_counts().")
+        raise BudgetError(
+            f"exact_counts: a {node.n} × {node.m} matrix of exact integers takes "
+            f"{human_bytes(whole + scratch)}, the budget is {human_bytes(evaluator.budget)}. "
+            f"Raise max_bytes, or take K[rows, cols].exact_counts()."
+        )
     out: np.ndarray = np.empty((node.n, node.m), dtype=dtype)
     with Meter("exact counts", -(-node.n // _EDGE) * -(-node.m // _EDGE)) as meter:
         for rows in blocks(node.n, _EDGE):

@@ -43,10 +43,20 @@ class CustomKernel(KernelOperator):
             [0., 0., 2.]])
     """
 
-    def __init__(self, shape: tuple[int, int], tile: Callable[[Tensor, Tensor], Tensor],
-                 diagonal: Callable[[], Tensor] | None = None, *, dtype: torch.dtype = torch.float32,
-                 device: torch.device | str = "cpu", symmetric: bool = False, name: str = "custom",
-                 tile_buffers: int = 1, max_bytes: int | None = None, scaled: bool = True) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        tile: Callable[[Tensor, Tensor], Tensor],
+        diagonal: Callable[[], Tensor] | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        symmetric: bool = False,
+        name: str = "custom",
+        tile_buffers: int = 1,
+        max_bytes: int | None = None,
+        scaled: bool = True,
+    ) -> None:
         n, m = shape
         if n < 1 or m < 1:
             raise EmptyDataError(f"CustomKernel {name!r}: shape {shape} has no entries.")
@@ -82,8 +92,10 @@ class CustomKernel(KernelOperator):
             came = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
             raise ShapeError(f"CustomKernel {self.name!r}: `{what}` returned {came}, expected a tensor of {want}.")
         if got.dtype != self._dtype or got.device != self._device:
-            raise DTypeError(f"CustomKernel {self.name!r}: `{what}` returned {got.dtype} on {got.device}, expected "
-                             f"{self._dtype} on {self._device}.")
+            raise DTypeError(
+                f"CustomKernel {self.name!r}: `{what}` returned {got.dtype} on {got.device}, expected "
+                f"{self._dtype} on {self._device}."
+            )
         return got.detach()
 
     @exact_precision()

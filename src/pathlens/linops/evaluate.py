@@ -35,8 +35,10 @@ _STRIP = 1 << 16  # entries rescaled together where scales leave the range of th
 
 def overflow_error(what: str, dtype: torch.dtype, largest_log2: float) -> ScaleError:
     """The error for numbers beyond the dtype, with their size and the remedy."""
-    return ScaleError(f"{what} would reach about 2^{largest_log2:.0f}, beyond {dtype} (2^{_top_exponent(dtype)}). "
-                      f"Use K.normalised(), float64 factors, or K.exact_counts() for 0/1 factors.")
+    return ScaleError(
+        f"{what} would reach about 2^{largest_log2:.0f}, beyond {dtype} (2^{_top_exponent(dtype)}). "
+        f"Use K.normalised(), float64 factors, or K.exact_counts() for 0/1 factors."
+    )
 
 
 def _top_exponent(dtype: torch.dtype) -> int:
@@ -91,8 +93,15 @@ class Evaluator:
 
     # --- plans -------------------------------------------------------------------------------------------------
 
-    def plan(self, *, reserve: int = 0, square: bool | None = None, extra_buffers: int = 0,
-             edge: tuple[int, int] | None = None, gathered: bool = True) -> TilePlan:
+    def plan(
+        self,
+        *,
+        reserve: int = 0,
+        square: bool | None = None,
+        extra_buffers: int = 0,
+        edge: tuple[int, int] | None = None,
+        gathered: bool = True,
+    ) -> TilePlan:
         """Tile edges for the budget, at most ``edge``; square ones where the upper triangle is walked.
 
         Factor rows count, unless they are not ``gathered`` but used as they lie.
@@ -103,10 +112,13 @@ class Evaluator:
         if self.device.type == "cuda" and not self.has_leaf:
             most = DEVICE_EDGE
         return plan_tiles(
-            self.node.n, self.node.m,
+            self.node.n,
+            self.node.m,
             entry_bytes=(self.node.buffers() + extra_buffers) * self.dtype.itemsize,
-            row_bytes=self.row_bytes if gathered else 0, col_bytes=self.col_bytes if gathered else 0,
-            budget=self.budget, reserve=reserve,
+            row_bytes=self.row_bytes if gathered else 0,
+            col_bytes=self.col_bytes if gathered else 0,
+            budget=self.budget,
+            reserve=reserve,
             edge=None if self.streamed else most,
             square=square,
             what="a tile of the kernel",
@@ -116,8 +128,10 @@ class Evaluator:
         """Rows of both sides that fit together, for work that never forms a tile."""
         each = self.row_bytes + self.col_bytes + row_bytes
         if self.budget - reserve < each:
-            raise BudgetError(f"{what}: one row needs {human_bytes(each + reserve)}, the budget is "
-                              f"{human_bytes(self.budget)}. Raise max_bytes.")
+            raise BudgetError(
+                f"{what}: one row needs {human_bytes(each + reserve)}, the budget is "
+                f"{human_bytes(self.budget)}. Raise max_bytes."
+            )
         return max(min((self.budget - reserve) // each, max(self.node.n, self.node.m), 8192), 1)
 
     # --- sides and tiles ---------------------------------------------------------------------------------------
@@ -139,8 +153,10 @@ class Evaluator:
         self.backend.unit_tile(self.node, left, right, out, self.pool)
         if self.has_leaf and not bool(torch.isfinite(out).all()):
             names = ", ".join(repr(leaf.name) for leaf in self.node.leaves() if isinstance(leaf, Leaf))
-            raise NotFiniteError(f"tile of shape {tuple(out.shape)} contains NaN or infinity; the operator {names} "
-                                 f"returned it. Check its `tile`.")
+            raise NotFiniteError(
+                f"tile of shape {tuple(out.shape)} contains NaN or infinity; the operator {names} "
+                f"returned it. Check its `tile`."
+            )
         return out
 
     def tile(self, left: Side, right: Side, out: Tensor | None = None) -> Tensor:
@@ -164,8 +180,11 @@ class Evaluator:
 
     def index_tile(self, rows: Index, cols: Index) -> Tensor:
         """K on chosen rows and columns, in true size, freshly allocated."""
-        return self.tile(self.side(rows, False, True), self.side(cols, True, True),
-                         new_tile(len(rows), len(cols), self.dtype, self.device))
+        return self.tile(
+            self.side(rows, False, True),
+            self.side(cols, True, True),
+            new_tile(len(rows), len(cols), self.dtype, self.device),
+        )
 
     def _whole_side(self, right: bool, fold: bool) -> Side | None:
         """One side of all rows, where its exponents are small beside the budget.
@@ -226,8 +245,10 @@ class Evaluator:
         n, m, size = self.node.n, self.node.m, self.dtype.itemsize
         whole = n * m * size
         if whole > self.budget:
-            raise BudgetError(f"dense: a {n} × {m} matrix of {self.dtype} takes {human_bytes(whole)}, the budget is "
-                              f"{human_bytes(self.budget)}. Raise max_bytes, take K[rows, cols], or use K.tiles().")
+            raise BudgetError(
+                f"dense: a {n} × {m} matrix of {self.dtype} takes {human_bytes(whole)}, the budget is "
+                f"{human_bytes(self.budget)}. Raise max_bytes, take K[rows, cols], or use K.tiles()."
+            )
         gathered = n * self.row_bytes + m * self.col_bytes
         if self.backend.writes_whole(self.node) and not self.streamed and whole + gathered <= self.budget:
             left = self.side(range(n), False, True)
@@ -237,8 +258,13 @@ class Evaluator:
         mirror = self.node.symmetric and not self.backend.exactly_symmetric(self.node)
         strips = mirror and not self.streamed and not self.has_leaf and self.device.type == "cpu"
         terms = self._plain_terms() if strips else None
-        plan = self.plan(reserve=whole, square=mirror and not strips, extra_buffers=1 if mirror else 0,
-                         edge=STRIP_EDGES if strips else None, gathered=terms is None)
+        plan = self.plan(
+            reserve=whole,
+            square=mirror and not strips,
+            extra_buffers=1 if mirror else 0,
+            edge=STRIP_EDGES if strips else None,
+            gathered=terms is None,
+        )
         out = new_tile(n, m, self.dtype, self.device)
         with Meter(label, n * m) as meter:
             if not mirror:

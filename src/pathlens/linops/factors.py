@@ -103,9 +103,11 @@ def _careful_log2_norms(block: Tensor, name: str, row_numbers: Tensor) -> Tensor
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
         column = int((~torch.isfinite(block[row])).nonzero()[0, 0])
-        raise NotFiniteError(f"GramSum: factor {name!r} has {float(block[row, column])} at row "
-                             f"{int(row_numbers[row])}, column {column}. Clean the data, or check that training did "
-                             f"not diverge.")
+        raise NotFiniteError(
+            f"GramSum: factor {name!r} has {float(block[row, column])} at row "
+            f"{int(row_numbers[row])}, column {column}. Clean the data, or check that training did "
+            f"not diverge."
+        )
     exponent = torch.frexp(peak.double()).exponent.double().clamp(min=-1000.0)
     scaled = block.double() * torch.exp2(-exponent)[:, None]
     return torch.linalg.vector_norm(scaled, dim=1).log2().add_(exponent)
@@ -252,8 +254,9 @@ class RowStream:
 
     def __init__(self, source: RowSource) -> None:
         if not isinstance(source, RowSource):
-            raise RecordError(f"RowStream: {type(source).__name__} lacks `n` or `rows(lo, hi)`. "
-                              f"Give an object with both.")
+            raise RecordError(
+                f"RowStream: {type(source).__name__} lacks `n` or `rows(lo, hi)`. Give an object with both."
+            )
         if source.n < 1:
             raise EmptyDataError(f"RowStream: {type(source).__name__} has {source.n} rows, expected at least one.")
         self.source = source
@@ -318,13 +321,17 @@ class RowStream:
         for key in self._rows:  # what nobody asked for is dropped
             probe, name = self._probe[key], key or type(self.source).__name__
             if key not in table:
-                raise RecordError(f"RowStream: rows({lo}, {hi}) lack factor {name!r}, which rows(0, 1) had. "
-                                  f"A source must return the same factors for every block.")
+                raise RecordError(
+                    f"RowStream: rows({lo}, {hi}) lack factor {name!r}, which rows(0, 1) had. "
+                    f"A source must return the same factors for every block."
+                )
             value = table.pop(key)
             if value.shape != (hi - lo, *probe.shape[1:]) or value.dtype != probe.dtype:
-                raise ShapeError(f"RowStream: rows({lo}, {hi}) of factor {name!r} have shape {tuple(value.shape)} and "
-                                 f"{value.dtype}, expected {(hi - lo, *probe.shape[1:])} and {probe.dtype}. "
-                                 f"A source must return the same columns for every block.")
+                raise ShapeError(
+                    f"RowStream: rows({lo}, {hi}) of factor {name!r} have shape {tuple(value.shape)} and "
+                    f"{value.dtype}, expected {(hi - lo, *probe.shape[1:])} and {probe.dtype}. "
+                    f"A source must return the same columns for every block."
+                )
             checked[key] = (value, log2_norms(value, name, lo))
         return checked
 
@@ -371,16 +378,22 @@ def check_matrix(value: Any, name: str) -> Tensor:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if not isinstance(value, Tensor):
-        raise DTypeError(f"GramSum: factor {name!r} is a {type(value).__name__}, expected a torch tensor, or an object "
-                         f"with `n` and `rows(lo, hi)`.")
+        raise DTypeError(
+            f"GramSum: factor {name!r} is a {type(value).__name__}, expected a torch tensor, or an object "
+            f"with `n` and `rows(lo, hi)`."
+        )
     if value.ndim != 2 or value.shape[1] == 0:
-        raise ShapeError(f"GramSum: factor {name!r} has shape {tuple(value.shape)}, expected (rows, columns) with at "
-                         f"least one column. Flatten the rest with `.flatten(1)`.")
+        raise ShapeError(
+            f"GramSum: factor {name!r} has shape {tuple(value.shape)}, expected (rows, columns) with at "
+            f"least one column. Flatten the rest with `.flatten(1)`."
+        )
     if value.shape[0] == 0:
         raise EmptyDataError(f"GramSum: factor {name!r} has no rows, shape {tuple(value.shape)}.")
     if value.dtype not in (*FLOATS, torch.bool):
-        raise DTypeError(f"GramSum: factor {name!r} has dtype {value.dtype}, expected float32, float64 or bool. "
-                         f"Convert it with `.float()` or `.double()`.")
+        raise DTypeError(
+            f"GramSum: factor {name!r} has dtype {value.dtype}, expected float32, float64 or bool. "
+            f"Convert it with `.float()` or `.double()`."
+        )
     return value
 
 
@@ -403,7 +416,9 @@ class RowTable:
         if not isinstance(value, (Tensor, np.ndarray)) and isinstance(value, (RowStream, RowSource)):
             stream = value if isinstance(value, RowStream) else RowStream(value)
             if stream.names != ("",):
-                raise RecordError(f"GramSum: factor {name!r} is a bundle of {', '.join(stream.names)}; choose one, for "
-                                  f"example RowStream(source)[{stream.names[0]!r}].")
+                raise RecordError(
+                    f"GramSum: factor {name!r} is a bundle of {', '.join(stream.names)}; choose one, for "
+                    f"example RowStream(source)[{stream.names[0]!r}]."
+                )
             return stream[""]
         return ResidentRows(name, check_matrix(value, name))

@@ -41,16 +41,20 @@ def as_index(key: Any, n: int, axis: str) -> Index:
         at = as_number(key, n, axis)
         return range(at, at + 1)
     if not isinstance(key, (Tensor, np.ndarray, Sequence)) or isinstance(key, (str, bytes)):
-        raise RowIndexError(f"{axis} cannot be indexed by {type(key).__name__} {key!r}. "
-                            f"Use a slice, an integer, or an integer or boolean array.")
+        raise RowIndexError(
+            f"{axis} cannot be indexed by {type(key).__name__} {key!r}. "
+            f"Use a slice, an integer, or an integer or boolean array."
+        )
     array = key.detach().cpu() if isinstance(key, Tensor) else torch.as_tensor(np.asarray(key))
     if array.dtype == torch.bool:
         if array.shape != (n,):
             raise RowIndexError(f"a boolean index over {n} {axis} must have shape ({n},), got {tuple(array.shape)}.")
         array = array.nonzero()[:, 0]
     elif array.is_floating_point() or array.is_complex() or array.ndim != 1:
-        raise RowIndexError(f"{axis} must be indexed by a one-dimensional integer or boolean array, got {array.dtype} "
-                            f"of shape {tuple(array.shape)}.")
+        raise RowIndexError(
+            f"{axis} must be indexed by a one-dimensional integer or boolean array, got {array.dtype} "
+            f"of shape {tuple(array.shape)}."
+        )
     array = array.long()
     if array.numel() == 0:
         raise RowIndexError(f"the index selects no {axis} out of {n}. Select at least one.")

@@ -39,8 +39,13 @@ class MatmulPlan:
     tiled_flops: float
 
     def __str__(self) -> str:
-        way = "factored" if not self.tiled else "tiles" if not self.factored else (
-            f"factored for {len(self.factored)} terms, tiles for {len(self.tiled)}")
+        way = (
+            "factored"
+            if not self.tiled
+            else "tiles"
+            if not self.factored
+            else (f"factored for {len(self.factored)} terms, tiles for {len(self.tiled)}")
+        )
         against = "no factors to use" if math.isinf(self.factored_flops) else f"factored {self.factored_flops:.1e}"
         return f"{way} (operations per vector: {against}, tiles {self.tiled_flops:.1e})"
 
@@ -86,14 +91,20 @@ def check_vectors(evaluator: Evaluator, v: Tensor) -> Tensor:
     """V as an (m, k) matrix, or the error that says why it cannot be multiplied."""
     m = evaluator.node.m
     if not isinstance(v, Tensor):
-        raise DTypeError(f"K @ V: V is a {type(v).__name__}, expected a torch tensor of {evaluator.dtype}. "
-                         f"Convert it with torch.from_numpy.")
+        raise DTypeError(
+            f"K @ V: V is a {type(v).__name__}, expected a torch tensor of {evaluator.dtype}. "
+            f"Convert it with torch.from_numpy."
+        )
     if v.ndim not in (1, 2) or v.shape[0] != m:
-        raise ShapeError(f"K @ V: V has shape {tuple(v.shape)}, expected ({m},) or ({m}, k) for a kernel of shape "
-                         f"({evaluator.node.n}, {m}).")
+        raise ShapeError(
+            f"K @ V: V has shape {tuple(v.shape)}, expected ({m},) or ({m}, k) for a kernel of shape "
+            f"({evaluator.node.n}, {m})."
+        )
     if v.dtype != evaluator.dtype or v.device != evaluator.device:
-        raise DTypeError(f"K @ V: V is {v.dtype} on {v.device}, the kernel {evaluator.dtype} on {evaluator.device}. "
-                         f"Convert V with `.to(K.device, K.dtype)`.")
+        raise DTypeError(
+            f"K @ V: V is {v.dtype} on {v.device}, the kernel {evaluator.dtype} on {evaluator.device}. "
+            f"Convert V with `.to(K.device, K.dtype)`."
+        )
     if not bool(torch.isfinite(v).all()):
         raise NotFiniteError(f"K @ V: V of shape {tuple(v.shape)} contains NaN or infinity.")
     return v.detach().reshape(m, -1)

@@ -89,11 +89,32 @@ class Side:
         Sides of the children.
     """
 
-    __slots__ = ("_block", "_cut", "_exponent", "_level", "_log_norm", "_shift", "_unshifted", "_whole", "index",
-                 "node", "parts", "right", "spread")
+    __slots__ = (
+        "_block",
+        "_cut",
+        "_exponent",
+        "_level",
+        "_log_norm",
+        "_shift",
+        "_unshifted",
+        "_whole",
+        "index",
+        "node",
+        "parts",
+        "right",
+        "spread",
+    )
 
-    def __init__(self, node: Node, index: Index, right: bool, exponent: Tensor | None, log_norm: Tensor | None,
-                 parts: Sequence[Side] = (), shift: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        index: Index,
+        right: bool,
+        exponent: Tensor | None,
+        log_norm: Tensor | None,
+        parts: Sequence[Side] = (),
+        shift: Tensor | None = None,
+    ) -> None:
         self.node, self.index, self.right = node, index, right
         self._exponent, self._log_norm = exponent, log_norm
         self.parts = tuple(parts)
@@ -160,8 +181,14 @@ class Side:
 
     def narrow(self, lo: int, hi: int) -> Side:
         """Rows lo … hi−1 of this side, which must not be lifted any more."""
-        cut = Side(self.node, compose(self.index, range(lo, hi)), self.right, None, None,
-                   [part.narrow(lo, hi) for part in self.parts])
+        cut = Side(
+            self.node,
+            compose(self.index, range(lo, hi)),
+            self.right,
+            None,
+            None,
+            [part.narrow(lo, hi) for part in self.parts],
+        )
         cut._whole, cut._cut = self, slice(lo, hi)
         cut._level, cut._unshifted = self.level or None, self.unshifted or None  # asked once for all blocks
         return cut
@@ -229,11 +256,15 @@ class Gram(Node):
         self.right = left if right is None else right
         self.symmetric = self.right is self.left
         if self.left.r != self.right.r:
-            raise ShapeError(f"GramSum: factor {name!r} has {self.left.r} columns on the left and {self.right.r} on "
-                             f"the right. Record both with the same network.")
+            raise ShapeError(
+                f"GramSum: factor {name!r} has {self.left.r} columns on the left and {self.right.r} on "
+                f"the right. Record both with the same network."
+            )
         if self.left.dtype != self.right.dtype or self.left.device != self.right.device:
-            raise DTypeError(f"GramSum: factor {name!r} is {self.left.dtype} on {self.left.device} on the left and "
-                             f"{self.right.dtype} on {self.right.device} on the right. Convert one of them.")
+            raise DTypeError(
+                f"GramSum: factor {name!r} is {self.left.dtype} on {self.left.device} on the left and "
+                f"{self.right.dtype} on {self.right.device} on the right. Convert one of them."
+            )
         self.n, self.m, self.r = self.left.n, self.right.n, self.left.r
         self.binary = self.left.binary and self.right.binary
         self._balance = self._imbalance()
@@ -288,8 +319,10 @@ def _check_shapes(children: Sequence[Node]) -> None:
     for child in children[1:]:
         for axis, mine, theirs in (("rows", child.n, first.n), ("columns", child.m, first.m)):
             if mine != theirs:
-                raise ShapeError(f"GramSum: {first_name(child)} has {mine} {axis}, expected {theirs} as in "
-                                 f"{first_name(first)}. Record both on the same batch.")
+                raise ShapeError(
+                    f"GramSum: {first_name(child)} has {mine} {axis}, expected {theirs} as in "
+                    f"{first_name(first)}. Record both on the same batch."
+                )
 
 
 def first_name(node: Node) -> str:

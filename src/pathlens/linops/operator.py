@@ -260,16 +260,20 @@ class KernelOperator(ABC):
         budgets = [op.max_bytes for op in operators if op.max_bytes is not None]
         chosen = sorted({op.backend for op in operators} - {"auto"})
         if len(chosen) > 1:
-            raise OptionError(f"operators ask for different backends, {' and '.join(chosen)}. "
-                              f"Set one with K.with_options(backend=…).")
-        return GramSum(node, self.dtype, self.device, max_bytes=min(budgets, default=None),
-                       backend=chosen[0] if chosen else "auto")
+            raise OptionError(
+                f"operators ask for different backends, {' and '.join(chosen)}. Set one with K.with_options(backend=…)."
+            )
+        return GramSum(
+            node, self.dtype, self.device, max_bytes=min(budgets, default=None), backend=chosen[0] if chosen else "auto"
+        )
 
     def _together(self, other: KernelOperator, what: str) -> None:
         if self.dtype != other.dtype or self.device != other.device:
             mine, theirs = (first_name(expression(operator)) for operator in (self, other))
-            raise DTypeError(f"{what}: {mine} is {self.dtype} on {self.device}, {theirs} is {other.dtype} on "
-                             f"{other.device}. Convert the factors of one; nothing is promoted silently.")
+            raise DTypeError(
+                f"{what}: {mine} is {self.dtype} on {self.device}, {theirs} is {other.dtype} on "
+                f"{other.device}. Convert the factors of one; nothing is promoted silently."
+            )
 
     def __add__(self, other: Any) -> GramSum:
         if isinstance(other, numbers.Number) and other == 0:  # so that sum([K1, K2]) works
@@ -330,16 +334,19 @@ class KernelOperator(ABC):
             raise OptionError(f"normalised: `to` must be 'trace', 'n' or 'diagonal', got {to!r}.")
         trace, exponent = self._scaled_trace()
         if trace <= 0:
-            raise ScaleError(f"normalised: the trace is {trace:g}·2^{exponent}, so that no scale makes it positive. "
-                             f"A kernel of zero rows, or a difference of kernels, cannot be normalised.")
+            raise ScaleError(
+                f"normalised: the trace is {trace:g}·2^{exponent}, so that no scale makes it positive. "
+                f"A kernel of zero rows, or a difference of kernels, cannot be normalised."
+            )
         n = self.shape[0]
         scaled = self._derive(Scale((1 if to == "trace" else n) / trace, -exponent, expression(self)))
         if to != "diagonal":
             return scaled
         unit, exponent_i = scaled._evaluator().log_diagonal()
         if bool((unit < 0).any()):
-            raise ScaleError("normalised: the diagonal has negative entries. Only kernels with a diagonal ≥ 0 have "
-                             "cosines.")
+            raise ScaleError(
+                "normalised: the diagonal has negative entries. Only kernels with a diagonal ≥ 0 have cosines."
+            )
         column = torch.where(unit > 0, 1 / unit.sqrt(), 0.0)
         rest = -exponent_i / 2
         factors: list[Node] = [expression(scaled)]
@@ -361,15 +368,28 @@ class KernelOperator(ABC):
         >>> K.with_options(max_bytes=2**30).max_bytes == 2**30
         True
         """
-        return GramSum(expression(self), self.dtype, self.device, name=self.name,
-                       max_bytes=self.max_bytes if max_bytes is None else max_bytes,
-                       backend=self.backend if backend is None else backend)
+        return GramSum(
+            expression(self),
+            self.dtype,
+            self.device,
+            name=self.name,
+            max_bytes=self.max_bytes if max_bytes is None else max_bytes,
+            backend=self.backend if backend is None else backend,
+        )
 
     # --- solvers -----------------------------------------------------------------------------------------------
 
-    def solve(self, y: Tensor, *, ridge: float = 0.0, method: str = "auto", tol: float | None = None,
-              max_iter: int | None = None, preconditioner: int | None = None,
-              max_bytes: int | None = None) -> Solution:
+    def solve(
+        self,
+        y: Tensor,
+        *,
+        ridge: float = 0.0,
+        method: str = "auto",
+        tol: float | None = None,
+        max_iter: int | None = None,
+        preconditioner: int | None = None,
+        max_bytes: int | None = None,
+    ) -> Solution:
         """Solve (K + ridge·I) x = y for a symmetric kernel.
 
         Parameters
@@ -402,11 +422,25 @@ class KernelOperator(ABC):
         tensor([1., 2.])
         """
         with exact_precision():
-            return solvers.solve(self._evaluator(max_bytes), y, ridge=ridge, method=method, tol=tol, max_iter=max_iter,
-                                 preconditioner=preconditioner)
+            return solvers.solve(
+                self._evaluator(max_bytes),
+                y,
+                ridge=ridge,
+                method=method,
+                tol=tol,
+                max_iter=max_iter,
+                preconditioner=preconditioner,
+            )
 
-    def eigsh(self, k: int = 6, *, method: str = "auto", tol: float | None = None, max_iter: int | None = None,
-              max_bytes: int | None = None) -> Eigenpairs:
+    def eigsh(
+        self,
+        k: int = 6,
+        *,
+        method: str = "auto",
+        tol: float | None = None,
+        max_iter: int | None = None,
+        max_bytes: int | None = None,
+    ) -> Eigenpairs:
         """The k largest eigenvalues of a symmetric kernel, descending, with orthonormal eigenvectors.
 
         Parameters
@@ -431,9 +465,18 @@ class KernelOperator(ABC):
 
     # --- disk --------------------------------------------------------------------------------------------------
 
-    def to_zarr(self, path: str | os.PathLike[str], *, client: Any = "local", workers: int | None = None,
-                block: int | None = None, verify: bool = True, overwrite: bool = False,
-                max_bytes: int | None = None, timeout: float = TIMEOUT) -> StoreReport:
+    def to_zarr(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        client: Any = "local",
+        workers: int | None = None,
+        block: int | None = None,
+        verify: bool = True,
+        overwrite: bool = False,
+        max_bytes: int | None = None,
+        timeout: float = TIMEOUT,
+    ) -> StoreReport:
         """Write the whole matrix to disk as a Zarr array, block by block, on all processors or on a cluster.
 
         Every finished block is recorded with its checksum. After a crash, a killed worker or a full disk call again
@@ -492,8 +535,17 @@ class KernelOperator(ABC):
         """
         from pathlens.linops.writing import to_zarr
 
-        return to_zarr(self, path, client=client, workers=workers, block=block, verify=verify, overwrite=overwrite,
-                       max_bytes=max_bytes, timeout=timeout)
+        return to_zarr(
+            self,
+            path,
+            client=client,
+            workers=workers,
+            block=block,
+            verify=verify,
+            overwrite=overwrite,
+            max_bytes=max_bytes,
+            timeout=timeout,
+        )
 
     # --- views -------------------------------------------------------------------------------------------------
 
@@ -515,22 +567,28 @@ class KernelOperator(ABC):
         n, m = self.shape
         node = expression(self)
         kind = "symmetric" if self.symmetric else "cross"
-        lines = [f"{type(self).__name__} {self.name!r}: {n} × {m}, {self.dtype}, {self.device}, {kind}",
-                 f"  K     = {node.formula()}"]
+        lines = [
+            f"{type(self).__name__} {self.name!r}: {n} × {m}, {self.dtype}, {self.device}, {kind}",
+            f"  K     = {node.formula()}",
+        ]
         grams = [leaf for leaf in node.leaves() if isinstance(leaf, Gram)]
         if grams:
             sides = {id(rows): rows for gram in grams for rows in (gram.left, gram.right)}.values()
             held = sum(rows.n * rows.r * rows.dtype.itemsize for rows in sides if not rows.streamed)
             streamed = sum(rows.streamed for rows in sides)
             lines.append(f"  ranks : {_ranks(node)}")
-            lines.append(f"  held  : {human_bytes(held)} of factors"
-                         + (f"; {streamed} streamed, recomputed for every tile" if streamed else ""))
+            lines.append(
+                f"  held  : {human_bytes(held)} of factors"
+                + (f"; {streamed} streamed, recomputed for every tile" if streamed else "")
+            )
         try:
             evaluator = self._evaluator()
             plan = evaluator.plan()
-            lines.append(f"  tiles : {plan.rows} × {plan.cols}, {human_bytes(plan.bytes)} of a budget of "
-                         f"{human_bytes(evaluator.budget)}, backend {evaluator.backend.name}; "
-                         f"dense is {human_bytes(n * m * self.dtype.itemsize)}")
+            lines.append(
+                f"  tiles : {plan.rows} × {plan.cols}, {human_bytes(plan.bytes)} of a budget of "
+                f"{human_bytes(evaluator.budget)}, backend {evaluator.backend.name}; "
+                f"dense is {human_bytes(n * m * self.dtype.itemsize)}"
+            )
             lines.append(f"  K @ v : {plan_matmul(evaluator, 1)}")
         except (MemoryError, ImportError) as error:  # a repr must not raise
             lines.append(f"  tiles : {error}")
@@ -574,8 +632,16 @@ class GramSum(KernelOperator):
             [1.]])
     """
 
-    def __init__(self, root: Node, dtype: torch.dtype, device: torch.device, *, name: str = "K",
-                 max_bytes: int | None = None, backend: str = "auto") -> None:
+    def __init__(
+        self,
+        root: Node,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        name: str = "K",
+        max_bytes: int | None = None,
+        backend: str = "auto",
+    ) -> None:
         if max_bytes is not None:
             resolve_budget(max_bytes, device)  # refuses what is not a number of bytes
         self.root = root
@@ -584,8 +650,15 @@ class GramSum(KernelOperator):
         self.backend = backends.check_name(backend)
 
     @classmethod
-    def from_factors(cls, terms: Sequence[Sequence[Factor | tuple[Any, ...]]], *, dtype: torch.dtype | None = None,
-                     name: str = "K", max_bytes: int | None = None, backend: str = "auto") -> GramSum:
+    def from_factors(
+        cls,
+        terms: Sequence[Sequence[Factor | tuple[Any, ...]]],
+        *,
+        dtype: torch.dtype | None = None,
+        name: str = "K",
+        max_bytes: int | None = None,
+        backend: str = "auto",
+    ) -> GramSum:
         """Build K = Σ_t ∘_f F_{t,f} G_{t,f}ᵀ.
 
         Parameters
@@ -623,9 +696,14 @@ class GramSum(KernelOperator):
             factors = [item if isinstance(item, Factor) else _factor(item, t) for item in term]
             if not factors:
                 raise EmptyDataError(f"GramSum: term {t} has no factors. Leave it out, or give Factor.ones(n).")
-            row = [Gram(f.name, table.rows(f.left, f.name),
-                        None if f.right is None or f.right is f.left else table.rows(f.right, f"{f.name} (right)"))
-                   for f in factors]
+            row = [
+                Gram(
+                    f.name,
+                    table.rows(f.left, f.name),
+                    None if f.right is None or f.right is f.left else table.rows(f.right, f"{f.name} (right)"),
+                )
+                for f in factors
+            ]
             grams.extend(row)
             summands.append(Hadamard(row) if len(row) > 1 else row[0])
         if not grams:
@@ -644,8 +722,9 @@ class GramSum(KernelOperator):
         return cls(root, final, grams[0].left.device, name=name, max_bytes=max_bytes, backend=backend)
 
     @staticmethod
-    def from_zarr(path: str | os.PathLike[str], *, verify: bool = False,
-                  max_bytes: int | None = None) -> KernelOperator:
+    def from_zarr(
+        path: str | os.PathLike[str], *, verify: bool = False, max_bytes: int | None = None
+    ) -> KernelOperator:
         """The operator on a store that `to_zarr` wrote; see `pathlens.linops.from_zarr`."""
         from pathlens.linops.store import from_zarr
 
@@ -687,8 +766,10 @@ class GramSum(KernelOperator):
 def _factor(item: Any, term: int) -> Factor:
     if isinstance(item, tuple) and len(item) in (2, 3) and isinstance(item[0], str):
         return Factor(*item)
-    raise OptionError(f"GramSum: term {term} contains a {type(item).__name__}, expected Factor(name, left) or "
-                      f"Factor(name, left, right), or such a tuple.")
+    raise OptionError(
+        f"GramSum: term {term} contains a {type(item).__name__}, expected Factor(name, left) or "
+        f"Factor(name, left, right), or such a tuple."
+    )
 
 
 def _one_dtype(grams: Sequence[Gram]) -> torch.dtype | None:
@@ -696,10 +777,14 @@ def _one_dtype(grams: Sequence[Gram]) -> torch.dtype | None:
     typed = [gram for gram in grams if gram.left.dtype != torch.bool]
     for gram in typed[1:]:
         if gram.left.dtype != typed[0].left.dtype:
-            raise DTypeError(f"GramSum: factor {gram.name!r} is {gram.left.dtype}, factor {typed[0].name!r} is "
-                             f"{typed[0].left.dtype}. Convert one; nothing is promoted silently.")
+            raise DTypeError(
+                f"GramSum: factor {gram.name!r} is {gram.left.dtype}, factor {typed[0].name!r} is "
+                f"{typed[0].left.dtype}. Convert one; nothing is promoted silently."
+            )
     for gram in grams[1:]:
         if gram.left.device != grams[0].left.device:
-            raise DTypeError(f"GramSum: factor {gram.name!r} is on {gram.left.device}, factor {grams[0].name!r} on "
-                             f"{grams[0].left.device}. Move one with `.to(device)`.")
+            raise DTypeError(
+                f"GramSum: factor {gram.name!r} is on {gram.left.device}, factor {grams[0].name!r} on "
+                f"{grams[0].left.device}. Move one with `.to(device)`."
+            )
     return typed[0].left.dtype if typed else None

@@ -39,8 +39,11 @@ class FileRows:
     def take(self, index: Index) -> Tensor:
         """The rows asked for, read from the file."""
         stored = np.load(self.file, mmap_mode="r", allow_pickle=False)
-        chosen = slice(index.start, index.stop) if isinstance(index, range) and index.step == 1 else (
-            as_tensor(index, torch.device("cpu")).numpy())
+        chosen = (
+            slice(index.start, index.stop)
+            if isinstance(index, range) and index.step == 1
+            else (as_tensor(index, torch.device("cpu")).numpy())
+        )
         return torch.from_numpy(np.array(stored[chosen])).to(self.device)
 
 

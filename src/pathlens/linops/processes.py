@@ -63,8 +63,12 @@ class _Worker:
         self.items: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.silent = 0.0  # seconds since the last sign of life, by the looks of the thread that waits
         self.process = subprocess.Popen(  # -P: the folder of worker.py must not become part of the import path
-            [sys.executable, "-P", worker.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-            start_new_session=True)
+            [sys.executable, "-P", worker.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
         self._thread = threading.Thread(target=self._serve, args=(task, answers), daemon=True)
         self._thread.start()
 
@@ -183,8 +187,9 @@ class Processes(Crew):
         try:
             member = _Worker(*arguments)
         except OSError as error:
-            raise ClusterError(f"{self.place}: a process cannot be started ({error}). Lower workers, or use "
-                               f"client=False.") from error
+            raise ClusterError(
+                f"{self.place}: a process cannot be started ({error}). Lower workers, or use client=False."
+            ) from error
         self._team.add(member)
         return member
 
@@ -197,8 +202,10 @@ class Processes(Crew):
         if kind == "unsendable":
             value = ClusterError(f"{self.place}: piece {item}: {value}. Use client=False.")
         elif kind == "unprepared":
-            value = ClusterError(f"{self.place}: the workers could not be prepared ({value}). Everything that the work "
-                                 f"needs must be importable by {sys.executable}; or use client=False.")
+            value = ClusterError(
+                f"{self.place}: the workers could not be prepared ({value}). Everything that the work "
+                f"needs must be importable by {sys.executable}; or use client=False."
+            )
         return kind, value
 
     def _cause(self, member: _Worker, log: IO[bytes]) -> str:

@@ -84,8 +84,15 @@ class Meter:
             def render(self, task: Any) -> Text:
                 return Text(f"{short_number(task.speed)}/s" if task.speed else "")
 
-        bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(),
-                       TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            Rate(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
         try:
             bar.start()
         except LiveError:  # the caller draws a display of their own
@@ -93,8 +100,9 @@ class Meter:
         bar.add_task(self._label, total=self._total, completed=self._done)
         self._bar, Meter._drawn = bar, True
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar, Meter._drawn = None, False

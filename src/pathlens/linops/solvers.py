@@ -89,8 +89,10 @@ class Eigenpairs:
 def _need_symmetric(evaluator: Evaluator, what: str) -> int:
     node = evaluator.node
     if not node.symmetric:
-        raise SolverError(f"{what} needs a symmetric kernel; this {node.n} × {node.m} kernel has different factors on "
-                          f"its two sides. Give the same object (or None) as the right side of every factor.")
+        raise SolverError(
+            f"{what} needs a symmetric kernel; this {node.n} × {node.m} kernel has different factors on "
+            f"its two sides. Give the same object (or None) as the right side of every factor."
+        )
     return node.n
 
 
@@ -102,8 +104,16 @@ def _option(name: str, value: str, allowed: tuple[str, ...]) -> None:
 # --- linear systems --------------------------------------------------------------------------------------------
 
 
-def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: float | None, max_iter: int | None,
-          preconditioner: int | None) -> Solution:
+def solve(
+    evaluator: Evaluator,
+    y: Tensor,
+    *,
+    ridge: float,
+    method: str,
+    tol: float | None,
+    max_iter: int | None,
+    preconditioner: int | None,
+) -> Solution:
     """Solve (K + ridge·I) x = y; see `KernelOperator.solve`."""
     n = _need_symmetric(evaluator, "solve")
     _option("method", method, ("auto", "cholesky", "cg"))
@@ -111,8 +121,10 @@ def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: fl
         raise OptionError(f"solve: ridge must be a finite number ≥ 0, got {ridge!r}.")
     if not isinstance(y, Tensor) or y.dtype != evaluator.dtype or y.device != evaluator.device:
         came = f"{y.dtype} on {y.device}" if isinstance(y, Tensor) else type(y).__name__
-        raise DTypeError(f"solve: y is {came}, expected a tensor of {evaluator.dtype} on {evaluator.device}. "
-                         f"Convert it with `.to(K.device, K.dtype)`.")
+        raise DTypeError(
+            f"solve: y is {came}, expected a tensor of {evaluator.dtype} on {evaluator.device}. "
+            f"Convert it with `.to(K.device, K.dtype)`."
+        )
     if y.ndim not in (1, 2) or y.shape[0] != n:
         raise ShapeError(f"solve: y has shape {tuple(y.shape)}, expected ({n},) or ({n}, c).")
     if not bool(torch.isfinite(y).all()):
@@ -126,8 +138,10 @@ def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: fl
     rhs = rhs / unit
     need = n * n * evaluator.dtype.itemsize * 2 + 4 * rhs.numel() * 8
     if method == "cholesky" and need > evaluator.budget:
-        raise BudgetError(f"solve: Cholesky needs {human_bytes(need)} for n = {n}, the budget is "
-                          f"{human_bytes(evaluator.budget)}. Raise max_bytes, or use method='cg'.")
+        raise BudgetError(
+            f"solve: Cholesky needs {human_bytes(need)} for n = {n}, the budget is "
+            f"{human_bytes(evaluator.budget)}. Raise max_bytes, or use method='cg'."
+        )
     if method == "cholesky" or (method == "auto" and need <= evaluator.budget):
         x, iterations, way, rank = _cholesky(evaluator, rhs, ridge), 0, "cholesky", 0
     else:
@@ -150,8 +164,10 @@ def solve(evaluator: Evaluator, y: Tensor, *, ridge: float, method: str, tol: fl
 
 
 def _not_definite(n: int, ridge: float, where: str) -> SolverError:
-    return SolverError(f"solve: K + ridge·I with n = {n} and ridge = {ridge:g} is not positive definite ({where}). "
-                       f"Duplicate or dependent rows make K singular: pass a larger ridge.")
+    return SolverError(
+        f"solve: K + ridge·I with n = {n} and ridge = {ridge:g} is not positive definite ({where}). "
+        f"Duplicate or dependent rows make K singular: pass a larger ridge."
+    )
 
 
 def _cholesky(evaluator: Evaluator, rhs: Tensor, ridge: float) -> Tensor:
@@ -221,8 +237,14 @@ def _good_rank(evaluator: Evaluator) -> int:
     return max(min(most, n // 20, int(evaluator.budget // 8 // (n * 8 * 4))), 0)
 
 
-def _conjugate_gradients(evaluator: Evaluator, rhs: Tensor, ridge: float, tol: float | None, max_iter: int | None,
-                         better: _Preconditioner | None) -> tuple[Tensor, int]:
+def _conjugate_gradients(
+    evaluator: Evaluator,
+    rhs: Tensor,
+    ridge: float,
+    tol: float | None,
+    max_iter: int | None,
+    better: _Preconditioner | None,
+) -> tuple[Tensor, int]:
     n = evaluator.node.n
     goal = (1e-5 if evaluator.dtype == torch.float32 else 1e-10) if tol is None else tol
     limit = 10 * n + 100 if max_iter is None else max_iter
@@ -246,9 +268,11 @@ def _conjugate_gradients(evaluator: Evaluator, rhs: Tensor, ridge: float, tol: f
             if gap <= 1.0:
                 return x, done
             if not gap < 0.5 * best or done >= limit:  # or not a number
-                raise SolverError(f"solve: conjugate gradients reached a relative residual of {gap * goal:.1e} after "
-                                  f"{done} iterations, asked for {goal:.1e} (n = {n}, ridge = {ridge:g}). "
-                                  f"Pass a larger ridge or tol, more max_iter, or float64 factors.")
+                raise SolverError(
+                    f"solve: conjugate gradients reached a relative residual of {gap * goal:.1e} after "
+                    f"{done} iterations, asked for {goal:.1e} (n = {n}, ridge = {ridge:g}). "
+                    f"Pass a larger ridge or tol, more max_iter, or float64 factors."
+                )
             best = gap
             z = r.clone() if better is None else better(r)
             p, rz = z, dots(r, z)
@@ -291,9 +315,11 @@ def eigsh(evaluator: Evaluator, k: int, *, method: str, tol: float | None, max_i
     else:
         dense = method == "dense"
     if dense and not fits:
-        raise BudgetError(f"eigsh: all eigenpairs of n = {n} need {human_bytes(need)}, the budget is "
-                          f"{human_bytes(evaluator.budget)}. Raise max_bytes, or ask for fewer than n − 1 with "
-                          f"method='lanczos'.")
+        raise BudgetError(
+            f"eigsh: all eigenpairs of n = {n} need {human_bytes(need)}, the budget is "
+            f"{human_bytes(evaluator.budget)}. Raise max_bytes, or ask for fewer than n − 1 with "
+            f"method='lanczos'."
+        )
     if dense:
         all_values, all_vectors = torch.linalg.eigh(evaluator.dense("kernel tiles for eigsh"))
         values, vectors = all_values[-k:].flip(0), all_vectors[:, -k:].flip(1)
@@ -313,8 +339,9 @@ def _lanczos(evaluator: Evaluator, k: int, tol: float | None, max_iter: int | No
     basis = min(n, max(2 * k + 1, 20))
     inner = Evaluator(evaluator.node, dtype, device, evaluator.backend, evaluator.budget - n * 8 * (basis + 2 * k + 6))
     if inner.budget <= 0:
-        raise BudgetError(f"eigsh: {basis} Lanczos vectors of length {n} do not fit {human_bytes(evaluator.budget)}. "
-                          f"Raise max_bytes.")
+        raise BudgetError(
+            f"eigsh: {basis} Lanczos vectors of length {n} do not fit {human_bytes(evaluator.budget)}. Raise max_bytes."
+        )
     with Meter("Lanczos products", None) as meter:
 
         def product(v: np.ndarray) -> np.ndarray:
@@ -333,10 +360,14 @@ def _lanczos(evaluator: Evaluator, k: int, tol: float | None, max_iter: int | No
         try:
             values, vectors = arpack(operator, k=k, which="LA", v0=start, ncv=basis, tol=goal, maxiter=max_iter)
         except ArpackNoConvergence as error:
-            raise SolverError(f"eigsh: {len(error.eigenvalues)} of {k} eigenpairs converged to {goal:.0e} (n = {n}). "
-                              f"Pass a larger tol, more max_iter, fewer pairs, or method='dense'.") from error
+            raise SolverError(
+                f"eigsh: {len(error.eigenvalues)} of {k} eigenpairs converged to {goal:.0e} (n = {n}). "
+                f"Pass a larger tol, more max_iter, fewer pairs, or method='dense'."
+            ) from error
         except ArpackError as error:
             raise SolverError(f"eigsh: ARPACK failed on n = {n}, k = {k}: {error}. Use method='dense'.") from error
     order = np.argsort(values)[::-1]
-    return (torch.from_numpy(np.ldexp(values[order], size)).to(device, dtype),
-            torch.from_numpy(vectors[:, order].copy()).to(device, dtype))
+    return (
+        torch.from_numpy(np.ldexp(values[order], size)).to(device, dtype),
+        torch.from_numpy(vectors[:, order].copy()).to(device, dtype),
+    )

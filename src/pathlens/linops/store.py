@@ -194,6 +194,7 @@ class Layout:
 
         Verifying reads everything, at the speed of the disk.
         """
+
         def sound(pair: tuple[int, int]) -> bool:
             for file, checksum in zip(self.files(*pair), self.finished[pair], strict=True):
                 try:
@@ -226,8 +227,15 @@ def create(path: Path, description: Description) -> Layout:
     building = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     content = {"format": FORMAT, "version": VERSION, **asdict(description)}
     zarr.create_array(
-        str(building), shape=description.shape, chunks=description.block, dtype=description.dtype, zarr_format=3,
-        compressors=None, filters=None, fill_value=float("nan"), attributes={"pathlens": sealed(content)},
+        str(building),
+        shape=description.shape,
+        chunks=description.block,
+        dtype=description.dtype,
+        zarr_format=3,
+        compressors=None,
+        filters=None,
+        fill_value=float("nan"),
+        attributes={"pathlens": sealed(content)},
     )
     layout = Layout(building, description)
     layout.own("finished").mkdir(parents=True)
@@ -249,29 +257,38 @@ def open_layout(path: Path) -> Layout:
         array = zarr.open_array(str(path), mode="r")
         kept = dict(array.attrs)
     except Exception as error:  # zarr raises many kinds for a damaged zarr.json
-        raise FileFormatError(f"{path / 'zarr.json'}: not readable as a Zarr array ({type(error).__name__}: {error}). "
-                              f"It was left untouched; restore it from a copy.") from error
+        raise FileFormatError(
+            f"{path / 'zarr.json'}: not readable as a Zarr array ({type(error).__name__}: {error}). "
+            f"It was left untouched; restore it from a copy."
+        ) from error
     document = kept.get("pathlens")
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FileFormatError(f"{path}: a Zarr array, but not a kernel that Pathlens wrote. Open it with zarr.")
     if document.get("version") != VERSION:
-        raise FileFormatError(f"{path}: format version {document.get('version')!r}, this Pathlens reads {VERSION}. Use "
-                              f"the Pathlens version that wrote it.")
+        raise FileFormatError(
+            f"{path}: format version {document.get('version')!r}, this Pathlens reads {VERSION}. Use "
+            f"the Pathlens version that wrote it."
+        )
     try:
         content = unsealed(document)
         del content["format"], content["version"]
         found = Description(**content | {key: tuple(content[key]) for key in ("shape", "block", "sample")})
         codecs = [type(codec).__name__ for codec in array.metadata.codecs]
         if (array.shape, array.chunks, str(array.dtype), codecs) != (
-                found.shape, found.block, found.dtype, ["BytesCodec"]):
+            found.shape,
+            found.block,
+            found.dtype,
+            ["BytesCodec"],
+        ):
             raise ValueError("the array is not the one described")
         if min(*found.shape, *found.block) < 1:
             raise ValueError("a kernel and its blocks have rows and columns")
         if found.symmetric and (found.shape[0] != found.shape[1] or found.block[0] != found.block[1]):
             raise ValueError("a symmetric kernel is square, and its blocks are")
     except (ValueError, TypeError, KeyError) as error:
-        raise FileFormatError(f"{path / 'zarr.json'}: edited or damaged ({error}). It was left untouched; restore it "
-                              f"from a copy.") from error
+        raise FileFormatError(
+            f"{path / 'zarr.json'}: edited or damaged ({error}). It was left untouched; restore it from a copy."
+        ) from error
     layout = Layout(path, found)
     layout.read_finished()
     return layout
@@ -362,15 +379,19 @@ class StoredKernel(KernelOperator):
         """
         bad = self._layout.unsound(verify=True)
         if bad:
-            raise FileFormatError(f"{self.path}: {len(bad)} of {len(self._layout.finished)} blocks are damaged: "
-                                  f"{', '.join(map(str, bad[:8]))}{' …' if len(bad) > 8 else ''}. {_AGAIN}")
+            raise FileFormatError(
+                f"{self.path}: {len(bad)} of {len(self._layout.finished)} blocks are damaged: "
+                f"{', '.join(map(str, bad[:8]))}{' …' if len(bad) > 8 else ''}. {_AGAIN}"
+            )
 
     def __repr__(self) -> str:
         a, b = self.description.block
         rows, cols = self.description.ranges()
         size = human_bytes(len(rows) * len(cols) * self._layout.chunk_bytes)
-        return (f"{super().__repr__()}\n  disk  : {self.path}, {len(rows)} × {len(cols)} blocks of {a} × {b}, {size}; "
-                f"written as {self.description.formula}")
+        return (
+            f"{super().__repr__()}\n  disk  : {self.path}, {len(rows)} × {len(cols)} blocks of {a} × {b}, {size}; "
+            f"written as {self.description.formula}"
+        )
 
 
 def _by_block(index: Index, edge: int) -> Iterator[tuple[int, Any, Any]]:
@@ -419,8 +440,9 @@ def from_zarr(path: str | os.PathLike[str], *, verify: bool = False, max_bytes: 
     """
     layout = open_layout(Path(path))
     if layout.damaged_rows:
-        raise FileFormatError(f"{layout.own('finished', layout.damaged_rows[0])}: the record of finished blocks is "
-                              f"damaged. {_AGAIN}")
+        raise FileFormatError(
+            f"{layout.own('finished', layout.damaged_rows[0])}: the record of finished blocks is damaged. {_AGAIN}"
+        )
     finished, total = len(layout.finished), layout.description.blocks
     if finished < total:
         raise FileFormatError(f"{path}: {finished} of {total} blocks are finished. {_AGAIN}")

@@ -77,9 +77,11 @@ class StoreReport:
 
     def __repr__(self) -> str:
         repaired = f", {len(self.repaired)} of them repaired" if self.repaired else ""
-        return (f"StoreReport({self.path}: {self.blocks} blocks of {self.block[0]} × {self.block[1]}, "
-                f"{human_bytes(self.bytes)}; {self.computed} computed{repaired}, {self.kept} found finished; "
-                f"{self.seconds:.1f} s in {self.place})")
+        return (
+            f"StoreReport({self.path}: {self.blocks} blocks of {self.block[0]} × {self.block[1]}, "
+            f"{human_bytes(self.bytes)}; {self.computed} computed{repaired}, {self.kept} found finished; "
+            f"{self.seconds:.1f} s in {self.place})"
+        )
 
 
 # --- one block, in a worker ------------------------------------------------------------------------------------
@@ -102,8 +104,10 @@ class Job:
         try:
             current = self.layout.own("run").read_text()
         except FileNotFoundError:
-            raise StoreError(f"{self.layout.path} is not there for the worker on {socket.gethostname()}. Write to a "
-                             f"folder that this machine and all workers share, or use client='local'.") from None
+            raise StoreError(
+                f"{self.layout.path} is not there for the worker on {socket.gethostname()}. Write to a "
+                f"folder that this machine and all workers share, or use client='local'."
+            ) from None
         if current != self.run:
             raise StoreError(f"{self.layout.path}: another run has taken over. This worker gives up.")
 
@@ -153,8 +157,15 @@ def disk_error(path: Path, error: OSError) -> StoreError:
 
 
 def to_zarr(
-    kernel: KernelOperator, path: str | os.PathLike[str], *, client: Client = "local", workers: int | None = None,
-    block: int | None = None, verify: bool = True, overwrite: bool = False, max_bytes: int | None = None,
+    kernel: KernelOperator,
+    path: str | os.PathLike[str],
+    *,
+    client: Client = "local",
+    workers: int | None = None,
+    block: int | None = None,
+    verify: bool = True,
+    overwrite: bool = False,
+    max_bytes: int | None = None,
     timeout: float = TIMEOUT,
 ) -> StoreReport:
     """See `KernelOperator.to_zarr`."""
@@ -163,8 +174,11 @@ def to_zarr(
     if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
         raise OptionError(f"to_zarr: block must be a number of rows, at least 1, got {block!r}.")
     count = 1 if client is False else workers or default_workers()
-    each = resolve_budget(max_bytes, kernel.device) if max_bytes is not None else (
-        max(resolve_budget(kernel.max_bytes, kernel.device) // count, 1))
+    each = (
+        resolve_budget(max_bytes, kernel.device)
+        if max_bytes is not None
+        else (max(resolve_budget(kernel.max_bytes, kernel.device) // count, 1))
+    )
     place = Path(path)
     parts = take_apart(expression(kernel))
     identity = _identify(kernel, parts)
@@ -183,8 +197,16 @@ def _identify(kernel: KernelOperator, parts: Parts) -> Description:
     if parts.opaque:
         rows, cols = (_spread(size, _SAMPLE, kernel.device) for size in kernel.shape)
         sample = tuple(kernel.tile(rows, cols).double().flatten().tolist())
-    return Description(kernel.name, expression(kernel).formula(), kernel.shape, str(kernel.dtype).split(".")[-1],
-                       kernel.symmetric, (1, 1), parts.digest(), sample)
+    return Description(
+        kernel.name,
+        expression(kernel).formula(),
+        kernel.shape,
+        str(kernel.dtype).split(".")[-1],
+        kernel.symmetric,
+        (1, 1),
+        parts.digest(),
+        sample,
+    )
 
 
 def _spread(size: int, count: int, device: torch.device) -> torch.Tensor:
@@ -206,7 +228,12 @@ def _difference(stored: Description, mine: Description) -> str | None:
 
 
 def _open_or_create(
-    path: Path, kernel: KernelOperator, identity: Description, block: int | None, workers: int, max_bytes: int,
+    path: Path,
+    kernel: KernelOperator,
+    identity: Description,
+    block: int | None,
+    workers: int,
+    max_bytes: int,
     overwrite: bool,
 ) -> Layout:
     if path.exists() and overwrite:
@@ -220,8 +247,10 @@ def _open_or_create(
     layout = open_layout(path)
     different = _difference(layout.description, identity)
     if different is not None:
-        raise StoreError(f"{path} holds another kernel, {layout.description.name!r}: {different}. Nothing was changed. "
-                         f"Choose another path, or pass overwrite=True to lose it.")
+        raise StoreError(
+            f"{path} holds another kernel, {layout.description.name!r}: {different}. Nothing was changed. "
+            f"Choose another path, or pass overwrite=True to lose it."
+        )
     return layout
 
 
@@ -277,8 +306,10 @@ def _alone(layout: Layout) -> Iterator[None]:
         except BlockingIOError:
             lock.seek(0)
             holder = lock.read(200).decode(errors="replace") or "unknown"
-            raise StoreError(f"{layout.path} is being written by another process ({holder}). Wait for it, or end it "
-                             f"and call again: what it finished stays.") from None
+            raise StoreError(
+                f"{layout.path} is being written by another process ({holder}). Wait for it, or end it "
+                f"and call again: what it finished stays."
+            ) from None
         with contextlib.suppress(OSError):  # a full disk: the name is only for people
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -286,8 +317,14 @@ def _alone(layout: Layout) -> Iterator[None]:
 
 
 def _finish(
-    kernel: KernelOperator, layout: Layout, parts: Parts, client: Client, workers: int | None, max_bytes: int,
-    verify: bool, timeout: float,
+    kernel: KernelOperator,
+    layout: Layout,
+    parts: Parts,
+    client: Client,
+    workers: int | None,
+    max_bytes: int,
+    verify: bool,
+    timeout: float,
 ) -> StoreReport:
     """Compute what is missing."""
     layout.read_finished()
@@ -296,18 +333,34 @@ def _finish(
     for old in layout.own().glob("factors-*"):
         shutil.rmtree(old, ignore_errors=True)
     if layout.damaged_rows:
-        warnings.warn(f"{layout.path}: the record {', '.join(layout.damaged_rows)} is damaged; its blocks are computed "
-                      f"again.", StoreWarning, stacklevel=4)
+        warnings.warn(
+            f"{layout.path}: the record {', '.join(layout.damaged_rows)} is damaged; its blocks are computed again.",
+            StoreWarning,
+            stacklevel=4,
+        )
     repaired = tuple(layout.unsound(verify))
     for pair in repaired:
         layout.forget(*pair)
     if repaired:
-        warnings.warn(f"{layout.path}: {len(repaired)} finished blocks are missing, truncated or do not have their "
-                      f"checksum, such as {repaired[0]}; they are computed again.", StoreWarning, stacklevel=4)
+        warnings.warn(
+            f"{layout.path}: {len(repaired)} finished blocks are missing, truncated or do not have their "
+            f"checksum, such as {repaired[0]}; they are computed again.",
+            StoreWarning,
+            stacklevel=4,
+        )
     kept, missing = len(layout.finished), layout.missing
     rows, cols = layout.description.ranges()
-    report = StoreReport(layout.path, kept + len(missing), 0, kept, repaired, layout.description.block,
-                         len(rows) * len(cols) * layout.chunk_bytes, 0.0, "nothing")
+    report = StoreReport(
+        layout.path,
+        kept + len(missing),
+        0,
+        kept,
+        repaired,
+        layout.description.block,
+        len(rows) * len(cols) * layout.chunk_bytes,
+        0.0,
+        "nothing",
+    )
     if not missing:
         return report
     _check_space(layout, missing)
@@ -330,8 +383,10 @@ def _check_space(layout: Layout, missing: list[tuple[int, int]]) -> None:
     needed = sum(len(layout.files(*pair)) for pair in missing) * layout.chunk_bytes
     free = shutil.disk_usage(layout.path).free
     if needed > free:
-        raise StoreError(f"{layout.path}: the {len(missing)} blocks still to be written take {human_bytes(needed)}, "
-                         f"the disk has {human_bytes(free)} left. Free some space, or write to another disk.")
+        raise StoreError(
+            f"{layout.path}: the {len(missing)} blocks still to be written take {human_bytes(needed)}, "
+            f"the disk has {human_bytes(free)} left. Free some space, or write to another disk."
+        )
 
 
 def _compute(layout: Layout, results: Iterator[Any], missing: list[tuple[int, int]]) -> None:
@@ -350,4 +405,3 @@ def _compute(layout: Layout, results: Iterator[Any], missing: list[tuple[int, in
             have = len(layout.finished)
             error.args = (f"{error} {have} of {total} blocks are finished and stay.",)
             raise
-

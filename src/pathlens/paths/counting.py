@@ -28,10 +28,13 @@ _POOLS = {nn.AvgPool1d: F.conv1d, nn.AvgPool2d: F.conv2d, nn.AvgPool3d: F.conv3d
 _GLOBAL_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 # the same as calls, made into modules so that they are counted in one way
 _POOL_CALLS: dict[Any, type[nn.Module]] = {
-    F.avg_pool1d: nn.AvgPool1d, F.avg_pool2d: nn.AvgPool2d, F.avg_pool3d: nn.AvgPool3d,
-    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.avg_pool1d: nn.AvgPool1d,
+    F.avg_pool2d: nn.AvgPool2d,
+    F.avg_pool3d: nn.AvgPool3d,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
     F.adaptive_avg_pool3d: nn.AdaptiveAvgPool3d,
-}  # fmt: skip
+}
 _PASS = (nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.modules.dropout._DropoutNd)
 # they move counts about, as functions or methods; what comes of some is a tuple
 _MOVES = {"flatten", "view", "reshape", "flip", "roll", "narrow", "select", "index_select", "unsqueeze", "contiguous"}

@@ -114,9 +114,18 @@ def _groups(contributions: Tensor, rest: Tensor, names: tuple[str, ...], f: Tens
     sums = rest[:, None] + contributions[:, order].cumsum(1)
     ratios = ratio(contributions.abs().sum(1) + rest.abs(), f)
     return Groups(
-        r_squared(rest + contributions.sum(1), f), None, float(ratios.median()), gates, contributions, rest, names, f,
-        ratios, tuple(r_squared(told, f) for told in sums.T), tuple(order.tolist()),
-    )  # fmt: skip
+        r_squared(rest + contributions.sum(1), f),
+        None,
+        float(ratios.median()),
+        gates,
+        contributions,
+        rest,
+        names,
+        f,
+        ratios,
+        tuple(r_squared(told, f) for told in sums.T),
+        tuple(order.tolist()),
+    )
 
 
 def groups(

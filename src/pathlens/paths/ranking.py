@@ -81,8 +81,11 @@ class TopPaths(Explanation):
         sums = self.contributions[row, : int(self.listed[row])].cumsum(0)
         ax.plot(np.arange(1, len(sums) + 1), sums.cpu().numpy(), marker=".", label="sum of the largest paths")
         ax.axhline(float(self.f[row]), color="black", linestyle="--", label="f")
-        ax.set(xlabel="paths summed, largest first", ylabel="output",
-               title=f"row {row}: cancellation {float(self.cancellations[row]):.3g}")  # fmt: skip
+        ax.set(
+            xlabel="paths summed, largest first",
+            ylabel="output",
+            title=f"row {row}: cancellation {float(self.cancellations[row]):.3g}",
+        )
         ax.legend()
         return ax
 
@@ -139,9 +142,19 @@ def top(net: nn.Module, X: Any, k: int = 10, *, output: int = 0, include_inputs:
     told = contributions.sum(1)
     ratios = ratio(size, f)
     return TopPaths(
-        r_squared(told, f), None, float(ratios.median()), trellis.label, paths, contributions,
-        (contributions != 0).sum(1), f, f - told, ratios, trellis.number_of_paths, output,
-    )  # fmt: skip
+        r_squared(told, f),
+        None,
+        float(ratios.median()),
+        trellis.label,
+        paths,
+        contributions,
+        (contributions != 0).sum(1),
+        f,
+        f - told,
+        ratios,
+        trellis.number_of_paths,
+        output,
+    )
 
 
 def _candidates(sizes: tuple[int, ...], k: int) -> int:

@@ -171,9 +171,11 @@ def refit(
     terms = made._terms(seen)
     ratios = ratio(terms.abs().sum(1), terms.sum(1))
     return replace(
-        made, fidelity=r_squared(terms.sum(1), told), held_out=r_squared(made._terms(unseen).sum(1), judged),
+        made,
+        fidelity=r_squared(terms.sum(1), told),
+        held_out=r_squared(made._terms(unseen).sum(1), judged),
         cancellation=float(ratios.median()),
-    )  # fmt: skip
+    )
 
 
 def _targets(y: Any, trellis: Trellis) -> Tensor:

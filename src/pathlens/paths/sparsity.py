@@ -23,8 +23,17 @@ from pathlens.recording import Record
 
 # functions and methods between dense layers through which every path goes as it is
 _PASSING = {
-    "apply_site", "relu", "relu_", "leaky_relu", "leaky_relu_", "dropout", "flatten", "view", "reshape", "contiguous",
-}  # fmt: skip
+    "apply_site",
+    "relu",
+    "relu_",
+    "leaky_relu",
+    "leaky_relu_",
+    "dropout",
+    "flatten",
+    "view",
+    "reshape",
+    "contiguous",
+}
 
 
 def _dense_layers(what: str, net: nn.Module, rec: Record | None = None) -> list[nn.Linear]:
@@ -208,9 +217,16 @@ def prune(net: nn.Module, X: Any, keep: float = 0.25, *, held_out: Any = None) -
         others = [take_trellis("paths.prune", each, held_out).f for each in (copied, net)]
         judged = r_squared(others[0].flatten(), others[1].flatten())
     return Pruned(
-        r_squared(new.f.flatten(), old.f.flatten()), judged, after, old.label, copied, before,
-        (int(chosen.sum()), len(chosen)), _paths_left(layers), old.number_of_paths,
-    )  # fmt: skip
+        r_squared(new.f.flatten(), old.f.flatten()),
+        judged,
+        after,
+        old.label,
+        copied,
+        before,
+        (int(chosen.sum()), len(chosen)),
+        _paths_left(layers),
+        old.number_of_paths,
+    )
 
 
 def _flows(sizes: Trellis) -> list[Tensor]:

@@ -79,8 +79,11 @@ class Tree(Explanation):
         edges = np.cumsum([0.0, *(rule.share for rule in rules)])
         ax.stairs([rule.value for rule in rules], edges, fill=True)
         held = "" if self.held_out is None else f", held out {self.held_out:.3f}"
-        ax.set(xlabel="share of rows", ylabel="value of the cell",
-               title=f"{len(rules)} cells, R² {self.fidelity:.3f}{held}")  # fmt: skip
+        ax.set(
+            xlabel="share of rows",
+            ylabel="value of the cell",
+            title=f"{len(rules)} cells, R² {self.fidelity:.3f}{held}",
+        )
         return ax
 
 

@@ -237,9 +237,20 @@ def _build(
         passing = [torch.cat([one, g], dim=1) for g in passing]
         weights = [_with_bias(w, b, last=t == len(weights) - 1) for t, (w, b) in enumerate(zip(weights, rest))]
     made = Trellis(
-        start, tuple(weights[:-1]), tuple(passing), weights[-1], tuple(rec.bits[s] for s in rec.sites), rec.f, rec.x,
-        own, include_inputs, start.shape[1] - any(own), True, rec.gate_label, rec.sites,
-    )  # fmt: skip
+        start,
+        tuple(weights[:-1]),
+        tuple(passing),
+        weights[-1],
+        tuple(rec.bits[s] for s in rec.sites),
+        rec.f,
+        rec.x,
+        own,
+        include_inputs,
+        start.shape[1] - any(own),
+        True,
+        rec.gate_label,
+        rec.sites,
+    )
     return replace(made, f=made.total())
 
 

@@ -183,9 +183,14 @@ def record(
 
 
 def recorded(
-    net: nn.Module, X: Any, rows: Any = None, outputs: int | Sequence[int] | None = None, sensitivities: bool = True,
-    max_bytes: int | None = None, stream: bool | None = None,
-) -> Record | RecordStream:  # fmt: skip
+    net: nn.Module,
+    X: Any,
+    rows: Any = None,
+    outputs: int | Sequence[int] | None = None,
+    sensitivities: bool = True,
+    max_bytes: int | None = None,
+    stream: bool | None = None,
+) -> Record | RecordStream:
     """`record` without a word on activations that have no gates: for what needs none."""
     net = unwrapped(net)
     check_net(net)
@@ -249,12 +254,22 @@ class _Assembly:
             return made[key]
 
         self.record = Record(
-            room(part.x), room(part.f), {k: room(t) for k, t in part.bits.items()},
-            {k: room(t) for k, t in part.soft.items()}, part.layers,
+            room(part.x),
+            room(part.f),
+            {k: room(t) for k, t in part.bits.items()},
+            {k: room(t) for k, t in part.soft.items()},
+            part.layers,
             {k: [room(t) for t in calls] for k, calls in part.layer_inputs.items()},
-            {k: room(t) for k, t in part.sensitivity.items()}, part.gate_label, part.flops_per_row, part.untracked,
-            part.kept, part.has_sensitivities, part.chain, part.ungated, part.learned_entry,
-        )  # fmt: skip
+            {k: room(t) for k, t in part.sensitivity.items()},
+            part.gate_label,
+            part.flops_per_row,
+            part.untracked,
+            part.kept,
+            part.has_sensitivities,
+            part.chain,
+            part.ungated,
+            part.learned_entry,
+        )
 
     @staticmethod
     def _list(r: Record) -> list[Tensor]:
@@ -265,8 +280,10 @@ class _Assembly:
         """Copy a batch to its place."""
         whole = self.record
         same = (part.layers, part.sites, part.sensitivity.keys()) == (
-            whole.layers, whole.sites, whole.sensitivity.keys(),
-        )  # fmt: skip
+            whole.layers,
+            whole.sites,
+            whole.sensitivity.keys(),
+        )
         if not same:
             raise RecordError(
                 f"record: the network runs other layers on rows {lo}…{lo + part.n - 1} than on the rows before. "

@@ -58,8 +58,12 @@ def check_net(net: nn.Module) -> None:
 
 def _not_finite(net: nn.Module) -> str | None:
     """The first weight, or statistic of a batch-norm, that holds NaN or infinity."""
-    norms = {f"{name}.{key}" for name, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
-             for key in ("running_mean", "running_var")}  # fmt: skip
+    norms = {
+        f"{name}.{key}"
+        for name, m in net.named_modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        for key in ("running_mean", "running_var")
+    }
     tensors = (*net.named_parameters(), *((k, b) for k, b in net.named_buffers() if k in norms))
     # one sum notices NaN and infinity at a tenth of the cost; a sum of huge finite numbers is looked at again
     return next((k for k, t in tensors if not t.sum().isfinite() and not t.isfinite().all()), None)
@@ -226,12 +230,22 @@ def take_within(
     bits, soft, label = _gates_of(net, x, ids, tape)
     told = set(by_weight) | set(biases.values())
     return Record(
-        x, f2.detach()[:, wanted], bits, soft, tuple(layers), layer_inputs, sensitivity, label,
+        x,
+        f2.detach()[:, wanted],
+        bits,
+        soft,
+        tuple(layers),
+        layer_inputs,
+        sensitivity,
+        label,
         flops * (1 + (len(wanted) if sensitivities else 0)),
         tuple(k for k, train in trainable.items() if train and k not in told),
-        () if outputs is None else tuple(wanted), sensitivities, ends and _is_chain(net, x, ids, f2, tape, bits, soft),
-        tuple(tape.ungated), _learned_entry(net, by_weight, tape),
-    )  # fmt: skip
+        () if outputs is None else tuple(wanted),
+        sensitivities,
+        ends and _is_chain(net, x, ids, f2, tape, bits, soft),
+        tuple(tape.ungated),
+        _learned_entry(net, by_weight, tape),
+    )
 
 
 def _learned_entry(net: nn.Module, by_weight: dict[str, list[Call]], tape: Tape) -> bool:
@@ -264,9 +278,14 @@ def _held(tape: Tape, outputs: int) -> int:
 
 
 def _is_chain(
-    net: nn.Module, x: Tensor, ids: Tensor | None, f: Tensor, tape: Tape, bits: dict[str, Tensor],
+    net: nn.Module,
+    x: Tensor,
+    ids: Tensor | None,
+    f: Tensor,
+    tape: Tape,
+    bits: dict[str, Tensor],
     soft: dict[str, Tensor],
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether every value layer reads exactly gate × (pre-activation of the layer before it), the last for f itself."""
     calls = _value_calls(net, _by_weight(tape, len(x)))
     if not _joined(calls, bits, soft) or calls[-1].out.shape != f.shape:

@@ -12,6 +12,21 @@ from pathlens.regions.slices import segment1d, slice2d
 from pathlens.regions.summaries import SliceSummary
 
 __all__ = [
-    "Farkas", "Group", "Groups", "HalfSpaces", "Interior", "Member", "PathRegion", "Plane", "Segment1D",
-    "SegmentRegion", "Slice2D", "SliceRegion", "SliceSummary", "halfspaces", "path_region", "segment1d", "slice2d",
-]  # fmt: skip
+    "Farkas",
+    "Group",
+    "Groups",
+    "HalfSpaces",
+    "Interior",
+    "Member",
+    "PathRegion",
+    "Plane",
+    "Segment1D",
+    "SegmentRegion",
+    "Slice2D",
+    "SliceRegion",
+    "SliceSummary",
+    "halfspaces",
+    "path_region",
+    "segment1d",
+    "slice2d",
+]

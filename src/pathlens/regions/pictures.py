@@ -66,9 +66,15 @@ def _shade(ax: Any, cells: Slice2D, polygons: list[Floats], output: int, style: 
     cmap = style.pop("cmap", "RdBu_r")
     limit = float(np.abs(values).max()) or 1.0
     return ax.tripcolor(
-        corners[:, 0], corners[:, 1], values, triangles=np.concatenate(fans), shading="gouraud", cmap=cmap,
-        vmin=-limit, vmax=limit,
-    )  # fmt: skip
+        corners[:, 0],
+        corners[:, 1],
+        values,
+        triangles=np.concatenate(fans),
+        shading="gouraud",
+        cmap=cmap,
+        vmin=-limit,
+        vmax=limit,
+    )
 
 
 def _pattern_colours(cells: Slice2D) -> Floats:

@@ -365,8 +365,13 @@ def _centre(rows: tuple[Floats, Floats], box: tuple[Floats, Floats]) -> tuple[Fl
     unit = min(size, float(np.abs(b).max(initial=0.0)) or size) or 1.0  # the solver's tolerances are absolute
     eye = np.eye(d)
     # a_i·x + b_i ≥ r,  x_j + r ≤ hi_j,  lo_j ≤ x_j − r
-    left = np.concatenate([np.column_stack([-A, np.ones(len(A))]), np.column_stack([eye, np.ones(d)]),
-                           np.column_stack([-eye, np.ones(d)])])  # fmt: skip
+    left = np.concatenate(
+        [
+            np.column_stack([-A, np.ones(len(A))]),
+            np.column_stack([eye, np.ones(d)]),
+            np.column_stack([-eye, np.ones(d)]),
+        ]
+    )
     right = np.concatenate([b, box[1], -box[0]]) / unit
     cost = np.append(np.zeros(d), -1.0)
     bounds = [(None, None)] * d + [(0, None)]

@@ -107,9 +107,19 @@ def summarise(cells: Slice2D, paths: int, seed: int) -> SliceSummary:
                 sizes.append(len(on))
             meter.advance()
     return SliceSummary(
-        len(cells), edges, min(cells.counts), max(cells.counts), total, len(chosen), total <= paths, len(pieces),
-        pieces.count(1), max(pieces, default=0), float(np.mean(sizes)) if sizes else 0.0, cells.label,
-    )  # fmt: skip
+        len(cells),
+        edges,
+        min(cells.counts),
+        max(cells.counts),
+        total,
+        len(chosen),
+        total <= paths,
+        len(pieces),
+        pieces.count(1),
+        max(pieces, default=0),
+        float(np.mean(sizes)) if sizes else 0.0,
+        cells.label,
+    )
 
 
 def _active_paths(bits: list[Bits], areas: np.ndarray, count: int, generator: np.random.Generator) -> Ints:

@@ -13,5 +13,15 @@ from pathlens.report.picture import opening_picture
 from pathlens.report.results import Entry, not_run, remarks, results_page
 from pathlens.report.verification import write_verification
 
-__all__ = ["MODEL_FORMAT", "Entry", "headline", "not_run", "opening_picture", "remarks", "results_page", "write_model",
-           "write_page", "write_verification"]  # fmt: skip
+__all__ = [
+    "MODEL_FORMAT",
+    "Entry",
+    "headline",
+    "not_run",
+    "opening_picture",
+    "remarks",
+    "results_page",
+    "write_model",
+    "write_page",
+    "write_verification",
+]

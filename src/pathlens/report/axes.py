@@ -144,6 +144,14 @@ def mark(axes: Any, marks: Sequence[tuple[float, str]]) -> None:
                 inside = 0.03 <= levels[i] + step <= 0.97
                 room[side, step] = min(free, 0.08) if inside else -1.0
         (side, step) = max(room, key=lambda place: room[place])
-        axes.annotate(text, (1.0 if side == "right" else 0.0, value), xycoords=("axes fraction", "data"),
-                      xytext=(-4 if side == "right" else 5, 3 if step > 0 else -3), textcoords="offset points",
-                      ha=side, va="bottom" if step > 0 else "top", color=COLOURS["muted"], fontsize=11)  # fmt: skip
+        axes.annotate(
+            text,
+            (1.0 if side == "right" else 0.0, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4 if side == "right" else 5, 3 if step > 0 else -3),
+            textcoords="offset points",
+            ha=side,
+            va="bottom" if step > 0 else "top",
+            color=COLOURS["muted"],
+            fontsize=11,
+        )

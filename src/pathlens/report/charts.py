@@ -75,8 +75,10 @@ def draw_panels(artifact: Artifact) -> Drawn:
 
 def _names(panels: Sequence[Panel]) -> list[tuple[str, ...]]:
     """Per panel, the names that its colours are counted by: a name has one colour in all panels that share names."""
-    own = [dict.fromkeys(one.label for one in panel.series if one.label) if panel.kind in ("lines", "points") else {}
-           for panel in panels]  # fmt: skip
+    own = [
+        dict.fromkeys(one.label for one in panel.series if one.label) if panel.kind in ("lines", "points") else {}
+        for panel in panels
+    ]
     groups: list[dict[str, None]] = []
     for labels in own:
         touching = [group for group in groups if group.keys() & labels.keys()]
@@ -283,8 +285,16 @@ def _strips(source: _Source) -> _Body:
         there = values[np.isfinite(values)]
         if not there.size:
             what = "not reached" if (values == np.inf).any() else "not measured"
-            axes.annotate(what, (0, place), xycoords=("axes fraction", "data"), xytext=(4, 0), fontsize=11,
-                          textcoords="offset points", va="center", color=COLOURS["muted"])  # fmt: skip
+            axes.annotate(
+                what,
+                (0, place),
+                xycoords=("axes fraction", "data"),
+                xytext=(4, 0),
+                fontsize=11,
+                textcoords="offset points",
+                va="center",
+                color=COLOURS["muted"],
+            )
             continue
         if there.size > _MANY:
             axes.hlines(place, *np.quantile(there, [0.05, 0.95]), color=colour, alpha=0.4, lw=8)
@@ -297,8 +307,17 @@ def _strips(source: _Source) -> _Body:
         axes.axvline(value, color=COLOURS["muted"], lw=1, ls=DASHES, zorder=1)
         at = (axes.transData + axes.transAxes.inverted()).transform((value, 0))[0]
         side = "left" if at < 0.15 else "right" if at > 0.85 else "center"
-        axes.annotate(text, (value, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), textcoords="offset points",
-                      ha=side, va="bottom", color=COLOURS["muted"], fontsize=11)  # fmt: skip
+        axes.annotate(
+            text,
+            (value, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha=side,
+            va="bottom",
+            color=COLOURS["muted"],
+            fontsize=11,
+        )
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [one.label for one in described.series])
     axes.tick_params(axis="y", length=0)
@@ -330,9 +349,11 @@ def _matrices(source: _Source) -> _Body:
             level = matrix / high
         said = f"{described.title}: {one.label}" if one.label else described.title
         n, m = matrix.shape
-        cells.append(f'<figure class="matrix plain"><div><img src="{heat_png(level, colours)}" '
-                     f'width="{m}" height="{n}" alt="{escape(said)}"></div><figcaption>{escape(one.label)}</figcaption>'
-                     "</figure>")  # fmt: skip
+        cells.append(
+            f'<figure class="matrix plain"><div><img src="{heat_png(level, colours)}" '
+            f'width="{m}" height="{n}" alt="{escape(said)}"></div><figcaption>{escape(one.label)}</figcaption>'
+            "</figure>"
+        )
     words = [
         f"{side}: {label}" for side, label in (("columns", described.x_label), ("rows", described.y_label)) if label
     ]
@@ -343,10 +364,13 @@ def _matrices(source: _Source) -> _Body:
 
 def colour_bar(colours: Any, low: float, high: float, words: str) -> str:
     """A scale of colours from low to high, with words after it."""
-    stops = ", ".join("#" + "".join(f"{round(255 * c):02x}" for c in colours(level)[:3])
-                      for level in np.linspace(0, 1, 9))  # fmt: skip
-    return (f'<div class="heat"><span>{number(low, 2)}</span><i style="background:linear-gradient(90deg, {stops})"></i>'
-            f"<span>{number(high, 2)}</span><em>{escape(words)}</em></div>")  # fmt: skip
+    stops = ", ".join(
+        "#" + "".join(f"{round(255 * c):02x}" for c in colours(level)[:3]) for level in np.linspace(0, 1, 9)
+    )
+    return (
+        f'<div class="heat"><span>{number(low, 2)}</span><i style="background:linear-gradient(90deg, {stops})"></i>'
+        f"<span>{number(high, 2)}</span><em>{escape(words)}</em></div>"
+    )
 
 
 def _fields(source: _Source) -> _Body:
@@ -357,8 +381,9 @@ def _fields(source: _Source) -> _Body:
     top = float(np.abs(finite).max()) if finite.size else 1.0
     figure, grid = panel(source.width, 62 + 62 * units, units, len(found), sharex="col", sharey=True, squeeze=False)
     for column, (one, matrix) in enumerate(zip(described.series, found, strict=True)):
-        grid[0, column].set_title(textwrap.fill(one.label, 14), fontsize=11.5, fontweight="normal", pad=4,
-                                  color=COLOURS["muted"])  # fmt: skip
+        grid[0, column].set_title(
+            textwrap.fill(one.label, 14), fontsize=11.5, fontweight="normal", pad=4, color=COLOURS["muted"]
+        )
         for unit in range(units):
             axes = grid[unit, column]
             axes.axhline(0, color=COLOURS["rule"], lw=0.8, zorder=0)

@@ -65,8 +65,10 @@ def array(artifact: Artifact, name: str, *shape: int | None) -> np.ndarray:
     where = f"Artifact {artifact.name!r} ({artifact.scale})"
     wanted = "×".join("·" if size is None else str(size) for size in shape)
     if name not in artifact.arrays:
-        raise ArtifactError(f"{where} has no array {name!r} of shape {wanted}; it has {', '.join(artifact.arrays)}. "
-                            "Run the experiment again.")
+        raise ArtifactError(
+            f"{where} has no array {name!r} of shape {wanted}; it has {', '.join(artifact.arrays)}. "
+            "Run the experiment again."
+        )
     found = artifact.arrays[name]
     fits = found.ndim == len(shape) and all(s is None or s == f for s, f in zip(shape, found.shape, strict=True))
     if not fits or found.size == 0:
@@ -78,8 +80,10 @@ def array(artifact: Artifact, name: str, *shape: int | None) -> np.ndarray:
 def _models(artifact: Artifact, stem: str) -> tuple[str, ...]:
     there = tuple(model for model in LABELS if f"{stem}_{model}" in artifact.arrays)
     if not there:
-        raise ArtifactError(f"Artifact {artifact.name!r} ({artifact.scale}) has no array {stem}_<model> for any of "
-                            f"{', '.join(LABELS)}; it has {', '.join(artifact.arrays)}. Run the experiment again.")
+        raise ArtifactError(
+            f"Artifact {artifact.name!r} ({artifact.scale}) has no array {stem}_<model> for any of "
+            f"{', '.join(LABELS)}; it has {', '.join(artifact.arrays)}. Run the experiment again."
+        )
     return there
 
 
@@ -160,18 +164,30 @@ def half_space_fig2(artifact: Artifact) -> Drawn:
     _decade_axis(axes, min(max(float(known.min()), 1e-5) * 0.8, 5e-3), min(max(1.0, float(known.max()) * 1.1), 1e3))
     for level, text in ((0.25, "0.25\none half\nlearned"), (0.01, "0.01\nboth halves\nlearned")):
         axes.axhline(level, color=COLOURS["muted"], lw=1, ls=(0, (4, 3)))
-        axes.annotate(text, (last, level), xytext=(6, 0), textcoords="offset points", va="center",
-                      color=COLOURS["muted"], fontsize=11.5)
+        axes.annotate(
+            text,
+            (last, level),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=COLOURS["muted"],
+            fontsize=11.5,
+        )
     axes.set_title("training loss (median, range over seeds)")
     curves = inline_svg(figure, "fig2c", "Training loss per epoch of each network")
 
     reached = artifact.metrics.get("epochs_to", {})
-    said = [f"{LABELS[model][0]} {read_spread(reached[model]['0.01'], f'>{losses[model].shape[1] - 1}')}"
-            for model in models if reached.get(model, {}).get("0.01")]
+    said = [
+        f"{LABELS[model][0]} {read_spread(reached[model]['0.01'], f'>{losses[model].shape[1] - 1}')}"
+        for model in models
+        if reached.get(model, {}).get("0.01")
+    ]
     numbers = f" Epochs until the loss is below 0.01, median (range): {'; '.join(said)}." if said else ""
-    caption = ("The target is slow on the top half of the circle and fast on the bottom half. A loss of 0.25 is what "
-               "is left when one half is learned: look at how quickly each network gets there, and how long it then "
-               "stays." + numbers)
+    caption = (
+        "The target is slow on the top half of the circle and fast on the bottom half. A loss of 0.25 is what "
+        "is left when one half is learned: look at how quickly each network gets there, and how long it then "
+        "stays." + numbers
+    )
     return Drawn(((f'<div class="group">{target}{circle}</div>', curves),), caption, models)
 
 
@@ -193,8 +209,10 @@ def half_space_fig3(artifact: Artifact) -> Drawn:
             f"<figcaption>{_when(epoch)}</figcaption></figure>"
             for kernel, epoch in zip(kernels, epochs, strict=True)
         )
-        rows.append(f'<div class="group"><h4><i class="key" style="background:var(--{colour})"></i>{escape(name)}</h4>'
-                    f'<div class="matrices">{cells}</div>{bar}</div>')
+        rows.append(
+            f'<div class="group"><h4><i class="key" style="background:var(--{colour})"></i>{escape(name)}</h4>'
+            f'<div class="matrices">{cells}</div>{bar}</div>'
+        )
 
     panels = []
     for stem, title in (("diag_ratio", "diagonal, top ÷ bottom"), ("block_ratio", "block mean, top ÷ bottom")):
@@ -213,12 +231,17 @@ def half_space_fig3(artifact: Artifact) -> Drawn:
         ratio = array(artifact, f"diag_ratio_{model}", None, len(ratio_epochs))
         _, middle, _ = summary(ratio)
         peak = np.where(np.isnan(middle), -np.inf, middle).argmax()
-        said.append(f"{LABELS[model][0]} {read_spread(ratio[:, 0], '∞')} at first, {read_spread(ratio[:, peak], '∞')} "
-                    f"at its largest (epoch {ratio_epochs[peak]:g}), {read_spread(ratio[:, -1], '∞')} at the end")
-    caption = ("Entry (s, t) counts the paths that are active for both points s and t; points are ordered by angle, "
-               "the top half first, and each matrix is divided by its trace. A bright upper-left block means that "
-               "paths gather on the half where the target is slow. Mean diagonal on top over bottom, median (range): "
-               + "; ".join(said) + ".")
+        said.append(
+            f"{LABELS[model][0]} {read_spread(ratio[:, 0], '∞')} at first, {read_spread(ratio[:, peak], '∞')} "
+            f"at its largest (epoch {ratio_epochs[peak]:g}), {read_spread(ratio[:, -1], '∞')} at the end"
+        )
+    caption = (
+        "Entry (s, t) counts the paths that are active for both points s and t; points are ordered by angle, "
+        "the top half first, and each matrix is divided by its trace. A bright upper-left block means that "
+        "paths gather on the half where the target is slow. Mean diagonal on top over bottom, median (range): "
+        + "; ".join(said)
+        + "."
+    )
     return Drawn((tuple(rows), tuple(panels)), caption)
 
 
@@ -247,14 +270,18 @@ def half_space_fig5(artifact: Artifact) -> Drawn:
             axes.set_title(_when(epoch), fontsize=11.5, fontweight="normal", color=COLOURS["muted"], pad=3)
         stack[-1, 0].set_xlabel("angle θ")
         drawn = inline_svg(figure, f"fig5{model}", f"{name}: outputs over the angle at {len(epochs)} epochs")
-        columns.append(f'<div class="group"><h4><i class="key" style="background:var(--{colour})"></i>{escape(name)}'
-                       f"</h4>{drawn}</div>")
+        columns.append(
+            f'<div class="group"><h4><i class="key" style="background:var(--{colour})"></i>{escape(name)}'
+            f"</h4>{drawn}</div>"
+        )
         half = theta < np.pi
         error = [float(np.mean((outputs[-1] - y)[mask] ** 2)) for mask in (half, ~half)]
         said.append(f"{name} {number(error[0], 2)} and {number(error[1], 2)} ({_when(epochs[-1])})")
-    caption = ("What each network says (colour) against the target (grey), for one seed. Watch which half is fitted "
-               "first, and what frozen gates leave behind on the top half. Mean squared error on the top and the "
-               "bottom half in the last row: " + "; ".join(said) + ".")
+    caption = (
+        "What each network says (colour) against the target (grey), for one seed. Watch which half is fitted "
+        "first, and what frozen gates leave behind on the top half. Mean squared error on the top and the "
+        "bottom half in the last row: " + "; ".join(said) + "."
+    )
     return Drawn((tuple(columns),), caption)
 
 
@@ -270,8 +297,10 @@ def half_space_fig6(artifact: Artifact) -> Drawn:
     figure, axes = panel(HALF, 370)
     place = np.arange(1, layers + 1)
     shares = {when: 100 * array(artifact, f"share_top_{when}", seeds, layers) for when in ("init", "end")}
-    for when, text, colour, offset in (("init", "at initialisation", "muted", -0.06),
-                                       ("end", "after training", "top", 0.06)):
+    for when, text, colour, offset in (
+        ("init", "at initialisation", "muted", -0.06),
+        ("end", "after training", "top", 0.06),
+    ):
         share = shares[when]
         axes.plot(place + offset, np.median(share, 0), color=COLOURS[colour], marker="o", ms=5, label=text)
         axes.vlines(place + offset, share.min(0), share.max(0), color=COLOURS[colour], alpha=0.45, lw=5)
@@ -286,10 +315,12 @@ def half_space_fig6(artifact: Artifact) -> Drawn:
     axes.set_title("normals within 30° of the top (median, range over seeds)")
     chart = inline_svg(figure, "fig6share", "Share of normals within 30 degrees of the top direction, by layer")
     first, last = (read_spread(shares[when][:, -1].round(1)) for when in ("init", "end"))
-    caption = ("Each disc is one neuron of the DLGN: it is on exactly in the shaded half of the input space. Rows are "
-               "layers; within a row neurons are sorted by their angle to the top; those within 30° of it are amber. "
-               f"In the last layer they are {first} % at initialisation and {last} % after training, median (range); "
-               "random directions would give 16.7 %.")
+    caption = (
+        "Each disc is one neuron of the DLGN: it is on exactly in the shaded half of the input space. Rows are "
+        "layers; within a row neurons are sorted by their angle to the top; those within 30° of it are amber. "
+        f"In the last layer they are {first} % at initialisation and {last} % after training, median (range); "
+        "random directions would give 16.7 %."
+    )
     return Drawn(((f'<div class="group">{"".join(groups)}</div>', chart),), caption)
 
 
@@ -317,8 +348,10 @@ def _half_disc(x: float, y: float, radius: float, angle: float, colour: str) -> 
     across = angle + np.pi / 2
     x0, y0 = x + radius * np.cos(across), y - radius * np.sin(across)
     x1, y1 = x - radius * np.cos(across), y + radius * np.sin(across)
-    return (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="none" stroke="var(--rule)"/>'
-            f'<path d="M{x0:.2f} {y0:.2f}A{radius} {radius} 0 0 1 {x1:.2f} {y1:.2f}Z" fill="var(--{colour})"/>')
+    return (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="none" stroke="var(--rule)"/>'
+        f'<path d="M{x0:.2f} {y0:.2f}A{radius} {radius} 0 0 1 {x1:.2f} {y1:.2f}Z" fill="var(--{colour})"/>'
+    )
 
 
 FIGURES: dict[str, Callable[[Artifact], Drawn]] = {

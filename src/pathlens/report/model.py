@@ -18,8 +18,21 @@ from pathlens.report.shell import full_page, save_page
 __all__ = ["MODEL_FORMAT", "write_model"]
 
 MODEL_FORMAT = "pathlens-model"
-_NEEDED = ("estimator", "rows", "features", "half_spaces", "in_use", "error", "output", "measure", "score", "simplest",
-           "influence", "rules", "examples")  # fmt: skip
+_NEEDED = (
+    "estimator",
+    "rows",
+    "features",
+    "half_spaces",
+    "in_use",
+    "error",
+    "output",
+    "measure",
+    "score",
+    "simplest",
+    "influence",
+    "rules",
+    "examples",
+)
 _STYLE = """
 .bars { display: grid; grid-template-columns: minmax(8em, auto) minmax(120px, 1fr) auto; gap: 5px 14px;
   margin: 16px 0 0; font-size: 14.5px; align-items: center; }
@@ -68,16 +81,21 @@ def write_model(document: Mapping[str, Any], out: str | os.PathLike[str], *, tit
     """
     missing = [key for key in _NEEDED if key not in document]
     if document.get("format") != MODEL_FORMAT or missing:
-        raise ArtifactError(f"write_model: the document is not that of a model: it lacks "
-                            f"{', '.join(missing) or 'format'}. Let the estimator write it: model.report(X, y, out)."
-                            )  # fmt: skip
+        raise ArtifactError(
+            f"write_model: the document is not that of a model: it lacks "
+            f"{', '.join(missing) or 'format'}. Let the estimator write it: model.report(X, y, out)."
+        )
     heading = title or str(document["estimator"])
-    lead = (f"A network whose gates are {document['in_use']} half-spaces of {document['features']} features. What it "
-            "predicts with is what is shown here, not an approximation of it.")  # fmt: skip
+    lead = (
+        f"A network whose gates are {document['in_use']} half-spaces of {document['features']} features. What it "
+        "predicts with is what is shown here, not an approximation of it."
+    )
     sections = [_quality(document, note), _looks_at(document), _half_spaces(document), _examples(document)]
-    footer = (f"<footer><p>Sums of contributions equal the outputs to a relative {document['error']:.0e}. "
-              f"{escape(str(document['estimator']))}, {escape(str(document['half_spaces']))} half-spaces, of which "
-              f"{escape(str(document['in_use']))} cut the training rows in two and matter.</p></footer>")  # fmt: skip
+    footer = (
+        f"<footer><p>Sums of contributions equal the outputs to a relative {document['error']:.0e}. "
+        f"{escape(str(document['estimator']))}, {escape(str(document['half_spaces']))} half-spaces, of which "
+        f"{escape(str(document['in_use']))} cut the training rows in two and matter.</p></footer>"
+    )
     return save_page(full_page(heading, lead, "", sections, footer, _STYLE), out)
 
 
@@ -115,14 +133,18 @@ def _quality(document: Mapping[str, Any], note: str) -> str:
         return f"{100 * score:.1f} %" if percent else _number(score)
 
     simplest = document["simplest"]
-    entries = [(str(document["estimator"]), document["score"], ""),
-               *((one["what"], one["score"], "plain") for one in document.get("others", ())),
-               (simplest["what"], simplest["score"], "plain")]  # fmt: skip
+    entries = [
+        (str(document["estimator"]), document["score"], ""),
+        *((one["what"], one["score"], "plain") for one in document.get("others", ())),
+        (simplest["what"], simplest["score"], "plain"),
+    ]
     lines = [_bar(escape(what), 0, min(max(score, 0), 1), told(score), kind) for what, score, kind in entries]
     what = f"{document['measure'].capitalize()} on {document['rows']:,} rows{f', {note}' if note else ''}."
     if not percent:
-        what += (f" The mean error is {_number(document['mean_error'])}, where the standard deviation is "
-                 f"{_number(document['sd'])}.")  # fmt: skip
+        what += (
+            f" The mean error is {_number(document['mean_error'])}, where the standard deviation is "
+            f"{_number(document['sd'])}."
+        )
     return _section("How good it is", f'<p class="remark">{escape(what)}</p>', _bars(lines), _confusion(document))
 
 
@@ -147,8 +169,10 @@ def _looks_at(document: Mapping[str, Any]) -> str:
         alone = "On these rows no feature changes its output."
         return _section("What it looks at", f'<p class="remark">{alone}</p>')
     largest = max(one["mean"] for one in entries)
-    lead = (f"Mean size of what each feature contributes to the {document['output']} on the straight way from the "
-            "means of the training rows to the row, with the jumps where half-spaces begin and end.")  # fmt: skip
+    lead = (
+        f"Mean size of what each feature contributes to the {document['output']} on the straight way from the "
+        "means of the training rows to the row, with the jumps where half-spaces begin and end."
+    )
     lines = [_bar(escape(one["feature"]), 0, one["mean"] / largest, _number(one["mean"])) for one in entries]
     return _section("What it looks at", f'<p class="remark">{escape(lead)}</p>', _bars(lines))
 
@@ -173,10 +197,13 @@ def _half_spaces(document: Mapping[str, Any]) -> str:
 
 
 def _examples(document: Mapping[str, Any]) -> str:
-    lead = ("Each prediction is a sum, exactly: what the model gives where all features are at their means, and what "
-            "each feature adds by differing from its mean.")  # fmt: skip
-    return _section("Rows taken apart", f'<p class="remark">{escape(lead)}</p>',
-                    *(_example(one) for one in document["examples"]))  # fmt: skip
+    lead = (
+        "Each prediction is a sum, exactly: what the model gives where all features are at their means, and what "
+        "each feature adds by differing from its mean."
+    )
+    return _section(
+        "Rows taken apart", f'<p class="remark">{escape(lead)}</p>', *(_example(one) for one in document["examples"])
+    )
 
 
 def _example(one: Mapping[str, Any]) -> str:
@@ -186,31 +213,40 @@ def _example(one: Mapping[str, Any]) -> str:
     sure = f", probability {100 * one['probability']:.1f} %" if "probability" in one else ""
     said, true = word(one["predicted"]), word(one["truth"])
     facts = f"Row {escape(one['name'])}: predicted <b>{said}</b>{sure}; in truth <b>{true}</b>."
-    terms = [(f"{escape(t['feature'])} <small>{_number(t['at'])}, mean {_number(t['mean'])}</small>", t["contribution"])
-             for t in one["terms"]]  # fmt: skip
+    terms = [
+        (f"{escape(t['feature'])} <small>{_number(t['at'])}, mean {_number(t['mean'])}</small>", t["contribution"])
+        for t in one["terms"]
+    ]
     parts = [("features at their means", one["base"]), *terms]
     if one["rest"]:
         parts.append(("all other features", one["rest"]))
     title = f"{escape(one['output'])} = {_number(one['value'])}"
-    return (f"<article><h3>{escape(one['title'])}</h3><p>{facts}</p><h4>{title}</h4>{_sum(parts)}"
-            f"{_half_spaces_of(one)}{_other(one['other'])}</article>")  # fmt: skip
+    return (
+        f"<article><h3>{escape(one['title'])}</h3><p>{facts}</p><h4>{title}</h4>{_sum(parts)}"
+        f"{_half_spaces_of(one)}{_other(one['other'])}</article>"
+    )
 
 
 def _sum(parts: Sequence[tuple[str, float]]) -> str:
     """Bars to both sides of zero."""
     low, high = min(0.0, *(v for _, v in parts)), max(0.0, *(v for _, v in parts))
     span = (high - low) or 1.0
-    return _bars(_bar(name, (min(value, 0.0) - low) / span, abs(value) / span, _signed(value),
-                      "favour" if value > 0 else "") for name, value in parts)  # fmt: skip
+    return _bars(
+        _bar(name, (min(value, 0.0) - low) / span, abs(value) / span, _signed(value), "favour" if value > 0 else "")
+        for name, value in parts
+    )
 
 
 def _half_spaces_of(one: Mapping[str, Any]) -> str:
     if not one["half_spaces"]:
         return ""
-    lines = "".join(f"<tr><td>{_signed(h['contribution'])}</td><td>{escape(h['text'])}</td></tr>"
-                    for h in one["half_spaces"])  # fmt: skip
-    return ("<details><summary>The same by half-spaces of the last layer, largest first</summary><div class=scroll>"
-            f"<table><tbody>{lines}</tbody></table></div></details>")  # fmt: skip
+    lines = "".join(
+        f"<tr><td>{_signed(h['contribution'])}</td><td>{escape(h['text'])}</td></tr>" for h in one["half_spaces"]
+    )
+    return (
+        "<details><summary>The same by half-spaces of the last layer, largest first</summary><div class=scroll>"
+        f"<table><tbody>{lines}</tbody></table></div></details>"
+    )
 
 
 def _other(other: Mapping[str, Any]) -> str:
@@ -220,12 +256,17 @@ def _other(other: Mapping[str, Any]) -> str:
     after = _number(other["after"]) if isinstance(other["after"], float) else str(other["after"])
     added = other["distance"] - other["unrounded"]
     but = f", apart from the {added:.1g} that rounding adds," if added > 1e-6 else ""
-    proved = (f"It is proved that{but} no smaller change is enough." if other["nearest"]
-              else f"It is proved that no change below {other['at_least']:.3g} is enough.")  # fmt: skip
+    proved = (
+        f"It is proved that{but} no smaller change is enough."
+        if other["nearest"]
+        else f"It is proved that no change below {other['at_least']:.3g} is enough."
+    )
     cells = ([c["feature"], *c["text"]] for c in other["changes"])  # texts that can be copied
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in cells)
     size = f"{other['distance']:.3g} standard deviations"
-    note = (f"To be predicted {escape(after)}: changes of {size} in total. {proved} The values below work as "
-            "they are printed.")  # fmt: skip
+    note = (
+        f"To be predicted {escape(after)}: changes of {size} in total. {proved} The values below work as "
+        "they are printed."
+    )
     head = "<thead><tr><th>feature</th><th>from</th><th>to</th></tr></thead>"
     return f'{title}<p class="note">{note}</p><div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'

@@ -47,8 +47,13 @@ _LEAD = (
 
 
 def write_page(
-    artifacts: Iterable[Artifact], out: str | os.PathLike[str], *, title: str = "", lead: str = "",
-    not_run: Mapping[str, str] | None = None, remarks: Mapping[str, str] | None = None,
+    artifacts: Iterable[Artifact],
+    out: str | os.PathLike[str],
+    *,
+    title: str = "",
+    lead: str = "",
+    not_run: Mapping[str, str] | None = None,
+    remarks: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the page and return its path.
 
@@ -79,8 +84,9 @@ def write_page(
     heading = title or (_CIRCLE_TITLE if circle else "Pathlens results")
     opening = lead or (_CIRCLE_LEAD if circle else _LEAD)
     told = remarks or {}
-    sections = (_section(artifact, told.get(artifact.name, "") if artifact.scale == "paper" else "")
-                for artifact in shown)  # fmt: skip
+    sections = (
+        _section(artifact, told.get(artifact.name, "") if artifact.scale == "paper" else "") for artifact in shown
+    )
     return save_page(full_page(heading, opening, _contents(shown, not_run or {}), sections, _footer(shown)), out)
 
 
@@ -123,11 +129,15 @@ def _contents(artifacts: Sequence[Artifact], not_run: Mapping[str, str]) -> str:
             f'<a href="#{_anchor(artifact)}"><b>{escape(artifact.name if full else _short(artifact.name))}</b>'
             f'<span class="title">{escape(artifact.title)}</span>'
             f"{_REDUCED if artifact.reduced and artifact.scale == 'paper' else ''}{_verdict_chip(artifact.verdict)}</a>"
-            for artifact in artifacts if artifact.name.startswith(f"{prefix}.")
-        ]  # fmt: skip
-        lines += [f'<div><b>{escape(name)}</b><span class="title">{escape(reason)}</span>'
-                  '<span class="chip">not run</span></div>'
-                  for name, reason in not_run.items() if name.startswith(f"{prefix}.")]  # fmt: skip
+            for artifact in artifacts
+            if artifact.name.startswith(f"{prefix}.")
+        ]
+        lines += [
+            f'<div><b>{escape(name)}</b><span class="title">{escape(reason)}</span>'
+            '<span class="chip">not run</span></div>'
+            for name, reason in not_run.items()
+            if name.startswith(f"{prefix}.")
+        ]
     return f'<nav aria-label="Contents"{" class=names" if full else ""}>{"".join(lines)}</nav>'
 
 
@@ -155,17 +165,24 @@ def _section(artifact: Artifact, remark: str) -> str:
     ]
     if drawn is not None:
         if drawn.models:
-            keys = (f'<span><i class="key" style="background:var(--{LABELS[model][1]})"></i>{escape(LABELS[model][0])}'
-                    "</span>" for model in drawn.models)
+            keys = (
+                f'<span><i class="key" style="background:var(--{LABELS[model][1]})"></i>{escape(LABELS[model][0])}'
+                "</span>"
+                for model in drawn.models
+            )
             parts.append(f'<div class="legend">{"".join(keys)}</div>')
         parts += [f'<div class="row">{"".join(row)}</div>' for row in drawn.rows]
         if drawn.caption:
             parts.append(f'<p class="caption">{escape(drawn.caption)}</p>')
     if artifact.claims:
         parts.append(f'<ul class="claims">{"".join(_claim(artifact, claim) for claim in artifact.claims)}</ul>')
-    parts += [_numbers("Measured, mean ± sd over seeds", summaries(artifact.metrics)),
-              _numbers("The paper’s numbers", paper_tables(artifact)), _ledger(artifact), _settings(artifact),
-              "</section>"]  # fmt: skip
+    parts += [
+        _numbers("Measured, mean ± sd over seeds", summaries(artifact.metrics)),
+        _numbers("The paper’s numbers", paper_tables(artifact)),
+        _ledger(artifact),
+        _settings(artifact),
+        "</section>",
+    ]
     return "\n".join(part for part in parts if part)
 
 
@@ -173,8 +190,11 @@ def _source(artifact: Artifact) -> str:
     """Which part of which paper, its name, and when, where and how long it ran."""
     part = _short(artifact.name)
     facts = [f"{part} of the {artifact.paper} paper" if " " in part else f"{artifact.paper} paper"]
-    facts += [artifact.created[:10], where_it_ran(artifact) if artifact.environment else "",
-              duration(artifact.duration_seconds) if artifact.duration_seconds else ""]  # fmt: skip
+    facts += [
+        artifact.created[:10],
+        where_it_ran(artifact) if artifact.environment else "",
+        duration(artifact.duration_seconds) if artifact.duration_seconds else "",
+    ]
     texts = [escape(fact) for fact in facts if fact]
     return " · ".join([texts[0], f"<code>{escape(artifact.name)}</code>", *texts[1:]])
 
@@ -218,8 +238,10 @@ def _claim(artifact: Artifact, claim: Claim) -> str:
         facts.append(f"decided by at least {claim.needs} value{'s' * (claim.needs > 1)} and {claim.agree:.0%} of all")
     row = f"{escape(claim.row)}: " if claim.row else ""
     alone = f" {_REDUCED}" if claim.reduced and not artifact.reduced else ""  # else the section says it of all rows
-    return (f"<li>{_verdict_chip(artifact.verdict_of(claim))}<div><p>{row}{escape(claim.text)}{alone}</p>"
-            f'<p class="numbers">{" · ".join(facts)}</p></div>{_strip(claim)}</li>')
+    return (
+        f"<li>{_verdict_chip(artifact.verdict_of(claim))}<div><p>{row}{escape(claim.text)}{alone}</p>"
+        f'<p class="numbers">{" · ".join(facts)}</p></div>{_strip(claim)}</li>'
+    )
 
 
 def _strip(claim: Claim) -> str:
@@ -243,8 +265,9 @@ def _strip(claim: Claim) -> str:
 
     edge = x(claim.threshold)
     start, end = (edge, 250.0) if claim.comparison.startswith(">") else (0.0, edge)
-    dots = "".join(f'<circle cx="{x(value):.1f}" cy="28" r="4" fill="var(--ink)" fill-opacity=".55"/>'
-                   for value in values)
+    dots = "".join(
+        f'<circle cx="{x(value):.1f}" cy="28" r="4" fill="var(--ink)" fill-opacity=".55"/>' for value in values
+    )
     needed, null = (f"{min(max(x(value), 22), 228):.1f}" for value in (claim.threshold, claim.null))
     return (
         '<svg class="strip" viewBox="0 0 250 58" aria-hidden="true">'
@@ -303,12 +326,15 @@ def _footer(artifacts: Sequence[Artifact]) -> str:
     lines = [f"<p>Measured on: {escape(text)}.</p>" for text in seen]
     if times:
         lines.append(f"<p>Finished {escape(times[-1].replace('T', ' ').replace('+00:00', ' UTC'))}.</p>")
-    took = ", ".join(f"{artifact.name} {duration(artifact.duration_seconds)}" for artifact in artifacts
-                     if artifact.duration_seconds)
+    took = ", ".join(
+        f"{artifact.name} {duration(artifact.duration_seconds)}" for artifact in artifacts if artifact.duration_seconds
+    )
     if took:
         lines.append(f"<p>Duration, each with the training it needs: {escape(took)}.</p>")
     share = f"{Claim.agree:.0%}"
-    lines.append(f"<p>Unless it says otherwise, a claim is reproduced when at least {share} of all seeds meet its "
-                 f"threshold and not reproduced when at least {share} miss it; anything between, or fewer than "
-                 f"{Claim.needs} seeds, cannot be told. Missing seeds count for neither side.</p>")
+    lines.append(
+        f"<p>Unless it says otherwise, a claim is reproduced when at least {share} of all seeds meet its "
+        f"threshold and not reproduced when at least {share} miss it; anything between, or fewer than "
+        f"{Claim.needs} seeds, cannot be told. Missing seeds count for neither side.</p>"
+    )
     return f"<footer>{''.join(lines)}</footer>"

@@ -22,8 +22,20 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "HALF", "LABELS", "SERIES", "THIRD", "drawing", "heat_map", "heat_png", "inline_svg", "order_map",
-           "panel", "wave_map"]
+__all__ = [
+    "COLOURS",
+    "HALF",
+    "LABELS",
+    "SERIES",
+    "THIRD",
+    "drawing",
+    "heat_map",
+    "heat_png",
+    "inline_svg",
+    "order_map",
+    "panel",
+    "wave_map",
+]
 
 # Name -> the colour in light mode. In a page each becomes the CSS variable of that name, which dark mode redefines.
 COLOURS = {
@@ -119,10 +131,14 @@ def inline_svg(figure: Figure, key: str, label: str) -> str:
 
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": key}):
-        figure.savefig(buffer, format="svg", transparent=True,
-                       metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.savefig(
+            buffer,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     text = buffer.getvalue()
-    text = text[text.index("<svg"):]
+    text = text[text.index("<svg") :]
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # "axes_1" in every figure; only paths and clips are referred to
     text = re.sub(r"'DejaVu Sans'[^;\"<]*", "var(--font)", text)

@@ -46,8 +46,10 @@ def opening_picture(artifacts: Iterable[Artifact], path: str | os.PathLike[str])
         found[artifact.name] = artifact
     missing = [name for name in ("hs.fig2", "hs.fig3", "hs.fig6") if name not in found]
     if missing:
-        raise ArtifactError(f"The opening picture needs the artifacts {', '.join(missing)}, found "
-                            f"{', '.join(sorted(found)) or 'none'}. Run `pathlens demo` first.")
+        raise ArtifactError(
+            f"The opening picture needs the artifacts {', '.join(missing)}, found "
+            f"{', '.join(sorted(found)) or 'none'}. Run `pathlens demo` first."
+        )
     with drawing():
         from matplotlib.figure import Figure
 
@@ -60,20 +62,33 @@ def opening_picture(artifacts: Iterable[Artifact], path: str | os.PathLike[str])
         for row, (y, when) in enumerate(((62, "before training"), (240, "after training"))):
             _draw_half_spaces(_axes(figure, 440, y, 480, 150), normals[row])
             axes = _axes(figure, 1008, y, 150, 150)
-            axes.imshow(np.sqrt(np.clip(kernels[row] / top, 0, 1)), cmap=heat_map(), vmin=0, vmax=1,
-                        interpolation="nearest")
-            figure.text(418 / _WIDTH, 1 - (y + 75) / _HEIGHT, when, rotation=90, ha="center", va="center",
-                        color=COLOURS["muted"], fontsize=9)
+            axes.imshow(
+                np.sqrt(np.clip(kernels[row] / top, 0, 1)), cmap=heat_map(), vmin=0, vmax=1, interpolation="nearest"
+            )
+            figure.text(
+                418 / _WIDTH,
+                1 - (y + 75) / _HEIGHT,
+                when,
+                rotation=90,
+                ha="center",
+                va="center",
+                color=COLOURS["muted"],
+                fontsize=9,
+            )
         # an axes of 1 point is 1/72 inch, the picture counts 100 to the inch: 9 reads as 12.5 pixels
-        for x, text in ((20, "a curve on the circle"), (440, "every neuron is a half-space (rows: layers)"),
-                        (1008, "paths two points share")):
+        for x, text in (
+            (20, "a curve on the circle"),
+            (440, "every neuron is a half-space (rows: layers)"),
+            (1008, "paths two points share"),
+        ):
             figure.text(x / _WIDTH, 1 - 34 / _HEIGHT, text, color=COLOURS["ink"], fontsize=10, fontweight="bold")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(target, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
         except OSError as error:
-            raise ArtifactError(f"The picture {target} cannot be written: {error.strerror or error}. Choose another "
-                                "folder.") from error
+            raise ArtifactError(
+                f"The picture {target} cannot be written: {error.strerror or error}. Choose another folder."
+            ) from error
     return target
 
 
@@ -93,8 +108,11 @@ def _draw_circle(axes: Any, artifact: Artifact) -> None:
     angle, value = np.append(theta, theta[0]), np.append(y, y[0])
     points = (1 + value / 5)[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
     pieces = list(np.stack([points[:-1], points[1:]], 1))
-    axes.add_collection(LineCollection(pieces, array=(value[:-1] + value[1:]) / 2, cmap=wave_map(), clim=(-1, 1), lw=3,
-                                       capstyle="round"))
+    axes.add_collection(
+        LineCollection(
+            pieces, array=(value[:-1] + value[1:]) / 2, cmap=wave_map(), clim=(-1, 1), lw=3, capstyle="round"
+        )
+    )
     around = np.linspace(0, 2 * np.pi, 361)
     axes.plot(np.cos(around), np.sin(around), color=COLOURS["rule"], lw=1)
     axes.text(0, 0.3, "slow on top", ha="center", color=COLOURS["muted"], fontsize=10)

@@ -49,17 +49,22 @@ def _sentences(path: Path) -> dict[str, str]:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path} is not readable TOML ({error}). Write one line per experiment: "
-                            '"hs.tab2" = "reason".') from error
+        raise ArtifactError(
+            f'{path} is not readable TOML ({error}). Write one line per experiment: "hs.tab2" = "reason".'
+        ) from error
     for name, reason in found.items():
         if not isinstance(reason, str) or not reason:
-            raise ArtifactError(f"{path}: {name!r} needs a reason in quotes, got {reason!r}. Names contain a dot and "
-                                'must be quoted, too: "hs.tab2" = "reason".')
+            raise ArtifactError(
+                f"{path}: {name!r} needs a reason in quotes, got {reason!r}. Names contain a dot and "
+                'must be quoted, too: "hs.tab2" = "reason".'
+            )
     return found
 
 
 def results_page(
-    entries: Sequence[Entry], artifacts: Iterable[Artifact], reasons: Mapping[str, str],
+    entries: Sequence[Entry],
+    artifacts: Iterable[Artifact],
+    reasons: Mapping[str, str],
     remarked: Mapping[str, str] | None = None,
 ) -> str:
     """The Markdown text: an overview, one table per paper, then each experiment with its claims and departures.
@@ -97,8 +102,9 @@ def results_page(
     remarked = remarked or {}
     _check({entry.name for entry in entries}, set(found), set(reasons))
     if lost := sorted(set(remarked) - set(found)):
-        raise ArtifactError(f"Results of {', '.join(lost)}: there is a remark and no artifact. Remove it from "
-                            f"{REMARKS}.")
+        raise ArtifactError(
+            f"Results of {', '.join(lost)}: there is a remark and no artifact. Remove it from {REMARKS}."
+        )
     papers: dict[str, list[Entry]] = {}
     for entry in entries:
         papers.setdefault(entry.paper, []).append(entry)
@@ -127,8 +133,10 @@ def _check(known: set[str], run: set[str], excused: set[str]) -> None:
 def _opening(entries: Sequence[Entry], found: Mapping[str, Sequence[Artifact]]) -> str:
     done = [artifact for those in found.values() for artifact in those]
     full = [artifact for artifact in done if artifact.scale == "paper" and not artifact.reduced]
-    tally = {verdict: sum(artifact.verdict == verdict for artifact in full)
-             for verdict in ("reproduced", "not reproduced", "cannot tell")}  # fmt: skip
+    tally = {
+        verdict: sum(artifact.verdict == verdict for artifact in full)
+        for verdict in ("reproduced", "not reproduced", "cannot tell")
+    }
     left = len(entries) - len(found)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
     rest = f"; {left} {'was' if left == 1 else 'were'} not run" if left else ""
@@ -153,12 +161,18 @@ def _overview(entry: Entry, artifacts: Sequence[Artifact], reasons: Mapping[str,
     rows = []
     for artifact in artifacts:
         scale = "" if artifact.scale == "paper" else f" ({artifact.scale})"
-        rows.append([
-            _Markdown(f"[`{entry.name}`](#{_anchor(artifact)})"), entry.what,
-            _Markdown(f"{_verdict(artifact.verdict)}{scale}{', REDUCED' if artifact.reduced else ''}"),
-            tally(artifact), str(len(artifact.seeds) or "–"), artifact.created[:10] or "–",
-            where_it_ran(artifact), duration(artifact.duration_seconds),
-        ])  # fmt: skip
+        rows.append(
+            [
+                _Markdown(f"[`{entry.name}`](#{_anchor(artifact)})"),
+                entry.what,
+                _Markdown(f"{_verdict(artifact.verdict)}{scale}{', REDUCED' if artifact.reduced else ''}"),
+                tally(artifact),
+                str(len(artifact.seeds) or "–"),
+                artifact.created[:10] or "–",
+                where_it_ran(artifact),
+                duration(artifact.duration_seconds),
+            ]
+        )
     return rows
 
 
@@ -169,8 +183,10 @@ def _section(artifact: Artifact, remark: str) -> str:
     facts += [artifact.created[:10], where_it_ran(artifact), duration(artifact.duration_seconds)]
     facts += [f"{part}: {gates}" for part, gates in artifact.gates.items()]
     title = artifact.title if artifact.title.endswith("?") else f"{artifact.title}."
-    parts = [f"### {_heading(artifact)}", f"{_text(title)} {_verdict(artifact.verdict)}. "
-             f"{_text(' · '.join(fact for fact in facts if fact))}"]  # fmt: skip
+    parts = [
+        f"### {_heading(artifact)}",
+        f"{_text(title)} {_verdict(artifact.verdict)}. {_text(' · '.join(fact for fact in facts if fact))}",
+    ]
     if artifact.reduced:
         parts.append(f"REDUCED: {_text(reductions(artifact))}.")
     if remark:
@@ -197,10 +213,14 @@ def _claim(artifact: Artifact, claim: Claim) -> list[str]:
     if artifact.verdict_of(claim) != claim.verdict:
         remark = " (met, but REDUCED)"
     return [
-        text + unit, _Markdown(_verdict(artifact.verdict_of(claim)) + remark), mean_sd(there),
-        read_spread(there) + missing, f"{SIGNS[claim.comparison]} {number(claim.threshold)}",
-        number(claim.null) + (f" ({claim.null_text})" if claim.null_text else ""), claim.paper or "–",
-    ]  # fmt: skip
+        text + unit,
+        _Markdown(_verdict(artifact.verdict_of(claim)) + remark),
+        mean_sd(there),
+        read_spread(there) + missing,
+        f"{SIGNS[claim.comparison]} {number(claim.threshold)}",
+        number(claim.null) + (f" ({claim.null_text})" if claim.null_text else ""),
+        claim.paper or "–",
+    ]
 
 
 def _heading(artifact: Artifact) -> str:

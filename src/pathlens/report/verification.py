@@ -24,8 +24,11 @@ __all__ = ["FORMAT", "write_verification"]
 FORMAT = "pathlens-verification"
 _TEXTS, _NUMBERS = ("name", "paper", "where", "claim", "verdict"), ("error", "tolerance", "printed_error")
 _NEEDED = (*_TEXTS, *_NUMBERS)
-_CHIPS = {"holds": ("reproduced", "holds"), "fails": ("fails", "fails"),
-          "printed form wrong, corrected holds": ("not-reproduced", "erratum")}  # fmt: skip
+_CHIPS = {
+    "holds": ("reproduced", "holds"),
+    "fails": ("fails", "fails"),
+    "printed form wrong, corrected holds": ("not-reproduced", "erratum"),
+}
 _LEAD = (
     "Each statement of the papers was run on small networks in float64 and compared with brute force: autograd, sums "
     "over all paths, all signs of all weights. ‘Erratum’ means that the printed form is wrong and the corrected one, "
@@ -107,8 +110,10 @@ def _checks(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             )
     seconds, environment = document.get("seconds"), document.get("environment")
     if not (seconds is None or _is_number(seconds)) or not (environment is None or isinstance(environment, Mapping)):
-        raise ArtifactError("This verification has no readable seconds or environment. Write it again with `pathlens "
-                            "verify --json FILE`.")  # fmt: skip
+        raise ArtifactError(
+            "This verification has no readable seconds or environment. Write it again with `pathlens "
+            "verify --json FILE`."
+        )
     return checks
 
 
@@ -123,8 +128,11 @@ def _malformed(check: Mapping[str, Any]) -> list[str]:
     wrong = [f"a text as {key}" for key in _TEXTS if not isinstance(check[key], str)]
     wrong += [f"a text as {key}" for key in ("erratum", "detail") if not isinstance(check.get(key) or "", str)]
     missing = ("error", "printed_error")  # None stands for no finite number
-    return wrong + [f"a number as {key}" for key in _NUMBERS
-                    if not _is_number(check[key]) and not (check[key] is None and key in missing)]  # fmt: skip
+    return wrong + [
+        f"a number as {key}"
+        for key in _NUMBERS
+        if not _is_number(check[key]) and not (check[key] is None and key in missing)
+    ]
 
 
 def _anchor(name: str) -> str:
@@ -144,8 +152,11 @@ def _tally(checks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _contents(papers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    lines = (f'<a href="#{_anchor(paper.lower())}"><span class="title">{escape(paper)}</span>'
-             f'<span class="chip">{_tally(own)}</span></a>' for paper, own in papers.items())  # fmt: skip
+    lines = (
+        f'<a href="#{_anchor(paper.lower())}"><span class="title">{escape(paper)}</span>'
+        f'<span class="chip">{_tally(own)}</span></a>'
+        for paper, own in papers.items()
+    )
     return f'<nav aria-label="Contents">{"".join(lines)}</nav>'
 
 
@@ -194,8 +205,10 @@ def _strip(check: Mapping[str, Any]) -> str:
 
 
 def _footer(document: Mapping[str, Any], checks: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"<p>{len(checks)} checks: {_tally(checks)}. Errors are relative unless they count something; dots are "
-             "what was measured, rings the printed form, green what is allowed.</p>"]  # fmt: skip
+    lines = [
+        f"<p>{len(checks)} checks: {_tally(checks)}. Errors are relative unless they count something; dots are "
+        "what was measured, rings the printed form, green what is allowed.</p>"
+    ]
     about = document.get("environment") or {}
     items = ", ".join(f"{key} {value}" for key, value in about.items() if value not in (None, ""))
     if items:

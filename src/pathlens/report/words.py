@@ -13,8 +13,19 @@ import numpy as np
 from pathlens.artifacts import Artifact
 from pathlens.report.axes import number
 
-__all__ = ["SIGNS", "cell", "duration", "flat", "mean_sd", "paper_tables", "reduced_sizes", "reductions",
-           "summaries", "tally", "where_it_ran"]  # fmt: skip
+__all__ = [
+    "SIGNS",
+    "cell",
+    "duration",
+    "flat",
+    "mean_sd",
+    "paper_tables",
+    "reduced_sizes",
+    "reductions",
+    "summaries",
+    "tally",
+    "where_it_ran",
+]
 
 SIGNS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 
@@ -101,8 +112,9 @@ def reduced_sizes(artifact: Artifact) -> list[tuple[str, str, str]]:
 
     def printed(key: str) -> str:
         """The paper's value: of this size, of its parts, or of the one that it is a part of."""
-        parts = [f"{name.removeprefix(f'{key} · ')} {value}" for name, value in paper.items()
-                 if name.startswith(f"{key} · ")]  # fmt: skip
+        parts = [
+            f"{name.removeprefix(f'{key} · ')} {value}" for name, value in paper.items() if name.startswith(f"{key} · ")
+        ]
         whole = key.rpartition(" · ")[0]
         return paper.get(key) or ", ".join(parts) or (printed(whole) if whole else "–")
 
@@ -159,8 +171,9 @@ def paper_tables(artifact: Artifact) -> list[Table]:
     >>> paper_tables(Artifact("hs.a", "", "", "quick", paper_numbers=printed))
     [(['Table 1', 'train', 'test'], [['ReLU', '96.3', '72.17'], ['DLN', '42.3', '40.79']])]
     """
-    return _tables(artifact.paper_numbers, lambda value: "" if isinstance(value, dict) else flat({"": value})[0][1],
-                   "paper")  # fmt: skip
+    return _tables(
+        artifact.paper_numbers, lambda value: "" if isinstance(value, dict) else flat({"": value})[0][1], "paper"
+    )
 
 
 def _tables(values: Mapping[str, Any], text: Callable[[Any], str], column: str, name: str = "") -> list[Table]:

@@ -29,8 +29,9 @@ def scaled_error(got: Tensor, want: Tensor, rows: Tensor, cols: Tensor | None = 
     """
     columns = rows if cols is None else cols
     if got.shape != want.shape or want.shape != (len(rows), len(columns)):
-        raise AssertionError(f"shapes differ: got {tuple(got.shape)}, want {tuple(want.shape)}, scales {len(rows)} × "
-                             f"{len(columns)}")
+        raise AssertionError(
+            f"shapes differ: got {tuple(got.shape)}, want {tuple(want.shape)}, scales {len(rows)} × {len(columns)}"
+        )
     gap = (got.double() - want.double()).abs()
     if not bool(torch.isfinite(gap).all()):
         return float("inf")

@@ -255,9 +255,15 @@ def subnetworks(
     paths = counts.astype(float)
     learning = sum(sensitives[:, k] * np.prod(np.delete(paths, k, axis=1), axis=1) for k in range(len(on)))
     return SubNetworks(
-        counts, sensitives, _per_layer([a & m for a, m in zip(on, moving)]), paths.prod(1), np.asarray(learning, float),
-        sensitive * math.pow(active, len(on) - 1), active, sensitive,
-    )  # fmt: skip
+        counts,
+        sensitives,
+        _per_layer([a & m for a, m in zip(on, moving)]),
+        paths.prod(1),
+        np.asarray(learning, float),
+        sensitive * math.pow(active, len(on) - 1),
+        active,
+        sensitive,
+    )
 
 
 def _per_layer(masks: Sequence[np.ndarray]) -> np.ndarray:

@@ -123,9 +123,7 @@ def _check_gated(what: str, net: Any) -> None:
         raise OptionError(f"{what}: expected a GatedNetwork, got {type(net).__name__}. Convert it with gated_twin.")
 
 
-def _chain(
-    what: str, net: GatedNetwork, X: Any, output: int
-) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+def _chain(what: str, net: GatedNetwork, X: Any, output: int) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """What the values read, the value weights (w_l, w_{l−1}) and the gates (n, w_l) of a fully connected network."""
     _check_gated(what, net)
     rec = record(net, X, sensitivities=False, stream=False)

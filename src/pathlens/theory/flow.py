@@ -105,8 +105,9 @@ def nlgp_moments(sampler: NLGP, units: Sequence[str], coordinate: int = 0) -> Mo
     if not 0 <= coordinate < sampler.d:
         raise OptionError(f"nlgp_moments: coordinate={coordinate}, expected 0 to {sampler.d - 1}.")
     both = float_array(sampler.second_moment())
-    table = np.array([[0.0 if {u, v} == {"+", "-"} else 1.0 if u == v == "open" else 0.5 for v in units]
-                      for u in units])  # fmt: skip
+    table = np.array(
+        [[0.0 if {u, v} == {"+", "-"} else 1.0 if u == v == "open" else 0.5 for v in units] for u in units]
+    )
     targets = {1: 1.0, 0: 0.0 if sampler.labels == "01" else -1.0}
     side = sum(0.5 * target * 0.5 * _sign_moment(sampler, label, coordinate) for label, target in targets.items())
     signs = {"open": 0.0, "+": 1.0, "-": -1.0}

@@ -81,8 +81,9 @@ class Runs(list[Trajectory]):
             place = _place(folder, i)
             trajectory.save(place)
             # the checksums say which save the files belong to, should one be interrupted
-            entries.append({"settings": settings, "network": snapshot(net).save(place / "network"),
-                            "trajectory": _checksum(place)})  # fmt: skip
+            entries.append(
+                {"settings": settings, "network": snapshot(net).save(place / "network"), "trajectory": _checksum(place)}
+            )
         write_header(folder / "runs.json", "runs", {"runs": entries})
 
     @classmethod

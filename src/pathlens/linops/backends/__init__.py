@@ -19,8 +19,14 @@ from torch import Tensor
 from pathlens.errors import OptionError, need_extra, unknown_name
 from pathlens.linops.nodes import Gram, Node, Side
 
-_MODULES = {"torch": "torch_backend", "popcount": "popcount", "triton": "triton_backend",
-            "triton-tf32": "triton_backend", "triton-bf16": "triton_backend", "triton-3xtf32": "triton_backend"}
+_MODULES = {
+    "torch": "torch_backend",
+    "popcount": "popcount",
+    "triton": "triton_backend",
+    "triton-tf32": "triton_backend",
+    "triton-bf16": "triton_backend",
+    "triton-3xtf32": "triton_backend",
+}
 # Loading and compiling the popcount kernel takes a second or two; below this much work torch is done sooner.
 _WORTH_COMPILING = 2e10
 _WORTH_FUSING = 64 << 20  # entries on CUDA; below, packing the factors takes longer than torch's products
@@ -123,18 +129,25 @@ def choose(name: str, node: Node, device: torch.device, dtype: torch.dtype = tor
         if not _has("numba"):
             raise need_extra("fast", "numba", "the popcount backend")
         if device.type != "cpu":
-            raise OptionError(f"the popcount backend works on CPU tensors, the factors are on {device}. "
-                              f"Use backend='torch', or move the factors with `.cpu()`.")
+            raise OptionError(
+                f"the popcount backend works on CPU tensors, the factors are on {device}. "
+                f"Use backend='torch', or move the factors with `.cpu()`."
+            )
     if name.startswith("triton"):
         if not _has("triton"):
-            raise OptionError(f"the {name} backend needs Triton, which comes with torch on CUDA machines. "
-                              f"Use backend='torch'.")
+            raise OptionError(
+                f"the {name} backend needs Triton, which comes with torch on CUDA machines. Use backend='torch'."
+            )
         if dtype != torch.float32:
-            raise OptionError(f"the {name} backend works in float32, the kernel is {dtype}. "
-                              f"Use backend='torch', or convert the factors with `.float()`.")
+            raise OptionError(
+                f"the {name} backend works in float32, the kernel is {dtype}. "
+                f"Use backend='torch', or convert the factors with `.float()`."
+            )
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-            raise OptionError(f"the {name} backend works on CUDA tensors, the factors are on {device}. "
-                              f"Move them with `.cuda()`, or use backend='torch'.")
+            raise OptionError(
+                f"the {name} backend works on CUDA tensors, the factors are on {device}. "
+                f"Move them with `.cuda()`, or use backend='torch'."
+            )
     if name != "auto":
         return name
     leaves = list(node.leaves())

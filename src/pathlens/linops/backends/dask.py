@@ -86,8 +86,10 @@ class DaskCrew(Crew):
             _within(timeout + CONNECT_SECONDS, lambda: client.wait_for_workers(1, timeout=timeout))
             self.workers = len(_within(CONNECT_SECONDS, client.nthreads))
         except TimeoutError:
-            raise ClusterError(f"{place}: no worker came within {timeout:.0f} s. Start some with `dask worker "
-                               f"{_address(client)}`, or use client='local'.") from None
+            raise ClusterError(
+                f"{place}: no worker came within {timeout:.0f} s. Start some with `dask worker "
+                f"{_address(client)}`, or use client='local'."
+            ) from None
 
     def map(self, function: Callable[..., Any], shared: Any, items: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         key = f"pathlens-{uuid.uuid4().hex}"
@@ -99,8 +101,10 @@ class DaskCrew(Crew):
         try:
             _within(START_SECONDS, lambda: self._client.register_plugin(plugin, name=key))
         except Exception as error:  # raised in a worker, so of any kind
-            raise ClusterError(f"{self.place}: the workers could not be prepared ({type(error).__name__}: {error}). "
-                               f"They need the same versions of pathlens and torch as this process.") from error
+            raise ClusterError(
+                f"{self.place}: the workers could not be prepared ({type(error).__name__}: {error}). "
+                f"They need the same versions of pathlens and torch as this process."
+            ) from error
         running: dict[distributed.Future, tuple[Any, ...]] = {}
         try:
             yield from self._run(key, function, iter(items), running)
@@ -111,8 +115,13 @@ class DaskCrew(Crew):
                     _within(limit, lambda: self._client.cancel(list(running)))
                     _within(limit, lambda: self._client.unregister_worker_plugin(key))
 
-    def _run(self, key: str, function: Callable[..., Any], items: Iterator[tuple[Any, ...]],
-             running: dict[distributed.Future, tuple[Any, ...]]) -> Iterator[Any]:
+    def _run(
+        self,
+        key: str,
+        function: Callable[..., Any],
+        items: Iterator[tuple[Any, ...]],
+        running: dict[distributed.Future, tuple[Any, ...]],
+    ) -> Iterator[Any]:
         error: BaseException | None = None
         lost: dict[tuple[Any, ...], int] = {}
         seen = time.monotonic()  # when somebody was last seen alive
@@ -171,8 +180,10 @@ class DaskCrew(Crew):
         while self._client.status == "connecting" and time.monotonic() < end:
             time.sleep(0.05)
         if self._client.status != "running":
-            raise ClusterError(f"{self.place}: the connection to the scheduler is lost. Call again when it is back, or "
-                               f"with client='local', to resume: finished pieces are kept.")
+            raise ClusterError(
+                f"{self.place}: the connection to the scheduler is lost. Call again when it is back, or "
+                f"with client='local', to resume: finished pieces are kept."
+            )
 
     def _look(self, seen: float) -> float:
         """Raise if nobody can be working any more; else when somebody was last seen."""
@@ -186,9 +197,11 @@ class DaskCrew(Crew):
         except OSError:  # a TimeoutError is one, too
             what = "the scheduler has not answered"
         if time.monotonic() - seen > self._timeout:
-            raise ClusterError(f"{self.place}: {what} for {self._timeout:g} s. Check the scheduler at "
-                               f"{_address(self._client)} and its workers, or use client='local', and call again to "
-                               f"resume: finished pieces are kept.")
+            raise ClusterError(
+                f"{self.place}: {what} for {self._timeout:g} s. Check the scheduler at "
+                f"{_address(self._client)} and its workers, or use client='local', and call again to "
+                f"resume: finished pieces are kept."
+            )
         return seen
 
 
@@ -201,8 +214,10 @@ def dask_crew(client: Any, timeout: float) -> Iterator[DaskCrew]:
         with _connect(client) as connected:
             yield DaskCrew(connected, f"the cluster at {client}", timeout)
     else:
-        raise OptionError(f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or "
-                          f"False for this process; got {type(client).__name__}.")
+        raise OptionError(
+            f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or "
+            f"False for this process; got {type(client).__name__}."
+        )
 
 
 @contextmanager
@@ -210,8 +225,10 @@ def _connect(address: Any) -> Iterator[distributed.Client]:
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        raise ClusterError(f"no Dask scheduler answers at {address!r} ({type(error).__name__}: {error}). Check the "
-                           f"address and that `dask scheduler` runs there, or use client='local'.") from error
+        raise ClusterError(
+            f"no Dask scheduler answers at {address!r} ({type(error).__name__}: {error}). Check the "
+            f"address and that `dask scheduler` runs there, or use client='local'."
+        ) from error
     try:
         yield client
     finally:

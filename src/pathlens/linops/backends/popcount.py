@@ -46,8 +46,9 @@ def _count_ones(typing_context: Any, word: Any) -> Any:
 _ones: Any = _count_ones  # called with one argument: numba supplies the typing context
 
 
-def _multiply_counts(rows: Any, cols: Any, starts: Any, row_scale: Any, col_scale: Any, out: Any, stride: int, low: int,
-                     high: int) -> None:
+def _multiply_counts(
+    rows: Any, cols: Any, starts: Any, row_scale: Any, col_scale: Any, out: Any, stride: int, low: int, high: int
+) -> None:
     """out[i·stride + j] = row_scale_i · col_scale_j · ∏_f popcount(rows_i,f & cols_f,j) for rows low ≤ i < high.
 
     rows (b, W) and cols (strips, W, width of a strip) hold the words of all factors; factor f owns words starts_f …
@@ -92,8 +93,9 @@ def _multiply_counts(rows: Any, cols: Any, starts: Any, row_scale: Any, col_scal
                     a0, a1, a2, a3 = rows[i, w], rows[i, w + 1], rows[i, w + 2], rows[i, w + 3]
                     b0, b1, b2, b3 = words[w], words[w + 1], words[w + 2], words[w + 3]
                     for j in range(size):
-                        value[j] *= number(np.int32(
-                            _ones(a0 & b0[j]) + _ones(a1 & b1[j]) + _ones(a2 & b2[j]) + _ones(a3 & b3[j])))
+                        value[j] *= number(
+                            np.int32(_ones(a0 & b0[j]) + _ones(a1 & b1[j]) + _ones(a2 & b2[j]) + _ones(a3 & b3[j]))
+                        )
                 else:
                     for j in range(size):
                         count[j] = np.uint32(0)

@@ -64,15 +64,17 @@ def plain_terms(node: Node, side: Side, dtype: torch.dtype) -> list[list[Tensor]
     terms: list[list[Tensor]] = []
     for child, part in sums:
         grams = list(zip(child.children(), part.parts)) if isinstance(child, Hadamard) else [(child, part)]
-        if not all(isinstance(g, Gram) and at.unshifted and not g.left.streamed and g.left.dtype == dtype
-                   for g, at in grams):
+        if not all(
+            isinstance(g, Gram) and at.unshifted and not g.left.streamed and g.left.dtype == dtype for g, at in grams
+        ):
             return None
         terms.append([at.unit_rows(dtype) for _, at in grams])
     return terms
 
 
-def walk(node: Node, left: Side, right: Side, out: Tensor, pool: Pool, depth: int, grams: GramProduct,
-         add: bool = False) -> None:
+def walk(
+    node: Node, left: Side, right: Side, out: Tensor, pool: Pool, depth: int, grams: GramProduct, add: bool = False
+) -> None:
     """Write the unit tile of ``node`` to ``out`` (with ``add``, add it), using pool buffers deeper than ``depth``."""
 
     def scratch(at: int) -> Tensor:

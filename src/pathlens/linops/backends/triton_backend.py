@@ -72,9 +72,10 @@ PRECISIONS = {
     "triton-3xtf32": Precision(torch.float32, 3, Config(64, 64, 32, 4, 3, 16, 168), "tf32"),
     "triton-tf32": Precision(torch.float32, 1, Config(128, 128, 32, 8, 4, 16), "tf32"),
     # the interpreter multiplies no bfloat16: numbers rounded to it go in as float32
-    "triton-bf16": Precision(torch.float32 if INTERPRETED else torch.bfloat16, 1,
-                             Config(128, 128, 64, 8, 4, 32), "bf16"),
-}  # fmt: skip
+    "triton-bf16": Precision(
+        torch.float32 if INTERPRETED else torch.bfloat16, 1, Config(128, 128, 64, 8, 4, 32), "bf16"
+    ),
+}
 BITS = Precision(torch.float16 if INTERPRETED else torch.float8_e4m3fn, 1, Config(128, 128, 128, 8, 4, 32))
 
 
@@ -96,9 +97,24 @@ def _rounded(x, to: tl.constexpr):
 
 @triton.jit
 def _pack_columns(
-    raw, factor, again, out, count, width, rows, columns, row_stride, column_stride, out_stride, piece,
-    PIECES: tl.constexpr, ROUNDING: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
+    raw,
+    factor,
+    again,
+    out,
+    count,
+    width,
+    rows,
+    columns,
+    row_stride,
+    column_stride,
+    out_stride,
+    piece,
+    PIECES: tl.constexpr,
+    ROUNDING: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
     """Rows of one Gram's columns, scaled and rounded, with what rounding left; zero where there are none."""
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k = tl.program_id(1) * COLS + tl.arange(0, COLS)
@@ -120,11 +136,31 @@ def _pack_columns(
 
 @triton.jit
 def _fused(
-    left, left_low, right, right_low, left_scale, right_scale, ends, tiles, out,
-    n, m, blocks, out_stride, scale_left_stride, scale_right_stride,
-    ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr, ONE_TERM: tl.constexpr,
-    ONE_BLOCK: tl.constexpr, SCALED: tl.constexpr, MIRROR: tl.constexpr, UNIT: tl.constexpr,
-):  # fmt: skip
+    left,
+    left_low,
+    right,
+    right_low,
+    left_scale,
+    right_scale,
+    ends,
+    tiles,
+    out,
+    n,
+    m,
+    blocks,
+    out_stride,
+    scale_left_stride,
+    scale_right_stride,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
+    ONE_TERM: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
+    SCALED: tl.constexpr,
+    MIRROR: tl.constexpr,
+    UNIT: tl.constexpr,
+):
     """Tiles of the result; `left` and the like describe packed columns, and with three pieces `left` is whole."""
     tile = tl.program_id(0)
     row = tl.load(tiles + 2 * tile)
@@ -308,10 +344,22 @@ def _write(raw: Tensor, halves: tuple[Tensor, Tensor] | None, precision: Precisi
     _, rows, columns = out.shape
     tall, wide = 32, min(128, triton.next_power_of_2(columns))
     _pack_columns[(-(-rows // tall), -(-columns // wide))](
-        raw, *(halves or (raw, raw)), out, len(raw), raw.shape[1], rows, columns, *raw.stride(), out.stride(1),
-        out.stride(0), PIECES=precision.pieces, ROUNDING=precision.rounding, SCALED=halves is not None, ROWS=tall,
+        raw,
+        *(halves or (raw, raw)),
+        out,
+        len(raw),
+        raw.shape[1],
+        rows,
+        columns,
+        *raw.stride(),
+        out.stride(1),
+        out.stride(0),
+        PIECES=precision.pieces,
+        ROUNDING=precision.rounding,
+        SCALED=halves is not None,
+        ROWS=tall,
         COLS=wide,
-    )  # fmt: skip
+    )
 
 
 _TILES: dict[tuple[Any, ...], Tensor] = {}
@@ -382,22 +430,42 @@ class TritonBackend:
         one = torch.ones(1, 1, device=out.device)
         scales = [
             (side.scales if side.scales is not None else one.expand(len(terms) + 1, side.columns.shape[1]).contiguous())
-            if scaled else one
+            if scaled
+            else one
             for side in (left, right)
-        ]  # fmt: skip
+        ]
         tiles = _order(n, m, mirror, config, out.device)
         # where the left side is whole, it is the third piece; a low part that is not there is not read
         own, other = {1: ((0, 0), (0, 0)), 2: ((0, 1), (0, 1)), 3: ((2, 2), (0, 1))}[precision.pieces]
         a = [TensorDescriptor.from_tensor(left.columns[piece], [config.rows, block]) for piece in own]
         b = [TensorDescriptor.from_tensor(right.columns[piece], [config.cols, block]) for piece in other]
         _fused[(len(tiles),)](
-            *a, *b, scales[0], scales[1], torch.tensor(ends, dtype=torch.int32, device=out.device), tiles, out,
-            n, m, len(ends), out.stride(0), scales[0].stride(0), scales[1].stride(0),
-            ROWS=config.rows, COLS=config.cols, BLOCK=block, PIECES=precision.pieces, ONE_TERM=len(terms) == 1,
-            ONE_BLOCK=len(terms) == 1 and 0 not in ends, SCALED=scaled, MIRROR=mirror,
+            *a,
+            *b,
+            scales[0],
+            scales[1],
+            torch.tensor(ends, dtype=torch.int32, device=out.device),
+            tiles,
+            out,
+            n,
+            m,
+            len(ends),
+            out.stride(0),
+            scales[0].stride(0),
+            scales[1].stride(0),
+            ROWS=config.rows,
+            COLS=config.cols,
+            BLOCK=block,
+            PIECES=precision.pieces,
+            ONE_TERM=len(terms) == 1,
+            ONE_BLOCK=len(terms) == 1 and 0 not in ends,
+            SCALED=scaled,
+            MIRROR=mirror,
             UNIT=1.0 if bits else 2.0 ** (-2 * _LIFT),
-            num_warps=config.warps, num_stages=config.stages, maxnreg=config.registers,
-        )  # fmt: skip
+            num_warps=config.warps,
+            num_stages=config.stages,
+            maxnreg=config.registers,
+        )
 
 
 BACKENDS = {name: TritonBackend(name) for name in PRECISIONS}
