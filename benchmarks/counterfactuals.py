@@ -24,8 +24,8 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import OneHotEncoder
 
 import pathlens as pl
-from pathlens.artifacts import environment
 from pathlens.errors import RegionError
+from pathlens.papers.artifact import environment
 
 RESULT = Path(__file__).parent / "results" / "counterfactuals.json"
 SETS = (

@@ -34,8 +34,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import pathlens as pl
-from pathlens.artifacts import environment
 from pathlens.estimators.recipes import SHARES
+from pathlens.papers.artifact import environment
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "estimators.json"

@@ -24,8 +24,8 @@ from benchmarks.estimators import BUNDLED, load, prepared
 from sklearn.model_selection import train_test_split
 
 import pathlens as pl
-from pathlens.artifacts import environment
 from pathlens.estimators.recipes import Recipe, resolve
+from pathlens.papers.artifact import environment
 from pathlens.training import train
 
 RESULT = Path(__file__).parent / "results" / "hardening-tables.json"

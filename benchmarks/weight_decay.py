@@ -29,8 +29,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
 
 import pathlens as pl
-from pathlens.artifacts import environment
 from pathlens.estimators.recipes import JUDGED, SHARES, resolve
+from pathlens.papers.artifact import environment
 
 RESULT = Path(__file__).parent / "results" / "weight-decay.json"
 FEWEST, MOST = 4000, 30_000  # rows of a set

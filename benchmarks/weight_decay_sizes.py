@@ -22,8 +22,8 @@ from benchmarks.estimators import load, prepared
 from benchmarks.weight_decay import MOST, parts
 
 import pathlens as pl
-from pathlens.artifacts import environment
 from pathlens.estimators.recipes import FOLDS, JUDGED, SHARES
+from pathlens.papers.artifact import environment
 
 RESULT = Path(__file__).parent / "results" / "weight-decay-sizes.json"
 SETS = ("covertype", "electricity", "pendigits", "telco_churn", "california_housing", "diamonds")

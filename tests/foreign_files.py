@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 from pathlens import Snapshot, rebuild
-from pathlens.artifacts import Artifact, load
 from pathlens.cli import _results
 from pathlens.data import formats, store, tabular
 from pathlens.errors import PathlensError
 from pathlens.estimators import DLGNClassifier
 from pathlens.files import sealed
 from pathlens.linops import GramSum, from_zarr
+from pathlens.papers.artifact import Artifact, load
 from pathlens.records import Record, read_header, write_header
 from pathlens.training.checkpoints import load_checkpoint
 

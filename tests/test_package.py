@@ -141,8 +141,8 @@ def test_imports_go_in_the_direction_of_the_table() -> None:
         ("pathlens.kernels.overlap", "from ..training import train", True),
         ("pathlens.kernels.overlap", "from pathlens.testing import dense", True),
         ("pathlens.training.loop", "from pathlens.models import GatedNetwork", False),
-        ("pathlens.report.page", "from pathlens.experiments import registry", True),
-        ("pathlens.cli", "def f():\n    from pathlens.experiments import registry", False),
+        ("pathlens.estimators.page", "from pathlens.papers import registry", True),
+        ("pathlens.cli", "def f():\n    from pathlens.papers import registry", False),
     ],
 )
 def test_the_direction_test_can_fail(module: str, line: str, bad: bool) -> None:
@@ -189,7 +189,7 @@ def test_import_is_light_and_quick() -> None:
 def test_pages_and_artifacts_need_no_torch() -> None:
     script = """
         import sys
-        import pathlens, pathlens.errors, pathlens.artifacts, pathlens.report
+        import pathlens, pathlens.errors, pathlens.papers.artifact, pathlens.papers.pages
         print(sorted({"torch", "sklearn", "scipy"} & set(sys.modules)))
     """
     assert run(script).strip() == "[]"
@@ -248,7 +248,7 @@ def test_works_from_the_source_tree_without_being_installed(tmp_path: Path) -> N
         metadata.Distribution.from_name = classmethod(from_name)
         import pathlens as pl
         from pathlens.cli import main
-        from pathlens.artifacts import environment
+        from pathlens.papers.artifact import environment
         environment()
         print(pl.__file__, pl.__version__, pl.record(pl.models.relu(2, (3,)), [[1.0, 2.0]]).n, sep="\\n")
     """

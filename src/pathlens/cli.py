@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pathlens.data.store import SetStatus
-    from pathlens.experiments.registry import Experiment, Progress
-    from pathlens.experiments.runner import Outcome, Plan
+    from pathlens.papers.registry import Experiment, Progress
+    from pathlens.papers.runner import Outcome, Plan
 
 __all__ = ["app", "main"]
 
@@ -131,9 +131,9 @@ def demo(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
 ) -> None:
     """Train three networks on the circle and write a page about them (about a minute)."""
-    from pathlens.experiments.registry import find
-    from pathlens.experiments.runner import Plan, run_all
-    from pathlens.report import headline, write_page
+    from pathlens.papers.pages import headline, write_page
+    from pathlens.papers.registry import find
+    from pathlens.papers.runner import Plan, run_all
 
     _need_matplotlib()  # say so before the training, not after
     console = _console()
@@ -173,10 +173,10 @@ def run(
     again: Annotated[bool, typer.Option("--again", help="Start over, also what is finished or begun.")] = False,
 ) -> None:
     """Run experiments; what is finished is kept, what was cut off goes on. Exit code 1 if one fails."""
-    from pathlens.artifacts import load_folder
-    from pathlens.experiments.registry import select
-    from pathlens.experiments.runner import Plan, run_all
-    from pathlens.report import write_page
+    from pathlens.papers.artifact import load_folder
+    from pathlens.papers.pages import write_page
+    from pathlens.papers.registry import select
+    from pathlens.papers.runner import Plan, run_all
 
     console = _console()
     chosen = select(names)
@@ -228,7 +228,7 @@ def _print_outcome(outcome: Outcome, count: str, console: Console) -> None:
     """One line: which, its verdict, how long it took, and the numbers of its first claim; or what went wrong."""
     from rich.text import Text
 
-    from pathlens.report import headline
+    from pathlens.papers.pages import headline
 
     line = Text.assemble((f"{count} ", "bright_black"), (outcome.name, "bold"), " ")
     artifact = outcome.artifact
@@ -244,8 +244,8 @@ def _print_outcome(outcome: Outcome, count: str, console: Console) -> None:
 
 def _print_estimates(chosen: list[Experiment], plan: Plan, console: Console) -> None:
     """What is about to be spent, before it is."""
-    from pathlens.experiments.runner import finished
-    from pathlens.report.words import duration
+    from pathlens.papers.pages.words import duration
+    from pathlens.papers.runner import finished
 
     left = [entry for entry in chosen if plan.again or finished(entry, plan) is None]
     total = 0.0
@@ -271,8 +271,8 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with artifacts, or with artifacts/ in it.")],
 ) -> None:
     """Rebuild the page of a folder from its artifacts; nothing is run."""
-    from pathlens.artifacts import load_folder
-    from pathlens.report import not_run, remarks, write_page
+    from pathlens.papers.artifact import load_folder
+    from pathlens.papers.pages import not_run, remarks, write_page
 
     page = write_page(load_folder(_artifact_folder(folder)), folder, not_run=not_run(folder), remarks=remarks(folder))
     _console().print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
@@ -293,10 +293,10 @@ def results(
 
 def results_text(folder: Path) -> str:
     """The table of results, from a folder of artifacts and the list of experiments."""
-    from pathlens.artifacts import load_folder
-    from pathlens.experiments.registry import Run, find, names
-    from pathlens.report import Entry, not_run, remarks, results_page
-    from pathlens.report.words import duration
+    from pathlens.papers.artifact import load_folder
+    from pathlens.papers.pages import Entry, not_run, remarks, results_page
+    from pathlens.papers.pages.words import duration
+    from pathlens.papers.registry import Run, find, names
 
     entries = []
     for name in names():
@@ -322,9 +322,9 @@ def verify(
 
     from rich.text import Text
 
-    from pathlens.artifacts import environment
-    from pathlens.report.verification import FORMAT, write_verification
-    from pathlens.theory.checks import attempt, select
+    from pathlens.papers.artifact import environment
+    from pathlens.papers.checks import attempt, select
+    from pathlens.papers.pages.verification import FORMAT, write_verification
 
     console = _console()
     chosen = select(names or ())
@@ -452,7 +452,7 @@ def _folder(path: Path) -> Path:
 
 
 def _need_matplotlib() -> None:
-    from pathlens.report.palette import drawing
+    from pathlens.papers.pages.palette import drawing
 
     with drawing():
         pass
@@ -538,8 +538,8 @@ def list_experiments(
     from rich.table import Table
     from rich.text import Text
 
-    from pathlens.experiments.registry import Run, select
-    from pathlens.report.words import duration
+    from pathlens.papers.pages.words import duration
+    from pathlens.papers.registry import Run, select
 
     for folder in folders or ():
         if not folder.is_dir():
@@ -601,7 +601,7 @@ def _results(folders: list[Path]) -> dict[str, str]:
     """Name → coloured status at each scale; the first folder that has an artifact decides."""
     from rich.markup import escape
 
-    from pathlens.artifacts import load
+    from pathlens.papers.artifact import load
 
     seen: dict[tuple[str, str], str] = {}
     for folder in folders:
@@ -642,10 +642,10 @@ def doctor() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from pathlens.artifacts import environment
+    from pathlens.budgets import free_bytes, human_bytes
     from pathlens.data import store
-    from pathlens.linops.budget import free_bytes, human_bytes
     from pathlens.linops.cluster import default_workers
+    from pathlens.papers.artifact import environment
 
     console = _console()
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -715,8 +715,8 @@ def data_import(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Only these sets.")] = None,
 ) -> None:
     """Copy published sets into Pathlens's own data folder, after checking them."""
+    from pathlens.budgets import human_bytes
     from pathlens.data import store
-    from pathlens.linops.budget import human_bytes
 
     console = _console()
     with console.status("checking and copying"):

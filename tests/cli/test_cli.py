@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pathlens import __version__, cli, experiments
-from pathlens.artifacts import Artifact, Claim, load
+from pathlens import __version__, cli, papers
 from pathlens.errors import DataMissingError, OptionError
-from pathlens.experiments import registry
-from pathlens.experiments.registry import Experiment, Run
+from pathlens.papers import registry
+from pathlens.papers.artifact import Artifact, Claim, load
+from pathlens.papers.registry import Experiment, Run
 
 runner = CliRunner()
 CLAIM = Claim("more on top", threshold=2, comparison=">", null=1)
@@ -49,7 +49,7 @@ def broken(run: Run) -> Artifact:
 @pytest.fixture(autouse=True)
 def only_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(registry, "_REGISTERED", {})
-    monkeypatch.setattr(experiments, "MODULES", {})
+    monkeypatch.setattr(papers, "MODULES", {})
     monkeypatch.setattr(cli, "DEMO", ("fake.one", "fake.two"))
     monkeypatch.delenv("PATHLENS_DEBUG", raising=False)
     monkeypatch.setenv("PATHLENS_DATA", str(tmp_path / "data"))
@@ -163,7 +163,7 @@ def test_an_artifact_of_an_older_schema_is_made_anew_or_named(tmp_path: Path) ->
 def test_an_artifact_of_other_claims_or_another_version_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("run", "fake.one", "--device", "cpu")
     invoke(*words)
-    monkeypatch.setattr("pathlens.experiments.runner.__version__", "99")
+    monkeypatch.setattr("pathlens.papers.runner.__version__", "99")
     invoke(*words)
     assert len(TRAININGS) == 2
 
@@ -177,7 +177,7 @@ def test_a_run_that_is_interrupted_says_how_it_goes_on(monkeypatch: pytest.Monke
     def interrupted(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pathlens.experiments.runner.run_all", interrupted)
+    monkeypatch.setattr("pathlens.papers.runner.run_all", interrupted)
     assert "Stopped after 0 of 1. The same command goes on" in invoke("run", "fake.one", code=130)
 
 

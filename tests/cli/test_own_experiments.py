@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pathlens import cli, experiments
-from pathlens.artifacts import load
-from pathlens.experiments import registry
-from pathlens.experiments.sizes import SIZES
+from pathlens import cli, papers
+from pathlens.papers import registry
+from pathlens.papers.artifact import load
+from pathlens.papers.sizes import SIZES
 
 SOURCE = """
 from beside import VALUE
 
-from pathlens.artifacts import Artifact, Claim
-from pathlens.experiments.registry import experiment
+from pathlens.papers.artifact import Artifact, Claim
+from pathlens.papers.registry import experiment
 
 claim = Claim("more", threshold=1, comparison=">", null=0)
 
@@ -35,7 +35,7 @@ def run_it(run):
 @pytest.fixture(autouse=True)
 def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(registry, "_REGISTERED", {})
-    monkeypatch.setattr(experiments, "MODULES", {})
+    monkeypatch.setattr(papers, "MODULES", {})
     for name in ("own.one", "own.two"):
         monkeypatch.setitem(SIZES, name, {})
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -19,8 +19,8 @@ from pathlens import DLGNClassifier, DLGNRegressor
 from pathlens.errors import LabelError, OptionError, RegionError, ShapeError, UnknownNameError
 from pathlens.estimators import HalfSpaceModel, counterfactuals
 from pathlens.estimators.counterfactuals import Counterfactual, Goal, Room, Search, counterfactual, find_nearest
+from pathlens.estimators.page import _other
 from pathlens.estimators.portrait import document_of
-from pathlens.report.model import _other
 
 
 def random_model(seed, d, hidden, c=1, spread=1.0, constant=False):

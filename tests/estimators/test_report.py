@@ -25,8 +25,8 @@ from pathlens.errors import (
     ShapeError,
 )
 from pathlens.estimators.frames import fit_table
+from pathlens.estimators.page import write_model
 from pathlens.estimators.portrait import portrait
-from pathlens.report import write_model
 
 EMPTY = {"meta", "br", "hr", "img", "link"}
 

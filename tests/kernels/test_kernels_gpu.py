@@ -14,7 +14,7 @@ from torch import nn
 
 from pathlens import models
 from pathlens.kernels import LinearisedModel, gate_information, npk, ntk, overlap
-from pathlens.linops import exact_precision
+from pathlens.precision import exact_precision
 from pathlens.recording import record
 from pathlens.testing.tolerance import assert_kernel_close, scaled_error
 

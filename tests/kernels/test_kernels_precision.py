@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from pathlens import gated_twin, models, paths
 from pathlens.kernels import LinearisedModel, npk, ntk, overlap
-from pathlens.linops import CustomKernel, exact_precision
+from pathlens.linops import CustomKernel
+from pathlens.precision import exact_precision
 from pathlens.recording import Trajectory, record
 from pathlens.testing.tolerance import assert_kernel_close
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathlens.errors import BudgetError, OptionError, RowIndexError
+from pathlens.indexing import as_index, as_tensor, compose
 from pathlens.linops import CustomKernel, Factor, GramSum
-from pathlens.linops.indexing import as_index, as_tensor, compose
 from pathlens.testing.dense import dense_counts
 
 CPU = torch.device("cpu")

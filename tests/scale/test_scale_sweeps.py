@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathlens import experiments
-from pathlens.artifacts import Artifact, Claim
+from pathlens import papers
 from pathlens.errors import FileFormatError, OptionError, UnknownNameError
-from pathlens.experiments import registry
-from pathlens.experiments.sweeps import sweep
+from pathlens.papers import registry
+from pathlens.papers.artifact import Artifact, Claim
+from pathlens.papers.sweeps import sweep
 
 SETTINGS = [{"width": 4, "gate": "hard"}, {"width": 8, "gate": "soft"}]
 
@@ -90,7 +90,7 @@ def test_an_experiment_is_swept_by_name(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(
         registry._REGISTERED, "hs.tiny", registry.Experiment("hs.tiny", "none", "Tiny", "a test", (claim,), run)
     )
-    done = experiments.sweep("hs.tiny", [{"scale": "quick"}, {"scale": "paper"}], (5, 7), out=tmp_path, client=False)
+    done = papers.sweep("hs.tiny", [{"scale": "quick"}, {"scale": "paper"}], (5, 7), out=tmp_path, client=False)
     assert done.values("seed").tolist() == [[5.0, 7.0], [5.0, 7.0]]
     saved = json.loads((tmp_path / done.runs[1].result["artifact"]).read_text())
     assert saved["seeds"] == [7] and saved["scale"] == "quick"

@@ -20,8 +20,8 @@ from scipy.sparse import csr_array
 
 from pathlens.errors import OptionError, RegionError
 from pathlens.estimators.halfspaces import HalfSpaceModel
-from pathlens.linops.plotting import axes
-from pathlens.linops.progress import Meter
+from pathlens.plotting import axes
+from pathlens.progress import ProgressBar
 
 FAR = 100.0  # standard deviations: where a feature has no range, what is farther is not looked at
 _FIRST, _GROWTH = 0.25, 1.5  # distances looked at
@@ -641,7 +641,7 @@ def find_nearest(search: Search, rows: np.ndarray | None, seconds: float) -> Non
     for start in search.starts(rows, begun + seconds / 4):
         search.improve(start, begun + seconds / 2)
     radius = _FIRST
-    with Meter("counterfactual: distances looked at", None) as meter:
+    with ProgressBar("counterfactual: distances looked at", None) as meter:
         while time.monotonic() < begun + seconds:
             radius = min(radius, search.farthest, search.distance)
             if search.ball(radius, begun + seconds) or radius == search.farthest:

@@ -23,13 +23,13 @@ from pathlens.estimators.explanations import Explanation, Rules, explanation_of,
 from pathlens.estimators.files import load_estimator, save_estimator
 from pathlens.estimators.fitting import fit, parted
 from pathlens.estimators.halfspaces import HalfSpaceModel
+from pathlens.estimators.page import write_model
 from pathlens.estimators.portrait import portrait
 from pathlens.estimators.recipes import resolve
 from pathlens.estimators.tables import checked, within_reach
 from pathlens.estimators.weights import row_weights, weighted_classes
-from pathlens.linops.indexing import as_number
+from pathlens.indexing import as_number
 from pathlens.models import GatedNetwork
-from pathlens.report import write_model
 
 
 def _one_row(x: Any) -> Any:

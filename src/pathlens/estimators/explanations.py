@@ -15,9 +15,9 @@ import numpy as np
 
 from pathlens.errors import OptionError, ShapeError
 from pathlens.estimators.halfspaces import HalfSpaceModel
-from pathlens.linops.indexing import as_number
-from pathlens.linops.plotting import axes as axes_for
-from pathlens.linops.plotting import plot_sum
+from pathlens.indexing import as_number
+from pathlens.plotting import axes as axes_for
+from pathlens.plotting import plot_sum
 
 # --- rules -----------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from pathlens.errors import EmptyDataError, RegionError, ShapeError
 from pathlens.estimators.counterfactuals import Counterfactual
-from pathlens.linops.progress import Meter
-from pathlens.report import MODEL_FORMAT
+from pathlens.estimators.page import MODEL_FORMAT
+from pathlens.progress import ProgressBar
 
 _CELLS = 12  # classes that a table of mistakes is drawn for
 
@@ -60,7 +60,7 @@ def portrait(model: Any, X: Any, y: Any, within: Any, top: int, seconds: float) 
         for rule in rules
     ]
     document["examples"] = []
-    with Meter("counterfactuals", len(chosen)) as meter:
+    with ProgressBar("counterfactuals", len(chosen)) as meter:
         for title, row in chosen:
             document["examples"].append(_example(model, X, truth, predicted, title, row, within, seconds))
             meter.advance()

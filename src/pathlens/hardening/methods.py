@@ -21,9 +21,9 @@ from pathlens.hardening.report import (
     score,
 )
 from pathlens.hardening.values import can_solve, has_batch_norm, least_squares, recalibrate
-from pathlens.linops.plotting import axes, whole_numbers
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import unwrapped
+from pathlens.plotting import axes, whole_numbers
 from pathlens.recording import Trajectory
 from pathlens.recording.inputs import as_numbers
 from pathlens.training import LOSSES, Geometric, train

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork, Open
 from pathlens.models.tracing import max_pools
+from pathlens.precision import exact_precision
 from pathlens.recording.taking import check_net
 from pathlens.training.inputs import LOSSES
 

@@ -11,8 +11,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
+from pathlens.progress import ProgressBar
 from pathlens.recording import record
 from pathlens.training.inputs import mse
 
@@ -80,7 +80,7 @@ def least_squares(
     losses = [_loss(exact, x64, y64)]
     best = (_loss(exact, *held) if held is not None else losses[0], copy.deepcopy(exact.state_dict()))
     names = [layer.name for layer in record(exact, x64[:1]).layers if layer.part == "value"]
-    with Meter("fitting values", sweeps * len(names)) as meter:
+    with ProgressBar("fitting values", sweeps * len(names)) as meter:
         for _ in range(sweeps):
             for name in reversed(names):
                 _solve_layer(exact, name, x64, y64, damping)

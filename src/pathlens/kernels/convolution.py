@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pathlens.budgets import human_bytes
 from pathlens.errors import BudgetError
 from pathlens.kernels.sources import Sides, Source, pieces, probe
 from pathlens.linops import CustomKernel
-from pathlens.linops.budget import human_bytes
-from pathlens.linops.progress import Meter
+from pathlens.progress import ProgressBar
 from pathlens.records import Layer, Record
 
 _WORTH_ALL_THREADS = 1e7  # multiplications in one product
@@ -199,7 +199,7 @@ class BlockTangent:
         out = torch.zeros(len(rows), len(cols), dtype=self.dtype, device=self.device)
         jobs = list(self._jobs(rows, cols))
         total = sum(-(-len(i) // self.edge) * -(-len(j) // self.edge) for _, _, _, i, _, j in jobs)
-        with Meter("ntk in blocks", total) as meter:
+        with ProgressBar("ntk in blocks", total) as meter:
             for k, k2, at_i, i, at_j, j in jobs:
                 self._add(out, k, k2, at_i, i, at_j, j, meter)
         return out
@@ -218,7 +218,7 @@ class BlockTangent:
             yield k, k, all_i, rows, all_j, cols
 
     def _add(
-        self, out: Tensor, k: int, k2: int, at_i: Tensor, i: Tensor, at_j: Tensor, j: Tensor, meter: Meter
+        self, out: Tensor, k: int, k2: int, at_i: Tensor, i: Tensor, at_j: Tensor, j: Tensor, meter: ProgressBar
     ) -> None:
         mirror = self.sides.symmetric and k == k2 and torch.equal(i, j)
         other = self.sides.cols or self.sides.rows
@@ -299,7 +299,7 @@ class BlockTangent:
             examples = self.sides.rows.n
             by_output = []
             wanted = range(self.c) if self.outputs in ("trace", "full") else [int(self.outputs)]
-            with Meter("diagonal of the ntk", len(wanted) * -(-examples // self.edge)) as meter:
+            with ProgressBar("diagonal of the ntk", len(wanted) * -(-examples // self.edge)) as meter:
                 for k in wanted:
                     parts = []
                     for lo in range(0, examples, self.edge):

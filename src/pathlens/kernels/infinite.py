@@ -15,12 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from pathlens.budgets import resolve_budget
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeError, unknown_name
 from pathlens.linops import CustomKernel
-from pathlens.linops.budget import resolve_budget
-from pathlens.linops.precision import exact_precision
-from pathlens.linops.progress import Meter
 from pathlens.models.tensors import require_dense
+from pathlens.precision import exact_precision
+from pathlens.progress import ProgressBar
 from pathlens.recording.inputs import as_numbers
 
 LastLayer = Literal["he", "lecun"]
@@ -493,7 +493,7 @@ def relu_cntk(
     def self_pairs(images: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
         index, parts = torch.arange(len(images), device=x.device), []
         count = len(limit.offsets(x.shape[-2], True)) * -(-len(images) // edge**2)
-        with Meter(f"{what}: diagonal", count) as meter:
+        with ProgressBar(f"{what}: diagonal", count) as meter:
             for _, some in _chunks(index, edge**2):
                 one, its = images[some], powers[:, some]
                 parts.append(limit.block(one, one, its, its, same=False, paired=True, done=meter.advance))
@@ -511,7 +511,7 @@ def relu_cntk(
         mirror = y is x and torch.equal(rows, cols)
         strips = -(-len(rows) // edge)
         blocks = strips * (strips + 1) // 2 if mirror else strips * -(-len(cols) // edge)
-        with Meter(what, blocks * len(limit.offsets(x.shape[-2], False))) as meter:
+        with ProgressBar(what, blocks * len(limit.offsets(x.shape[-2], False))) as meter:
             for i, some in _chunks(rows, edge):
                 for j, other in _chunks(cols, edge):
                     if mirror and j < i:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError, SolverError
 from pathlens.kernels.parameters import differentiable
 from pathlens.kernels.regression import one_hot
-from pathlens.linops.precision import exact_precision
-from pathlens.linops.progress import Meter
+from pathlens.precision import exact_precision
+from pathlens.progress import ProgressBar
 from pathlens.recording import as_rows
 from pathlens.recording.inputs import as_numbers, call_on_copies
 from pathlens.recording.streams import recorded
@@ -234,7 +234,7 @@ class LinearisedModel:
         first = square = _dot(gradient, gradient)
         direction = dict(gradient)
         done = 0
-        with Meter("linear model on tangent features", steps) as meter:
+        with ProgressBar("linear model on tangent features", steps) as meter:
             while done < steps and square > tol**2 * first:
                 _, pushed = self._push(x, direction)
                 curvature = float(pushed.double().square().sum()) + ridge * _dot(direction, direction)
@@ -261,7 +261,7 @@ class LinearisedModel:
         gradient = self._gradient(x, residual, ridge)
         first = square = _dot(gradient, gradient)
         done = 0
-        with Meter("linear model on tangent features", steps) as meter:
+        with ProgressBar("linear model on tangent features", steps) as meter:
             while done < steps and square > tol**2 * first:
                 _, pushed = self._push(x, gradient)
                 self.delta = {k: v + size * gradient[k] for k, v in self.delta.items()}

@@ -17,7 +17,8 @@ from pathlens.errors import RecordError
 from pathlens.kernels.recursion import path_kernel
 from pathlens.kernels.sources import Sides, Source, probe, resolve
 from pathlens.kernels.wiring import Wiring
-from pathlens.linops import Factor, GramSum, RowStream, exact_precision
+from pathlens.linops import Factor, GramSum, RowStream
+from pathlens.precision import exact_precision
 from pathlens.recording import GatedNetwork, RecordStream
 from pathlens.records import Layer, Record
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import RecordError
-from pathlens.linops.precision import exact_precision
 from pathlens.models.tracing import unwrapped
+from pathlens.precision import exact_precision
 from pathlens.recording import GatedNetwork
 from pathlens.recording.inputs import call_on_copies
 

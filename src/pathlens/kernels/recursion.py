@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
+from pathlens.budgets import human_bytes, resolve_budget
 from pathlens.errors import BudgetError, ScaleError
 from pathlens.kernels.fields import Mask, SpatialMap, Sums, Term, Windows
 from pathlens.kernels.sources import Sides, Source, pieces, probe
 from pathlens.kernels.wiring import Step, Wiring
 from pathlens.linops import CustomKernel, GramSum
-from pathlens.linops.budget import human_bytes, resolve_budget
-from pathlens.linops.progress import Meter
+from pathlens.progress import ProgressBar
 
 _SAMPLED = 8  # examples whose own entries tell the size of a kernel
 _INPUT, _START = "the input", "a start"  # keys of fields that no weight layer made: no node has such a name
@@ -271,7 +271,7 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
                 if same and j > i:
                     out[j : j + step, i : i + step] = found.T
 
-    def compute(rows: Tensor, cols: Tensor, out: Tensor, meter: Meter) -> None:
+    def compute(rows: Tensor, cols: Tensor, out: Tensor, meter: ProgressBar) -> None:
         other = sides.rows if sides.cols is None else sides.cols
         mirror = sides.symmetric and torch.equal(rows, cols)
         for i in range(0, len(rows), edge):
@@ -287,7 +287,7 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
 
     def tile(rows: Tensor, cols: Tensor) -> Tensor:
         out = torch.empty(len(rows), len(cols), dtype=dtype, device=device)
-        with Meter(f"{name} by recursion", -(-len(rows) // edge) * -(-len(cols) // edge)) as meter:
+        with ProgressBar(f"{name} by recursion", -(-len(rows) // edge) * -(-len(cols) // edge)) as meter:
             compute(rows, cols, out, meter)
         if not bool(torch.isfinite(out).all()):
             raise ScaleError(

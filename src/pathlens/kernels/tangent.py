@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pathlens.budgets import resolve_budget
 from pathlens.errors import OptionError, RecordError, unknown_name
 from pathlens.kernels.convolution import BlockTangent, LayerPlan, plan_layer, write_gradients
 from pathlens.kernels.parameters import ParameterGradients
 from pathlens.kernels.sources import Sides, Source, probe, resolve
 from pathlens.linops import Factor, GramSum, KernelOperator, RowStream
-from pathlens.linops.budget import resolve_budget
-from pathlens.linops.precision import exact_precision
-from pathlens.linops.progress import Meter
 from pathlens.models.gates import leak
 from pathlens.models.tracing import unwrapped
+from pathlens.precision import exact_precision
+from pathlens.progress import ProgressBar
 from pathlens.recording import GatedNetwork, RecordStream
 from pathlens.records import Record
 
@@ -379,7 +379,7 @@ def _gradient_terms(
 
     def matrices(source: Source) -> list[Tensor]:
         made = [first.f.new_empty(source.n, len(wanted), size) for size in sizes]
-        with Meter("gradients of the ntk", source.n) as meter:
+        with ProgressBar("gradients of the ntk", source.n) as meter:
             for lo in range(0, source.n, step):
                 hi = min(lo + step, source.n)
                 cut, left = source.rows(lo, hi), iter(made)

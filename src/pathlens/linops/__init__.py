@@ -14,11 +14,9 @@ tensor([[4., 4.],
 from __future__ import annotations
 
 from pathlens.linops.approximation import nystrom
-from pathlens.linops.budget import free_bytes
 from pathlens.linops.custom import CustomKernel
 from pathlens.linops.factors import Factor, RowSource, RowStream
 from pathlens.linops.operator import GramSum, KernelOperator
-from pathlens.linops.precision import exact_precision
 from pathlens.linops.solvers import Eigenpairs, Solution
 from pathlens.linops.store import StoredKernel, from_zarr
 from pathlens.linops.writing import StoreReport
@@ -34,8 +32,6 @@ __all__ = [
     "Solution",
     "StoreReport",
     "StoredKernel",
-    "exact_precision",
-    "free_bytes",
     "from_zarr",
     "nystrom",
 ]

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pathlens.budgets import blocks, human_bytes
 from pathlens.errors import BudgetError, OptionError
-from pathlens.linops.budget import blocks, human_bytes
+from pathlens.indexing import Index, compose
 from pathlens.linops.evaluate import Evaluator
-from pathlens.linops.indexing import Index, compose
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum
-from pathlens.linops.progress import Meter
+from pathlens.progress import ProgressBar
 
 _INT64 = 2**63 - 1
 _EDGE = 1024
@@ -104,7 +104,7 @@ def exact_counts(evaluator: Evaluator) -> np.ndarray:
             f"Raise max_bytes, or take K[rows, cols].exact_counts()."
         )
     out: np.ndarray = np.empty((node.n, node.m), dtype=dtype)
-    with Meter("exact counts", -(-node.n // _EDGE) * -(-node.m // _EDGE)) as meter:
+    with ProgressBar("exact counts", -(-node.n // _EDGE) * -(-node.m // _EDGE)) as meter:
         for rows in blocks(node.n, _EDGE):
             for cols in blocks(node.m, _EDGE):
                 out[rows.start : rows.stop, cols.start : cols.stop] = _exact(node, rows, cols)

@@ -11,7 +11,7 @@ from torch import Tensor
 from pathlens.errors import DTypeError, EmptyDataError, OptionError, ShapeError
 from pathlens.linops.factors import FLOATS
 from pathlens.linops.operator import KernelOperator
-from pathlens.linops.precision import exact_precision
+from pathlens.precision import exact_precision
 
 
 class CustomKernel(KernelOperator):

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pathlens.errors import BudgetError, NotFiniteError, ScaleError
-from pathlens.linops import backends
-from pathlens.linops.backends import Backend, Pool, new_tile
-from pathlens.linops.backends.torch_backend import plain_terms, product_of_grams
-from pathlens.linops.budget import (
+from pathlens.budgets import (
     DEVICE_EDGE,
     STRIP_EDGES,
     TILE_EDGE,
@@ -25,10 +21,14 @@ from pathlens.linops.budget import (
     human_bytes,
     plan_tiles,
 )
-from pathlens.linops.indexing import Index, as_tensor
+from pathlens.errors import BudgetError, NotFiniteError, ScaleError
+from pathlens.indexing import Index, as_tensor
+from pathlens.linops import backends
+from pathlens.linops.backends import Backend, Pool, new_tile
+from pathlens.linops.backends.torch_backend import plain_terms, product_of_grams
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, exp2_scale_, strip
-from pathlens.linops.precision import exact_precision
-from pathlens.linops.progress import Meter
+from pathlens.precision import exact_precision
+from pathlens.progress import ProgressBar
 
 _STRIP = 1 << 16  # entries rescaled together where scales leave the range of the dtype
 
@@ -266,7 +266,7 @@ class Evaluator:
             gathered=terms is None,
         )
         out = new_tile(n, m, self.dtype, self.device)
-        with Meter(label, n * m) as meter:
+        with ProgressBar(label, n * m) as meter:
             if not mirror:
                 for rows, cols, left, right in self.pairs(plan, upper=False, fold=True):
                     spot = out[rows.start : rows.stop, cols.start : cols.stop]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, RecordError, ShapeError, unknown_name
-from pathlens.linops.indexing import Index, as_tensor, take_rows
+from pathlens.indexing import Index, as_tensor, take_rows
 
 FLOATS = (torch.float32, torch.float64)
 _CHUNK = 1 << 20  # entries looked at together when a factor is checked: small beside any budget

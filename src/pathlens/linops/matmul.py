@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pathlens.budgets import blocks
 from pathlens.errors import DTypeError, NotFiniteError, ShapeError
-from pathlens.linops.budget import blocks
 from pathlens.linops.evaluate import Evaluator, overflow_error
 from pathlens.linops.nodes import Gram, Hadamard, Node, Scale, Side, Sum, exp2_scale, strip
-from pathlens.linops.precision import exact_precision
-from pathlens.linops.progress import Meter
+from pathlens.precision import exact_precision
+from pathlens.progress import ProgressBar
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _tiled(evaluator: Evaluator, v: Tensor, out: Tensor, reserve: int) -> None:
     symmetric = evaluator.node.symmetric
     plan = evaluator.plan(reserve=reserve)
     n, m = evaluator.node.n, evaluator.node.m
-    with Meter("K @ V in tiles", -(-n // plan.rows) * -(-m // plan.cols)) as meter:
+    with ProgressBar("K @ V in tiles", -(-n // plan.rows) * -(-m // plan.cols)) as meter:
         for rows, cols, left, right in evaluator.pairs(plan, upper=symmetric, fold=False):
             tile = evaluator.unit_tile(left, right)
             here, there = slice(rows.start, rows.stop), slice(cols.start, cols.stop)
@@ -210,7 +210,7 @@ def _factored(evaluator: Evaluator, terms: tuple[Node, ...], v: Tensor, out: Ten
         scratch += 2 * group * size
     step = evaluator.row_plan(reserve=reserve + group * middle, row_bytes=scratch, what="a block of factor rows")
     column_blocks, row_blocks = blocks(evaluator.node.m, step), blocks(evaluator.node.n, step)
-    with Meter("K @ V by factors", (len(column_blocks) + len(row_blocks)) * -(-k // group)) as meter:
+    with ProgressBar("K @ V by factors", (len(column_blocks) + len(row_blocks)) * -(-k // group)) as meter:
         for columns in blocks(k, group):
             part = slice(columns.start, columns.stop)
             middles: list[Tensor | None] = [None] * len(terms)

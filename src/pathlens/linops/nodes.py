@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from pathlens.errors import DTypeError, ShapeError
+from pathlens.indexing import Index, as_tensor, compose, same_index
 from pathlens.linops.factors import Rows
-from pathlens.linops.indexing import Index, as_tensor, compose, same_index
 
 if TYPE_CHECKING:
     from pathlens.linops.operator import KernelOperator

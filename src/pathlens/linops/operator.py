@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pathlens.budgets import human_bytes, resolve_budget
 from pathlens.errors import (
     DTypeError,
     EmptyDataError,
@@ -26,18 +27,17 @@ from pathlens.errors import (
     ScaleError,
     ShapeError,
 )
+from pathlens.indexing import as_index
 from pathlens.linops import backends, counts, solvers
-from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.cluster import TIMEOUT
 from pathlens.linops.evaluate import Evaluator, overflow_error
 from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable
-from pathlens.linops.indexing import as_index
 from pathlens.linops.matmul import matmul, plan_matmul
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum, first_name
-from pathlens.linops.plotting import plot_kernel
-from pathlens.linops.precision import exact_precision
-from pathlens.linops.progress import Meter
 from pathlens.linops.solvers import Eigenpairs, Solution
+from pathlens.plotting import plot_kernel
+from pathlens.precision import exact_precision
+from pathlens.progress import ProgressBar
 
 if TYPE_CHECKING:
     from pathlens.linops.writing import StoreReport
@@ -184,7 +184,7 @@ class KernelOperator(ABC):
         evaluator = self._evaluator(max_bytes)
         plan = evaluator.plan(square=upper, extra_buffers=1)
         total = -(-self.shape[0] // plan.rows) * -(-self.shape[1] // plan.cols)
-        with Meter("kernel tiles", total) as meter:
+        with ProgressBar("kernel tiles", total) as meter:
             for rows, cols, left, right in evaluator.pairs(plan, upper=upper, fold=True):
                 yield slice(rows.start, rows.stop), slice(cols.start, cols.stop), evaluator.tile(left, right).clone()
                 meter.advance()

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pathlens.indexing import Index, as_tensor, compose, same_index
 from pathlens.linops.factors import ResidentRows, Rows, StreamedRows
-from pathlens.linops.indexing import Index, as_tensor, compose, same_index
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum
 
 if TYPE_CHECKING:

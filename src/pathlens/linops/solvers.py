@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pathlens.budgets import human_bytes
 from pathlens.errors import (
     BudgetError,
     DTypeError,
@@ -23,11 +24,10 @@ from pathlens.errors import (
     ShapeError,
     SolverError,
 )
-from pathlens.linops.budget import human_bytes
 from pathlens.linops.evaluate import Evaluator
 from pathlens.linops.matmul import matmul, plan_matmul
-from pathlens.linops.precision import exact_precision
-from pathlens.linops.progress import Meter
+from pathlens.precision import exact_precision
+from pathlens.progress import ProgressBar
 
 _ROUGH = 1e-2  # a direct solution that misses its right-hand side by more is told
 _DENSE_EIGH_FLOPS = 1e12  # half a minute on two cores: up to here a dense answer is worth more than a fast one
@@ -259,7 +259,7 @@ def _conjugate_gradients(
     target = goal * dots(rhs, rhs).sqrt()
     done = 0
     best = math.inf
-    with Meter("conjugate gradients", None) as meter:
+    with ProgressBar("conjugate gradients", None) as meter:
         while True:
             # Rounding makes the recursive residual drift from the true one: start again until the two agree.
             r = rhs - apply(x) if done else rhs.clone()
@@ -342,7 +342,7 @@ def _lanczos(evaluator: Evaluator, k: int, tol: float | None, max_iter: int | No
         raise BudgetError(
             f"eigsh: {basis} Lanczos vectors of length {n} do not fit {human_bytes(evaluator.budget)}. Raise max_bytes."
         )
-    with Meter("Lanczos products", None) as meter:
+    with ProgressBar("Lanczos products", None) as meter:
 
         def product(v: np.ndarray) -> np.ndarray:
             meter.advance()

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pathlens.budgets import blocks, human_bytes
 from pathlens.errors import FileFormatError, need_extra
 from pathlens.files import parse_json, sealed, sync_folder, unsealed, write_atomically
-from pathlens.linops.budget import blocks, human_bytes
-from pathlens.linops.indexing import Index, as_index, as_tensor, same_index
+from pathlens.indexing import Index, as_index, as_tensor, same_index
 from pathlens.linops.operator import KernelOperator
-from pathlens.linops.progress import Meter
+from pathlens.progress import ProgressBar
 
 FORMAT, VERSION = "pathlens.kernel", 1
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype("<f4"), torch.float64: np.dtype("<f8")}
@@ -206,7 +206,7 @@ class Layout:
 
         pairs = sorted(self.finished)
         bad = []
-        with ThreadPoolExecutor(4) as threads, Meter("checking blocks", len(pairs)) as meter:
+        with ThreadPoolExecutor(4) as threads, ProgressBar("checking blocks", len(pairs)) as meter:
             for pair, good in zip(pairs, threads.map(sound, pairs)):
                 meter.advance()
                 if not good:

@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from pathlens.budgets import human_bytes, resolve_budget
 from pathlens.errors import FileFormatError, OptionError, PathlensError, StoreError, StoreWarning
 from pathlens.files import write_atomically
 from pathlens.linops import backends
-from pathlens.linops.budget import human_bytes, resolve_budget
 from pathlens.linops.cluster import TIMEOUT, Client, crew, default_workers
 from pathlens.linops.operator import GramSum, KernelOperator, expression
 from pathlens.linops.parts import Parts, take_apart
-from pathlens.linops.progress import Meter
 from pathlens.linops.store import Description, Layout, create, import_zarr, open_layout
+from pathlens.progress import ProgressBar
 
 BLOCK_SECONDS = 3.0  # work in a block: much more than a task costs Dask, little enough to lose
 LEAST_SECONDS = 0.25  # below this a block is not made smaller for the sake of balance
@@ -395,7 +395,7 @@ def _compute(layout: Layout, results: Iterator[Any], missing: list[tuple[int, in
     def entries(i: int, j: int) -> int:
         return len(rows[i]) * len(cols[j]) * len(layout.files(i, j))
 
-    with Meter(f"writing {layout.path.name}, entries", sum(entries(*pair) for pair in missing)) as meter:
+    with ProgressBar(f"writing {layout.path.name}, entries", sum(entries(*pair) for pair in missing)) as meter:
         try:
             for (i, j), checksums in results:
                 layout.record(i, j, checksums)

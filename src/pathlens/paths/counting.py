@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pathlens.errors import RecordError
-from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import apply_site, unwrapped
 from pathlens.paths.trellis import take_record, take_trellis
+from pathlens.progress import ProgressBar
 from pathlens.recording import Record
 
 _CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
@@ -118,7 +118,7 @@ def _convolutional(net: GatedNetwork, rec: Record, include_inputs: bool, include
         raise RecordError("paths.count: more than 10^308 paths. Count the paths of a part of the network.")
     primes = _primes(int(most) * 2)
     counts = np.zeros(rec.n, dtype=object)
-    with Meter("counting paths", len(primes) * -(-rec.n // _BLOCK)) as meter:
+    with ProgressBar("counting paths", len(primes) * -(-rec.n // _BLOCK)) as meter:
         for lo in range(0, rec.n, _BLOCK):
             rows = slice(lo, min(lo + _BLOCK, rec.n))
             bits = {k: b[rows] for k, b in rec.bits.items()}

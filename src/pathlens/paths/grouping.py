@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, ShapeError
-from pathlens.linops.plotting import axes
 from pathlens.paths.explanation import Explanation, r_squared, ratio
 from pathlens.paths.trellis import take_trellis
+from pathlens.plotting import axes
 
 _SHOWN = 8
 

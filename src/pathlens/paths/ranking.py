@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pathlens.budgets import blocks
 from pathlens.errors import OptionError, ShapeError
-from pathlens.linops.budget import blocks
-from pathlens.linops.indexing import as_number
-from pathlens.linops.plotting import axes
-from pathlens.linops.progress import Meter
+from pathlens.indexing import as_number
 from pathlens.paths.explanation import MISLEADING, Explanation, positive, r_squared, ratio, shown
 from pathlens.paths.trellis import Trellis, reads_ones, take_trellis
+from pathlens.plotting import axes
+from pathlens.progress import ProgressBar
 
 _CANDIDATES = 1 << 22  # numbers that one block of rows may compare at once
 
@@ -170,7 +170,7 @@ def best(trellis: Trellis, output: int, k: int) -> tuple[Tensor, Tensor]:
     """Paths (n, k, layers) and signed contributions (n, k) of the k largest; zeros and −1 beyond what contributes."""
     edge = max(1, _CANDIDATES // _candidates(trellis.sizes, k))
     paths, values = [], []
-    with Meter("largest paths", -(-trellis.n // edge)) as meter:
+    with ProgressBar("largest paths", -(-trellis.n // edge)) as meter:
         for part in blocks(trellis.n, edge):
             found = _best(trellis.rows(slice(part.start, part.stop)), output, k)
             paths.append(found[0])

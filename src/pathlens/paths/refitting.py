@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, OptionError, ShapeError, unknown_name
-from pathlens.linops.plotting import axes
-from pathlens.linops.progress import Meter
 from pathlens.paths.explanation import Explanation, positive, r_squared, ratio, shown
 from pathlens.paths.ranking import best
 from pathlens.paths.trellis import Trellis, reads_ones, split, take_trellis
+from pathlens.plotting import axes
+from pathlens.progress import ProgressBar
 from pathlens.recording.inputs import as_numbers
 
 _SHOWN = 8
@@ -212,7 +212,7 @@ def _greedy(seen: Trellis, told: Tensor, columns: Tensor, paths: int, output: in
     chosen: list[tuple[int, ...]] = []
     left = told - told.mean()
     floor = 1e-20 * float(left.square().sum())
-    with Meter("choosing regions", paths) as meter:
+    with ProgressBar("choosing regions", paths) as meter:
         for _ in range(paths):
             path, gain = _region(bits, left, columns)
             if not gain > floor:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
-from pathlens.linops.indexing import as_number
-from pathlens.linops.plotting import axes, plot_sum
-from pathlens.linops.precision import exact_precision
+from pathlens.indexing import as_number
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import max_pools, unwrapped
 from pathlens.paths.explanation import Explanation, r_squared, ratio
+from pathlens.plotting import axes, plot_sum
+from pathlens.precision import exact_precision
 from pathlens.recording import as_rows
 from pathlens.recording.independence import check_rows_apart
 from pathlens.recording.inputs import output_width

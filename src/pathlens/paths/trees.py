@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathlens.linops.plotting import axes
 from pathlens.paths.explanation import Explanation, positive, r_squared
 from pathlens.paths.trellis import Trellis, split, take_trellis
+from pathlens.plotting import axes
 
 _SHOWN = 8
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import RecordError
-from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork
 from pathlens.models.sources import FunctionSource
+from pathlens.precision import exact_precision
 from pathlens.recording.inputs import call_on_copies, computes_in
 
 _ROW_BY_ROW = (nn.Linear, nn.ReLU, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Flatten, nn.Identity)

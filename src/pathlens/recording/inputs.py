@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, PathlensError, RowIndexError, ShapeError
-from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork
 from pathlens.models.sources import GraphSource, ShallowSource, TableSource
 from pathlens.models.tensors import require_dense
+from pathlens.precision import exact_precision
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 

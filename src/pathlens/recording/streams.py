@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pathlens.budgets import human_bytes, resolve_budget
 from pathlens.errors import BudgetError, NotFiniteError, PathlensError, RecordError, UngatedWarning
-from pathlens.linops.budget import human_bytes, resolve_budget
-from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork
 from pathlens.models.constructors import from_recipe, recipe
 from pathlens.models.tracing import unwrapped
+from pathlens.progress import ProgressBar
 from pathlens.recording.independence import check_rows_apart
 from pathlens.recording.inputs import as_rows, row_numbers
 from pathlens.recording.taking import check_net, exact_gates, take, take_within
@@ -227,7 +227,7 @@ def recorded(
         spare = max(budget - n * row, budget // 2)
         batch = max(1, min(n, spare // (WORKING_FACTOR * row)))
         whole: _Assembly | None = None
-        with Meter("recording", n) as meter:
+        with ProgressBar("recording", n) as meter:
             for lo in range(0, n, batch):
                 cut = slice(lo, lo + batch)
                 part = take(net, x[cut], chosen, None if ids is None else ids[cut], sensitivities)

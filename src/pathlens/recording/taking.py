@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, RecordError
-from pathlens.linops.precision import exact_precision
 from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
 from pathlens.models.tracing import linear_unit
+from pathlens.precision import exact_precision
 from pathlens.recording.independence import check_rows_apart
 from pathlens.recording.inputs import accepting, call_with, check_weights, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths

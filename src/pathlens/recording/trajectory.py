@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from pathlens.errors import FileFormatError, NotFiniteError, RecordError, unknown_name
-from pathlens.linops.plotting import axes, whole_numbers
+from pathlens.plotting import axes, whole_numbers
 from pathlens.recording.inputs import as_rows
 from pathlens.recording.streams import record, snapshot
 from pathlens.records import Record, Snapshot, read_header, write_header

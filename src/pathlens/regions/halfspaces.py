@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pathlens.budgets import human_bytes, resolve_budget
 from pathlens.errors import BudgetError, OptionError, RegionError, ShapeError, unknown_name
-from pathlens.linops.budget import human_bytes, resolve_budget
-from pathlens.linops.progress import Meter
 from pathlens.models.tensors import require_dense
+from pathlens.progress import ProgressBar
 from pathlens.recording import as_rows
 from pathlens.regions.cells import Floats, Ints
 from pathlens.regions.networks import HardNetwork, hard_network
@@ -192,7 +192,7 @@ class HalfSpaces:
         def chosen(x: Tensor) -> Tensor:
             return self._hard.net.preactivations(x)[site].reshape(len(x), -1)[:, units]
 
-        with torch.inference_mode(False), torch.no_grad(), Meter("normals", self.dim) as meter:
+        with torch.inference_mode(False), torch.no_grad(), ProgressBar("normals", self.dim) as meter:
             for lo in range(0, self.dim, step):
                 rows = min(step, self.dim - lo)
                 basis = torch.zeros(rows, self.dim, dtype=torch.float64)
@@ -207,7 +207,7 @@ class HalfSpaces:
     def _backward(self, site: str, units: list[int]) -> Floats:
         found = np.empty((len(units), self.dim))
         step = min(self._batch(), 256)
-        with torch.inference_mode(False), torch.enable_grad(), Meter("normals", len(units)) as meter:
+        with torch.inference_mode(False), torch.enable_grad(), ProgressBar("normals", len(units)) as meter:
             for lo in range(0, len(units), step):
                 some = units[lo : lo + step]
                 # row i of the batch answers for unit i alone, so one backward pass gives a normal per row

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pathlens.errors import RegionError, ShapeError
-from pathlens.linops.indexing import as_number
+from pathlens.indexing import as_number
 from pathlens.regions.cells import Bits, Floats, Ints, Polygons
 from pathlens.regions.networks import HardNetwork
 from pathlens.regions.summaries import SliceSummary, components, summarise

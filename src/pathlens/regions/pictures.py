@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathlens.errors import OptionError, RegionError, unknown_name
-from pathlens.linops.plotting import axes
+from pathlens.plotting import axes
 from pathlens.regions.cells import Floats
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pathlens.budgets import resolve_budget
 from pathlens.errors import OptionError, RegionError, ShapeError
-from pathlens.linops.budget import resolve_budget
 from pathlens.regions.cells import Bits, Floats, Intervals, Polygons
 from pathlens.regions.networks import HardNetwork, hard_network
 from pathlens.regions.partitions import Plane, Segment1D, Slice2D, as_point

@@ -14,7 +14,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pathlens.errors import OptionError
-from pathlens.linops.progress import Meter
+from pathlens.progress import ProgressBar
 from pathlens.regions.cells import Bits, Ints
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def summarise(cells: Slice2D, paths: int, seed: int) -> SliceSummary:
     else:
         chosen = _active_paths(bits, cells.areas, paths, np.random.default_rng(seed))
     pieces, sizes = [], []
-    with Meter("path regions", len(chosen)) as meter:
+    with ProgressBar("path regions", len(chosen)) as meter:
         for path in chosen:
             on = np.nonzero(np.all([b[:, unit] for b, unit in zip(bits, path)], axis=0))[0]
             if len(on):

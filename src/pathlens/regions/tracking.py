@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, fx
 
 from pathlens.errors import RegionError
-from pathlens.linops.progress import Meter
 from pathlens.models import Open
 from pathlens.models.gates import leak
 from pathlens.models.graphs import Watcher
 from pathlens.models.sources import GraphSource, ShallowSource
 from pathlens.models.tracing import apply_site, describe, linear_unit
+from pathlens.progress import ProgressBar
 from pathlens.regions.cells import Bits, Cells, Floats
 from pathlens.regions.networks import HardNetwork
 
@@ -197,7 +197,7 @@ class Tracker:
         self._limit, self._cuts, self._leaves = limit, 1, list[Leaf]()
         self._others = 0  # cells outside those now cut: finished, or waiting, of which each becomes one at least
         whole = float(box.measures().sum())
-        with torch.no_grad(), Meter(f"{self.where} (‰ of the box)", 1000) as meter:
+        with torch.no_grad(), ProgressBar(f"{self.where} (‰ of the box)", 1000) as meter:
             self._meter, self._whole, self._done, self._shown = meter, whole, 0.0, 0
             self._advance(0, box, {}, {})
         return self._leaves

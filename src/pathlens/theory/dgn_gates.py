@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError
-from pathlens.linops.progress import Meter
 from pathlens.models import GatedNetwork, Soft
 from pathlens.models.sources import GraphSource
+from pathlens.progress import ProgressBar
 from pathlens.recording import as_rows
 
 __all__ = ["GateSlopes", "SubNetworks", "gate_slopes", "printed_threshold", "sensitive_threshold", "subnetworks"]
@@ -123,7 +123,7 @@ def gate_slopes(net: GatedNetwork, X: Any) -> GateSlopes:
     beta, epsilon = float(net.gate.beta), float(net.gate.epsilon)
     parts: list[list[list[Tensor]]] = []
     step = max(1, 2**24 // max(w.shape[0] for w, _ in layers) ** 2)
-    with Meter("gate slopes", len(x)) as meter:
+    with ProgressBar("gate slopes", len(x)) as meter:
         for lo in range(0, len(x), step):
             parts.append(_slopes_of(net, layers, x[lo : lo + step]))
             meter.advance(min(step, len(x) - lo))

@@ -16,9 +16,9 @@ import torch
 
 from pathlens.errors import OptionError
 from pathlens.kernels import npk, ntk
-from pathlens.linops.plotting import axes
-from pathlens.linops.progress import Meter
 from pathlens.models import Init, galu
+from pathlens.plotting import axes
+from pathlens.progress import ProgressBar
 from pathlens.recording import record
 from pathlens.recording.inputs import as_numbers
 from pathlens.theory.dgn import gram_moments
@@ -101,7 +101,7 @@ def width_sweep(
     x = as_numbers(X).double()
     d = hidden_layers + 1
     errors, predicted = np.empty((2, len(widths), len(seeds)))
-    with Meter("widths", len(widths) * len(seeds)) as meter:
+    with ProgressBar("widths", len(widths) * len(seeds)) as meter:
         for i, w in enumerate(widths):
             sigma = math.sqrt(2 / w)
             for j, seed in enumerate(seeds):

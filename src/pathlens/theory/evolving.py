@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from pathlens.errors import NotFiniteError, OptionError, PathlensWarning
-from pathlens.linops.plotting import axes
-from pathlens.linops.progress import Meter
+from pathlens.plotting import axes
+from pathlens.progress import ProgressBar
 from pathlens.theory.roots import bernstein_table, first_violation
 from pathlens.theory.rows import Rows, float_array, moments_in_time, start_weights
 
@@ -166,7 +166,7 @@ def relu_flow(
     run = _Run(rows, start, tau, fallback)
     first = run.gates()
     found = np.empty((len(marks), *start.shape))
-    with Meter("exact ReLU flow", 100) as meter:
+    with ProgressBar("exact ReLU flow", 100) as meter:
         done = 0
         percent = 0
         while done < len(marks):

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from pathlens.errors import LabelError, OptionError, ShapeError, unknown_name
-from pathlens.linops.plotting import axes
-from pathlens.linops.progress import Meter
+from pathlens.plotting import axes
+from pathlens.progress import ProgressBar
 from pathlens.theory.flow import CUTOFF
 from pathlens.theory.gates import Gates, gate_table, gated_inputs, half_spaces, random_half_spaces, single, tiling
 from pathlens.theory.rows import Rows
@@ -236,7 +236,7 @@ def search_gatings(
         "network": lambda: [_of_network(net, K, rows) for net in networks],
     }
     found = []
-    with Meter("gatings", len(methods)) as meter:
+    with ProgressBar("gatings", len(methods)) as meter:
         for method in methods:
             for gates in makers[method]():
                 score = gating_loss(gates, rows, held_out)

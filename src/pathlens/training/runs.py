@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from pathlens.errors import FileFormatError, OptionError, unknown_name
-from pathlens.linops.plotting import axes, whole_numbers
+from pathlens.plotting import axes, whole_numbers
 from pathlens.recording import Trajectory, rebuild, snapshot
 from pathlens.records import Snapshot, read_header, write_header
 

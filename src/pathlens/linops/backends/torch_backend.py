@@ -12,8 +12,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from pathlens.indexing import as_tensor
 from pathlens.linops.backends import Pool
-from pathlens.linops.indexing import as_tensor
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, strip
 
 Pair: TypeAlias = tuple[Side, Side]

@@ -19,9 +19,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pathlens.indexing import same_index
 from pathlens.linops.backends import Pool
 from pathlens.linops.backends.torch_backend import Pair, gram_product, walk
-from pathlens.linops.indexing import same_index
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, strip
 
 _LIFT = 7  # rows are packed with norms up to 2^7, so that the low halves of fp16 pairs stay clear of subnormals

@@ -1,0 +1,706 @@
+"""Results on disk: what an experiment measured, next to what the paper claims, as one JSON and one NPZ file.
+
+Verdicts and the REDUCED mark are computed here from the numbers and are never typed. Nothing here runs or draws an
+experiment, and torch is not imported, so a page can be rebuilt on a machine that cannot train. May import errors,
+files and panels only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import io
+import json
+import math
+import operator
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pathlens.errors import ArtifactError, OptionError
+from pathlens.files import locked, parse_json, read_npz, sealed, unsealed, write_atomically
+from pathlens.papers.panels import Panel
+
+__all__ = [
+    "ORIGINS",
+    "SCHEMA",
+    "Artifact",
+    "Claim",
+    "Deviation",
+    "Spread",
+    "Verdict",
+    "environment",
+    "load",
+    "load_folder",
+    "settled",
+]
+
+SCHEMA = 2
+ORIGINS = ("paper", "summary", "question", "ours")
+_FORMAT = "pathlens-artifact"
+_MOST_BYTES = 1 << 28  # of all arrays of an artifact together: a small file from elsewhere must not fill the memory
+
+Verdict = Literal["reproduced", "not reproduced", "cannot tell"]
+
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_NAME = re.compile(r"[a-z][a-z0-9]*(\.[a-z0-9_]+)+")
+_GATES = re.compile(r"(soft|hard)\b.*")
+_SCALES = ("quick", "paper")
+
+
+# --- what was claimed and what was measured --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and range of the values that are there, and how many of them there are."""
+
+    median: float | None
+    low: float | None
+    high: float | None
+    count: int
+    missing: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of a paper as an inequality, with what would be seen if it were false.
+
+    The verdict follows from the measured values v_s, one per seed, and the threshold τ: with S values in total,
+    of which some may be missing, it is
+
+    * 'reproduced' if #{s : v_s ⋚ τ} ≥ ``agree``·S,
+    * 'not reproduced' if #{s : v_s present and not v_s ⋚ τ} ≥ ``agree``·S,
+    * 'cannot tell' otherwise, and whenever fewer than ``needs`` values are present.
+
+    A missing seed therefore never helps either side.
+
+    Parameters
+    ----------
+    text : str
+        The claim in words.
+    threshold : float
+        τ, finite.
+    comparison : {"<", "<=", ">", ">="}
+        How a value is compared with τ: ``value comparison threshold``.
+    null : float
+        The value to expect if the claim were false. It must fail the comparison, or nothing could refute the claim.
+    null_text : str
+        Where that number comes from.
+    measured : sequence of float or None
+        One value per seed; NaN and None mean missing, infinity is a value ("never reached").
+    paper : str
+        What the paper says, in its own numbers.
+    unit : str
+        Unit of the values, for display.
+    row : str
+        The row of a table that this claim is about; claims that share a text and differ in row form the table.
+    needs : int
+        Fewest values that allow a verdict: 3, or 1 for what has no randomness.
+    agree : float
+        Share of all seeds that must agree, in (½, 1].
+    origin : {"paper", "summary", "question", "ours"} or None
+        Who states the claim: the paper itself, a summary of it, a question that it leaves open, or we. None: not
+        assigned yet.
+    reduced : bool
+        Whether this row alone was measured at other sizes than the paper's. Where the whole artifact is REDUCED, all of
+        its rows are, and a loaded one has True in each.
+
+    Examples
+    --------
+    >>> ratio = Claim("more paths on top", threshold=2.0, comparison=">", null=1.0, null_text="as many as below")
+    >>> ratio.measure([31.0, 11.0, 74.0]).verdict
+    'reproduced'
+    >>> ratio.measure([31.0, 1.2, float("nan")]).verdict
+    'cannot tell'
+    >>> ratio.measure([0.9, 1.2, 1.1]).spread
+    Spread(median=1.1, low=0.9, high=1.2, count=3, missing=0)
+    """
+
+    text: str
+    threshold: float = math.nan
+    comparison: str = ""
+    null: float = math.nan
+    null_text: str = ""
+    measured: tuple[float | None, ...] = ()
+    paper: str = ""
+    unit: str = ""
+    row: str = ""
+    needs: int = 3
+    agree: float = 0.8
+    origin: str | None = None
+    reduced: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"Claim {self.text!r}"
+        _check_texts(self, ("text", "null_text", "paper", "unit", "row"), where)
+        if self.origin is not None and self.origin not in ORIGINS:
+            raise OptionError(f"{where}: origin must be one of {', '.join(ORIGINS)}, or None, got {self.origin!r}.")
+        if not isinstance(self.reduced, bool):
+            raise OptionError(f"{where}: reduced must be True or False, got {self.reduced!r}.")
+        if self.comparison not in _COMPARISONS:
+            raise OptionError(f"{where}: comparison must be one of {', '.join(_COMPARISONS)}, got {self.comparison!r}.")
+        for name in ("threshold", "null"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
+                raise OptionError(
+                    f"{where} needs a finite {name}, got {value!r}. State the number that decides it and "
+                    "the one that would be seen if the claim were false."
+                )
+            object.__setattr__(self, name, float(value))
+        if _COMPARISONS[self.comparison](self.null, self.threshold):
+            raise OptionError(
+                f"{where}: its null {self.null:g} already satisfies '{self.comparison} "
+                f"{self.threshold:g}', so nothing could refute it. Move the threshold past the null."
+            )
+        if not 0.5 < self.agree <= 1 or self.needs < 1:
+            raise OptionError(
+                f"{where}: agree must lie in (0.5, 1] and needs be at least 1, got {self.agree} and {self.needs}."
+            )
+        object.__setattr__(self, "measured", tuple(_number(value, where) for value in self.measured))
+
+    def measure(self, values: Iterable[Any], row: str = "", *, reduced: bool = False) -> Claim:
+        """The same claim with one measured value per seed, and optionally the table row they belong to.
+
+        ``reduced`` marks the row REDUCED where it was measured at other sizes than the rest of the artifact.
+        """
+        return dataclasses.replace(self, measured=tuple(values), row=row or self.row, reduced=reduced or self.reduced)
+
+    @property
+    def met(self) -> tuple[bool | None, ...]:
+        """Per seed: whether the value meets the threshold; None where it is missing."""
+        compare = _COMPARISONS[self.comparison]
+        return tuple(None if value is None else compare(value, self.threshold) for value in self.measured)
+
+    @property
+    def verdict(self) -> Verdict:
+        """'reproduced', 'not reproduced' or 'cannot tell', computed from the values."""
+        met = self.met
+        if sum(value is not None for value in met) < self.needs:
+            return "cannot tell"
+        enough = self.agree * len(met) - 1e-9  # 0.8·5 must be 4, also in binary
+        if met.count(True) >= enough:
+            return "reproduced"
+        if met.count(False) >= enough:
+            return "not reproduced"
+        return "cannot tell"
+
+    @property
+    def spread(self) -> Spread:
+        """Median and range over the seeds that are there."""
+        there = sorted(value for value in self.measured if value is not None)
+        missing = len(self.measured) - len(there)
+        if not there:
+            return Spread(None, None, None, 0, missing)
+        low, high = there[(len(there) - 1) // 2], there[len(there) // 2]
+        # low + (high − low)/2 would be inf − inf for two seeds that never arrive
+        median = low if low == high else (low + high) / 2
+        return Spread(None if math.isnan(median) else median, there[0], there[-1], len(there), missing)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One line of the deviation ledger: what the paper says, what its code does where known, what we do, and why."""
+
+    paper: str
+    authors_code: str
+    ours: str
+    why: str
+
+    def __post_init__(self) -> None:
+        _check_texts(self, ("paper", "authors_code", "ours", "why"), "Deviation")
+
+
+def _check_texts(holder: Any, names: Iterable[str], where: str) -> None:
+    for name in names:
+        if not isinstance(getattr(holder, name), str):
+            raise OptionError(f"{where}: {name} must be a string, got {getattr(holder, name)!r}.")
+
+
+def settled(verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict for several: any failure is a failure, all successes a success, anything else cannot be told.
+
+    Examples
+    --------
+    >>> settled(["reproduced", "cannot tell"]), settled(["reproduced", "not reproduced"]), settled([])
+    ('cannot tell', 'not reproduced', 'cannot tell')
+    """
+    all_of_them = list(verdicts)
+    if "not reproduced" in all_of_them:
+        return "not reproduced"
+    if all_of_them and all(verdict == "reproduced" for verdict in all_of_them):
+        return "reproduced"
+    return "cannot tell"
+
+
+@dataclass(frozen=True, eq=False)
+class Artifact:
+    """Everything one experiment produced, ready to be written, read and drawn.
+
+    Parameters
+    ----------
+    name : str
+        The experiment, as typed after ``pathlens run``: ``"hs.fig2"``.
+    title, paper : str
+        What the page shows as heading and source.
+    scale : {"quick", "paper"}
+    config : dict
+        The sizes and settings of this run, plain values.
+    seeds : sequence of int
+    claims : sequence of Claim
+    metrics : dict
+        Nested dicts and lists of plain numbers. NaN becomes None, numpy scalars become Python numbers.
+    paper_config : dict
+        The paper's own sizes. Where ``config`` (or the number of seeds, under ``"seeds"``) differs, the artifact is
+        REDUCED.
+    paper_numbers : dict
+        The paper's results, to print beside ours.
+    deviations : sequence of Deviation
+    gates : dict
+        Part of the figure → ``"hard"`` or ``"soft β=4"``: which gates the numbers come from.
+    arrays : dict of ndarray
+        Never of dtype object.
+    figures : sequence of Panel
+        What a page draws of the arrays; a panel that refers to an array that is not there is refused.
+    duration_seconds, created, environment, source
+        Filled by :func:`pathlens.papers.registry.perform`; ``created`` is ISO 8601 in UTC, ``source`` the SHA-256
+        of the file that registered an experiment of the user's own, empty for those of the package.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np
+    >>> claim = Claim("half", threshold=0.4, comparison="<", null=0.5, measured=(0.1, 0.2, 0.1))
+    >>> a = Artifact("hs.fig2", "Circle", "half-space", "quick", config={"width": 16}, seeds=(0, 1, 2),
+    ...              claims=(claim,), arrays={"y": np.zeros(3, np.float32)}, paper_config={"width": 16, "seeds": 1})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     b = load(a.save(folder))
+    >>> b.verdict, b.reductions, b.arrays["y"].shape
+    ('reproduced', {'seeds': (3, 1)}, (3,))
+    """
+
+    name: str
+    title: str
+    paper: str
+    scale: str
+    config: dict[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    metrics: dict[str, Any] = field(default_factory=dict)
+    paper_config: dict[str, Any] = field(default_factory=dict)
+    paper_numbers: dict[str, Any] = field(default_factory=dict)
+    deviations: tuple[Deviation, ...] = ()
+    gates: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    duration_seconds: float = 0.0
+    created: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    figures: Sequence[Panel] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        where = f"Artifact {self.name!r}"
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise OptionError(f"{where}: a name is lower-case words joined by dots, such as 'hs.fig2'.")
+        _check_texts(self, ("title", "paper", "created", "source"), where)
+        if self.scale not in _SCALES:
+            raise OptionError(f"{where}: scale must be 'quick' or 'paper', got {self.scale!r}.")
+        for name in ("config", "metrics", "paper_config", "paper_numbers", "environment", "gates"):
+            value = _plain(getattr(self, name), f"{where}.{name}")
+            if not isinstance(value, dict):
+                raise OptionError(f"{where}.{name} must be a dict, got {type(value).__name__}.")
+            object.__setattr__(self, name, value)
+        for part, gates in self.gates.items():
+            if not isinstance(gates, str) or not _GATES.fullmatch(gates):
+                raise OptionError(f"{where}.gates[{part!r}] must be 'hard', 'soft' or 'soft β=4', got {gates!r}.")
+        for name, kind in (("claims", Claim), ("deviations", Deviation), ("figures", Panel)):
+            values = tuple(getattr(self, name))
+            for value in values:
+                if not isinstance(value, kind):
+                    raise OptionError(f"{where}.{name} holds {kind.__name__}, got {type(value).__name__}.")
+            object.__setattr__(self, name, values)
+        object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
+        object.__setattr__(self, "duration_seconds", float(self.duration_seconds))
+        if self.created:
+            _check_time(self.created, where)
+        arrays = {key: np.asarray(value) for key, value in self.arrays.items()}
+        for key, array in arrays.items():
+            # the last two are parameters of numpy's own writer
+            if not key.isidentifier() or array.dtype.hasobject or key in ("file", "allow_pickle"):
+                raise OptionError(
+                    f"{where}.arrays: {key!r} of dtype {array.dtype} cannot be stored. Use an identifier "
+                    "as name and a dtype without objects."
+                )
+        total = sum(array.nbytes + 1024 for array in arrays.values())  # each has a header in the file
+        if total > _MOST_BYTES:
+            raise OptionError(
+                f"{where}.arrays have {total} bytes, at most {_MOST_BYTES} can be stored. Store fewer "
+                "numbers, or narrower ones: float32 in place of float64."
+            )
+        object.__setattr__(self, "arrays", arrays)
+        for panel in self.figures:
+            panel.check(arrays, where)
+
+    @property
+    def reductions(self) -> dict[str, tuple[Any, Any]]:
+        """Where this run differs from the paper's sizes: name → (ours, the paper's)."""
+        ours = {**self.config, "seeds": len(self.seeds)}
+        return {key: (ours.get(key), value) for key, value in self.paper_config.items() if ours.get(key) != value}
+
+    @property
+    def reduced(self) -> bool:
+        """Whether any size differs from the paper's."""
+        return bool(self.reductions)
+
+    def reduced_row(self, claim: Claim) -> bool:
+        """Whether the row of this claim is REDUCED: by itself, or because the whole artifact is."""
+        return self.reduced or claim.reduced
+
+    def verdict_of(self, claim: Claim) -> Verdict:
+        """The claim's verdict, except that a REDUCED row cannot reproduce anything at paper scale."""
+        if self.scale == "paper" and self.reduced_row(claim) and claim.verdict == "reproduced":
+            return "cannot tell"
+        return claim.verdict
+
+    @property
+    def verdict(self) -> Verdict:
+        """One verdict over all claims."""
+        return settled(self.verdict_of(claim) for claim in self.claims)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write ``<name>.<scale>.json`` and its arrays into ``folder`` and return the path of the JSON.
+
+        The arrays go first, under a name that contains their SHA-256; the JSON that names them is renamed into place
+        last. A crash at any moment leaves the previous artifact complete, and of several processes that save the same
+        one the last decides.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Artifact("hs.fig2", "Circle", "half-space", "quick").save(folder).name
+        'hs.fig2.quick.json'
+        """
+        target = Path(folder)
+        path = target / f"{self.name}.{self.scale}.json"
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **self.arrays)  # type: ignore[arg-type]
+        data = buffer.getvalue()
+        digest = hashlib.sha256(data).hexdigest()
+        arrays_path = target / f"{self.name}.{self.scale}.{digest[:12]}.npz"
+        document = self._document(arrays_path.name, digest)
+        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            with locked(target) as alone:
+                before = set(target.glob(f"{self.name}.{self.scale}.*.npz"))
+                write_atomically(arrays_path, data)
+                write_atomically(path, text.encode())
+                # only now does nothing refer to them; without a lock they may be another's, whose JSON is still to come
+                for stale in before - {arrays_path} if alone else ():
+                    stale.unlink(missing_ok=True)
+        except OSError as error:
+            raise ArtifactError(
+                f"Artifact {self.name!r} cannot be written to {target}: {error.strerror or error}. "
+                "Choose a folder that can be written."
+            ) from error
+        return path
+
+    def _document(self, file: str, digest: str) -> dict[str, Any]:
+        claims = []
+        for claim in self.claims:
+            entry = dataclasses.asdict(claim)
+            entry["measured"] = list(claim.measured)
+            claims.append({**entry, "reduced": self.reduced_row(claim), "verdict": claim.verdict})
+        manifest = {key: {"shape": list(a.shape), "dtype": str(a.dtype)} for key, a in self.arrays.items()}
+        document = {
+            "format": _FORMAT,
+            "schema": SCHEMA,
+            "name": self.name,
+            "title": self.title,
+            "paper": self.paper,
+            "scale": self.scale,
+            "verdict": self.verdict,
+            "reduced": self.reduced,
+            "config": self.config,
+            "paper_config": self.paper_config,
+            "seeds": list(self.seeds),
+            "claims": claims,
+            "metrics": self.metrics,
+            "paper_numbers": self.paper_numbers,
+            "gates": self.gates,
+            "deviations": [dataclasses.asdict(deviation) for deviation in self.deviations],
+            "duration_seconds": self.duration_seconds,
+            "created": self.created,
+            "environment": self.environment,
+            "source": self.source,
+            "figures": [panel.document() for panel in self.figures],
+            "arrays": {"file": file, "sha256": digest, "contents": manifest},
+        }
+        return sealed(_tag_infinities(document))
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def load(path: str | os.PathLike[str]) -> Artifact:
+    """Read one artifact and check it: schema version, its checksum and that of its arrays, fields, verdicts.
+
+    Parameters
+    ----------
+    path : path
+        The JSON file; its arrays lie beside it.
+
+    Raises
+    ------
+    ArtifactError
+        Unknown schema version, missing or truncated file, wrong checksum, edited verdict. Files are left untouched.
+    """
+    file = Path(path)
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"Artifact {file} cannot be read: {error.strerror or error}.") from error
+    try:
+        document = parse_json(text, _refuse_constant)
+    except ValueError as error:
+        raise ArtifactError(f"Artifact {file} is not complete JSON ({error}). {_AGAIN}") from error
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise ArtifactError(f'{file} is not a Pathlens artifact: its "format" is not {_FORMAT!r}.')
+    version = document.get("schema")
+    if version != SCHEMA:
+        newer = isinstance(version, int) and version > SCHEMA
+        remedy = "Install a newer Pathlens." if newer else _AGAIN
+        raise ArtifactError(f"Artifact {file} has schema version {version!r}; this Pathlens reads {SCHEMA}. {remedy}")
+    try:
+        document = _untag_infinities(unsealed(document))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ArtifactError(
+            f"Artifact {file}: {error}: it was edited or damaged after it was written. It was left "
+            f"untouched. Restore it from a copy. {_AGAIN}"
+        ) from error
+    try:
+        artifact = Artifact(**_fields(document, file), arrays=_load_arrays(document, file))
+    except OptionError as error:
+        raise ArtifactError(f"Artifact {file} holds an invalid entry: {error}") from error
+    if [claim["reduced"] for claim in document["claims"]] != list(map(artifact.reduced_row, artifact.claims)):
+        raise ArtifactError(f"Artifact {file} is REDUCED, but not all of its rows say so. {_AGAIN}")
+    stored = [claim.get("verdict") for claim in document["claims"]]
+    computed = [claim.verdict for claim in artifact.claims]
+    if stored != computed or document.get("verdict") != artifact.verdict or document.get("reduced") != artifact.reduced:
+        raise ArtifactError(
+            f"Artifact {file} says {document.get('verdict')!r} {stored}, but its numbers give "
+            f"{artifact.verdict!r} {computed}. Verdicts are computed, not edited. {_AGAIN}"
+        )
+    return artifact
+
+
+def load_folder(folder: str | os.PathLike[str]) -> list[Artifact]:
+    """Every artifact directly in ``folder``, ordered by name with numbers in numeric order.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("hs.fig10", "hs.fig2"):
+    ...         _ = Artifact(name, "t", "p", "quick").save(folder)
+    ...     [artifact.name for artifact in load_folder(folder)]
+    ['hs.fig2', 'hs.fig10']
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ArtifactError(f"No folder of artifacts at {path}. Run `pathlens run NAME --out …` first.")
+    found = [load(file) for file in path.glob("*.json")]
+    return sorted(found, key=lambda artifact: (_natural(artifact.name), artifact.scale))
+
+
+_AGAIN = "Run the experiment again to replace it."
+
+
+def _natural(name: str) -> list[tuple[int, str | int]]:
+    return [(1, int(part)) if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "title": str,
+    "paper": str,
+    "scale": str,
+    "config": dict,
+    "seeds": list,
+    "claims": list,
+    "metrics": dict,
+    "paper_config": dict,
+    "paper_numbers": dict,
+    "deviations": list,
+    "gates": dict,
+    "duration_seconds": (int, float),
+    "created": str,
+    "environment": dict,
+    "source": str,
+    "figures": list,
+}
+
+
+_CLAIM_KEYS = {field.name for field in dataclasses.fields(Claim)} | {"verdict"}
+
+
+def _fields(document: dict[str, Any], file: Path) -> dict[str, Any]:
+    values = {}
+    for key, kind in _KINDS.items():
+        if key not in document or not isinstance(document[key], kind):
+            came = type(document[key]).__name__ if key in document else "nothing"
+            wanted = kind.__name__ if isinstance(kind, type) else "number"
+            raise ArtifactError(f'Artifact {file}: "{key}" should be a {wanted}, found {came}. {_AGAIN}')
+        values[key] = document[key]
+    try:
+        for claim in values["claims"]:
+            if set(claim) != _CLAIM_KEYS:
+                raise KeyError(", ".join(sorted(map(str, set(claim) ^ _CLAIM_KEYS))))
+        values["claims"] = [
+            Claim(**{key: value for key, value in claim.items() if key != "verdict"}) for claim in values["claims"]
+        ]
+        values["deviations"] = [Deviation(**deviation) for deviation in values["deviations"]]
+        values["seeds"] = [operator.index(seed) for seed in values["seeds"]]
+        values["figures"] = [Panel.from_document(panel) for panel in values["figures"]]
+    except (TypeError, AttributeError, KeyError) as error:  # a missing or unknown key, or an entry that is no object
+        raise ArtifactError(
+            f"Artifact {file}: a claim, deviation, seed or figure is malformed ({error}). {_AGAIN}"
+        ) from error
+    return values
+
+
+def _load_arrays(document: dict[str, Any], file: Path) -> dict[str, np.ndarray]:
+    entry = document.get("arrays")
+    name = entry.get("file") if isinstance(entry, dict) else None
+    # a plain name only: an artifact from elsewhere must not make us open files outside its folder
+    if not isinstance(entry, dict) or not isinstance(name, str) or Path(name).name != name or "\\" in name:
+        raise ArtifactError(f'Artifact {file}: "arrays" does not name a file beside it. {_AGAIN}')
+    path = file.parent / name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            f"Artifact {file} needs its arrays in {path}, which cannot be read: "
+            f"{error.strerror or error}. Copy both files together."
+        ) from error
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != entry.get("sha256"):
+        raise ArtifactError(
+            f"Arrays {path} ({len(data)} bytes) have SHA-256 {digest[:12]}…, but {file.name} expects "
+            f"{str(entry.get('sha256'))[:12]}…: the file is truncated or was replaced. {_AGAIN}"
+        )
+    try:
+        arrays = read_npz(data, _MOST_BYTES)
+    except ValueError as error:
+        raise ArtifactError(f"Arrays {path} are not a readable NPZ file ({error}). {_AGAIN}") from error
+    contents = {key: {"shape": list(a.shape), "dtype": str(a.dtype)} for key, a in arrays.items()}
+    if contents != entry.get("contents"):
+        raise ArtifactError(f"Arrays {path} hold {sorted(contents)}, which is not what {file.name} lists. {_AGAIN}")
+    return arrays
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def _number(value: Any, where: str) -> float | None:
+    """A float, or None for what is missing (None, NaN)."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise OptionError(f"{where}: a measured value must be a number or None, got {value!r}.")
+    return None if math.isnan(value) else float(value)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """The same value made of dict, list, str, bool, int, float and None alone; NaN becomes None."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, str, int)):
+        return value
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str) or key == _TAG:
+                raise OptionError(f"{where}: keys must be strings other than {_TAG!r}, got {key!r}.")
+        return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    raise OptionError(
+        f"{where} must be made of plain numbers, strings, lists and dicts, got {type(value).__name__}. "
+        "Put arrays into `arrays`."
+    )
+
+
+_TAG = "$float"  # JSON has no infinity; {"$float": "inf"} stands for it
+
+
+def _tag_infinities(value: Any) -> Any:
+    if isinstance(value, float) and math.isinf(value):
+        return {_TAG: str(value)}
+    if isinstance(value, dict):
+        return {key: _tag_infinities(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_tag_infinities(item) for item in value]
+    return value
+
+
+def _untag_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return float(value[_TAG]) if set(value) == {_TAG} else {k: _untag_infinities(v) for k, v in value.items()}
+    return [_untag_infinities(item) for item in value] if isinstance(value, list) else value
+
+
+def _check_time(text: str, where: str) -> None:
+    try:
+        utc = datetime.fromisoformat(text).utcoffset() == timedelta(0)
+    except ValueError:
+        utc = False
+    if not utc:
+        raise OptionError(f"{where}.created must be ISO 8601 in UTC ('2026-01-31T12:00:00+00:00'), got {text!r}.")
+
+
+def environment(**more: Any) -> dict[str, Any]:
+    """Versions and hardware of this process; keyword arguments are added (``device="cpu"``).
+
+    Threads are reported only if torch is already loaded: asking must not load it.
+
+    Examples
+    --------
+    >>> environment(device="cpu")["device"]
+    'cpu'
+    """
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "cpus": os.cpu_count() or 0,
+    }
+    for package in ("pathlens", "torch", "numpy", "scipy"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # run from src without installing
+            found[package] = getattr(sys.modules.get(package), "__version__", None)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["threads"] = int(torch.get_num_threads())
+    return {**found, **more}

@@ -1,0 +1,304 @@
+"""Checks of 'Deep gated networks' at initialisation: mean and variance of the Gram matrix, and how gates whiten it.
+
+Values are ±σ with equal chance and independent of the gates (Assumptions 1 and 2); expectations are exact, over all
+signs of all weights, and over all tables of gates where these are random. d is the number of weight layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathlens import kernels
+from pathlens.models import GatedNetwork
+from pathlens.papers.checks import reference as ref
+from pathlens.papers.checks.registry import Measured, check
+from pathlens.papers.checks.subjects import build, gate_layers, set_table, soft_galu, soft_gates
+from pathlens.theory.dgn import (
+    frg_moments,
+    frg_overlap,
+    gate_overlap_decay,
+    gram_moments,
+    ideal_gram,
+    ideal_spectrum,
+    printed_variance_bound,
+    variance_law,
+)
+
+X = ref.draw(4, 2, seed=2)
+SIGMA, WIDTHS, D = 0.7, (2, 2), 3
+SHAPES = [(2, 2), (2, 2), (1, 2)]
+
+
+@check(
+    "dgn.lemma2.2",
+    "Lemma 2.2",
+    "E⟨φ_p, φ_p′⟩ = 0 for p ≠ p′, and ⟨φ_p, φ_p⟩ = d σ^(2(d−1)) always",
+    tolerance=1e-12,
+    formula=lambda d, sigma: d * sigma ** (2 * (d - 1)),
+    mutants={"without d": lambda d, sigma: sigma ** (2 * (d - 1)), "σ^(2d)": lambda d, sigma: d * sigma ** (2 * d)},
+)
+def lemma2_2(formula: Callable[[int, float], float]) -> float:
+    def inner(weights: list[Tensor]) -> Tensor:
+        J = torch.func.jacrev(lambda t: ref.path_values(ref.unflat(t, SHAPES)))(ref.flat(weights))
+        return J @ J.T
+
+    found = ref.over_signs(inner, SHAPES, SIGMA)
+    length = formula(D, SIGMA)
+    eye = torch.eye(found.shape[1], dtype=torch.float64)
+    always = found.diagonal(dim1=1, dim2=2)
+    return max(ref.distance(length * eye, found.mean(0)), ref.distance(torch.full_like(always, length), always))
+
+
+@functools.cache
+def _small_networks() -> list[tuple[GatedNetwork, list[Tensor]]]:
+    """Two hidden layers of two units, with given hard gates and with soft ones."""
+    table = [
+        torch.tensor([[1.0, 1], [1, 0], [0, 1], [1, 1]]).double(),
+        torch.tensor([[1.0, 0], [1, 1], [1, 1], [0, 1]]).double(),
+    ]
+    frg, soft = set_table(build("frg", 2, WIDTHS, examples=4), table), soft_galu(WIDTHS)
+    return [(frg, table), (soft, soft_gates(gate_layers(soft), X))]
+
+
+@functools.cache
+def _kernels_over_signs() -> list[Tensor]:
+    """K₀ by the value weights of `_small_networks` at every assignment of signs, (1024, n, n) each."""
+    return [ref.kernels_over_signs(g, X, SHAPES, SIGMA) for _, g in _small_networks()]
+
+
+def _path_kernel(net: GatedNetwork) -> Tensor:
+    return kernels.npk(net, X, soft=True).dense()
+
+
+def _expected(net: GatedNetwork, g: list[Tensor]) -> list[Any]:
+    return [D * SIGMA ** (2 * (D - 1)) * _path_kernel(net), gram_moments(X, g, SIGMA).mean]
+
+
+@check(
+    "dgn.theorem2.3",
+    "Theorem 2.3, the mean",
+    "E[K₀] = d σ^(2(d−1)) (xᵀx) ∘ λ₀, for hard and for soft gates",
+    tolerance=1e-12,
+    formula=_expected,
+    mutants={
+        "without d": lambda net, g: [K / D for K in _expected(net, g)],
+        "hard bits of soft gates": lambda net, g: [D * SIGMA ** (2 * (D - 1)) * kernels.npk(net, X).dense()],
+    },
+)
+def theorem2_3(formula: Callable[..., list[Any]]) -> float:
+    return max(
+        ref.distance(found, K.mean(0))
+        for (net, g), K in zip(_small_networks(), _kernels_over_signs())
+        for found in formula(net, g)
+    )
+
+
+@check(
+    "dgn.covariance",
+    "proof of Lemma 4.1",
+    "E[ŷ_s ŷ_s′] = σ^(2d) (xᵀx) ∘ λ₀: outputs at initialisation",
+    tolerance=1e-12,
+    formula=lambda net: SIGMA ** (2 * D) * _path_kernel(net),
+    mutants={"σ^(2(d−1))": lambda net: SIGMA ** (2 * (D - 1)) * _path_kernel(net)},
+)
+def covariance(formula: Callable[..., Tensor]) -> float:
+    worst = 0.0
+    for net, g in _small_networks():
+        f = ref.over_signs(functools.partial(ref.gated_output, gates=g, X=X), SHAPES, SIGMA)
+        worst = max(worst, ref.distance(formula(net), f.T @ f / len(f)))
+    return worst
+
+
+# --- the variance ----------------------------------------------------------------------------------------------------
+
+
+def _linear_variance(w: int, d: int) -> float:
+    """Var[K₀] of a deep linear network, x = 1, σ² = 1/w."""
+    return float(frg_moments([[1.0]], (w,) * (d - 1), probability=1.0).variance[0, 0])
+
+
+@check(
+    "dgn.variance",
+    "Theorem 2.3, the variance, exactly",
+    "Var[K₀(s, t)] for given gates by a recursion over layers, every entry",
+    tolerance=1e-11,
+    formula=lambda g: gram_moments(X, g, SIGMA).variance,
+    mutants={"normal weights in place of ±σ": lambda g: gram_moments(X, g, SIGMA, excess=0.0).variance},
+)
+def exact_variance(formula: Callable[..., Any]) -> float:
+    pairs = zip(_small_networks(), _kernels_over_signs())
+    return max(ref.distance(formula(g), K.var(0, correction=0)) for (_, g), K in pairs)
+
+
+@functools.cache
+def _linear_kernels(w: int, d: int, draws: int | None = None) -> Tensor:
+    """K₀ of deep linear networks by autograd: at all signs, or at so many random ones."""
+    shapes = [(w, 1), *[(w, w)] * (d - 2), (1, w)]
+    size = sum(a * b for a, b in shapes)
+    one, ones = torch.ones(1, 1, dtype=torch.float64), [torch.ones(1, w, dtype=torch.float64)] * (d - 1)
+    slope = torch.func.grad(lambda t: ref.gated_output(ref.unflat(t, shapes), ones, one)[0])
+    theta = (
+        [ref.all_signs(size)] if draws is None else [ref.draw(100, size, seed=k).sign() for k in range(draws // 100)]
+    )
+    run = torch.func.vmap(slope, chunk_size=4096)
+    return torch.cat([run(part / math.sqrt(w)).square().sum(1) for part in theta])
+
+
+@check(
+    "dgn.variance_linear",
+    "Theorem 2.3, the variance of a deep linear network",
+    "the exact variance, with μ = 1, is that over all signs",
+    tolerance=1e-11,
+    formula=_linear_variance,
+    mutants={"leading order in 1/w": lambda w, d: variance_law(w, d - 1)},
+)
+def linear_variance(formula: Callable[[int, int], float]) -> Measured:
+    sizes = [(2, 3), (3, 3), (2, 4), (2, 5)]
+    worst = max(abs(formula(w, d) / float(_linear_kernels(w, d).var(correction=0)) - 1) for w, d in sizes)
+    return Measured(worst, "all signs at (w, d) = " + ", ".join(map(str, sizes)))
+
+
+@check(
+    "dgn.variance_sampled",
+    "Theorem 2.3, the variance",
+    "random deep linear networks have the exact variance",
+    tolerance=0.2,
+    formula=_linear_variance,
+    printed=lambda w, d: printed_variance_bound(w, d - 1),
+    erratum="the printed bound, with constant 1, is below what is measured, and more so the deeper",
+)
+def sampled_variance(formula: Callable[[int, int], float]) -> Measured:
+    found = {(w, d): float(_linear_kernels(w, d, 3000).var()) for w, d in ((30, 4), (30, 8))}
+    text = "; ".join(
+        f"w = {w}, d = {d}: sampled {v:.3g}, exact {_linear_variance(w, d):.3g}, printed "
+        f"{printed_variance_bound(w, d - 1):.3g}"
+        for (w, d), v in found.items()
+    )
+    return Measured(max(abs(formula(*k) / v - 1) for k, v in found.items()), text)
+
+
+@check(
+    "dgn.theorem2.3v",
+    "Theorem 2.3, the law of the variance",
+    "Var[K₀] → (2/(3w))(d−1)(d−2)(2d−3) = Θ(d³/w) for σ² = 1/w: their ratio depends on neither depth nor width",
+    tolerance=0.05,
+    formula=lambda w, d: variance_law(w, d - 1),
+    printed=lambda w, d: printed_variance_bound(w, d - 1),
+    erratum="max{d²/w, d³/w²} is one power of d short: paths are spliced at shared nodes, not at shared weights alone, "
+    "so that no constant makes it a bound",
+)
+def law(formula: Callable[[int, int], float]) -> Measured:
+    sizes = [(w, d) for w in (10**5, 10**6) for d in (8, 16, 32, 64)]
+    ratio = np.array([_linear_variance(w, d) / formula(w, d) for w, d in sizes])
+    slope = math.log2(_linear_variance(10**7, 128) / _linear_variance(10**7, 64))
+    at = f"over the formula: {ratio[0]:.3g} at d = 8, {ratio[3]:.3g} at d = 64"
+    text = f"Var grows as d^{slope:.2f} from d = 64 to 128; {at}"
+    return Measured(float(ratio.max() / ratio.min() - 1), text)
+
+
+# --- gates that whiten ---------------------------------------------------------------------------------------------
+
+MU = 0.6
+
+
+@functools.cache
+def _expected_overlaps(w: int = 3, layers: int = 2) -> tuple[float, float, int, int]:
+    """E[λ(s, s)] and E[λ(s, s′)] over all tables of gates of two examples, with their probabilities."""
+    bits = (ref.all_signs(2 * layers * w) + 1) / 2
+    chance = (MU**bits * (1 - MU) ** (1 - bits)).prod(1)
+    g = bits.reshape(-1, layers, 2, w)
+    p = ref.all_paths([w] * layers)
+    A = torch.stack([g[:, k][:, :, p[:, k]] for k in range(layers)]).prod(0)  # (tables, 2 examples, paths)
+    return float(chance @ A[:, 0].sum(1)), float(chance @ (A[:, 0] * A[:, 1]).sum(1)), w, layers + 1
+
+
+@check(
+    "dgn.lemma2.4",
+    "Lemma 2.4",
+    "gates Ber(μ): E λ(s, s) = (μw)^(d−1) and E λ(s, s′) = (μ²w)^(d−1) for s ≠ s′",
+    tolerance=1e-12,
+    formula=lambda w, d: frg_overlap(w, d - 1, MU),
+    mutants={"d layers of gates": lambda w, d: frg_overlap(w, d, MU), "another μ": lambda w, d: frg_overlap(w, d - 1)},
+)
+def lemma2_4(formula: Callable[..., Any]) -> float:
+    own, shared, w, d = _expected_overlaps()
+    found = formula(w, d)
+    return ref.distance([found.own, found.cross], [own, shared])
+
+
+@check(
+    "dgn.whitening",
+    "section 1, Depth Phenomena I",
+    "the overlap of two examples' gates falls as μ^(d−1)",
+    tolerance=1e-12,
+    formula=lambda w, d: frg_overlap(w, d - 1, MU).ratio,
+    printed=lambda w, d: MU**d,
+    erratum="printed 'λ(s, s′)/λ(s, s) ≤ μ^d': there are d − 1 layers of gates",
+)
+def whitening(formula: Callable[[int, int], float]) -> Measured:
+    own, shared, w, d = _expected_overlaps()
+    return Measured(abs(formula(w, d) / (shared / own) - 1), f"d = {d}, μ = {MU}: {shared / own:.4f}")
+
+
+def _ideal(n: int, d: int, mu: float) -> tuple[Any, Any]:
+    return ideal_gram(np.ones((n, 1)), d - 1, mu), ideal_spectrum(n, d - 1, mu)
+
+
+@check(
+    "dgn.eq5",
+    "equation 5",
+    "equal inputs, gates Ber(μ), σ² = 1/(μw): E[K₀]/d has diagonal 1, the rest μ^(d−1), "
+    "and eigenvalues 1 + (n−1)μ^(d−1) and 1 − μ^(d−1)",
+    tolerance=1e-12,
+    formula=_ideal,
+    mutants={"μ^d": lambda n, d, mu: _ideal(n, d + 1, mu)},
+)
+def equation5(formula: Callable[..., tuple[Any, Any]]) -> float:
+    w, n = 2, 2
+    shapes = [(w, 1), (w, w), (1, w)]
+    bits = (ref.all_signs(2 * n * w) + 1) / 2
+    chance = (MU**bits * (1 - MU) ** (1 - bits)).prod(1)
+    one = torch.ones(n, 1, dtype=torch.float64)
+    theta = ref.all_signs(w + w * w + w) / math.sqrt(MU * w)
+
+    def kernel(table: Tensor) -> Tensor:
+        g = table.reshape(2, n, w)
+        jacobian = torch.func.jacrev(lambda t: ref.gated_output(ref.unflat(t, shapes), [g[0], g[1]], one))
+        J = torch.func.vmap(jacobian)(theta)
+        return torch.einsum("kim,kjm->ij", J, J) / len(J)
+
+    K = torch.einsum("b,bij->ij", chance, torch.func.vmap(kernel, chunk_size=64)(bits)).detach() / D
+    large, spectrum = formula(50, 6, 0.5)
+    return max(ref.distance(formula(n, D, MU)[0], K), ref.distance(spectrum, np.linalg.eigvalsh(large)))
+
+
+@check(
+    "dgn.galu",
+    "section 2, GaLU networks",
+    "λ(s, s′)/λ(s, s) ≤ η^(d−1), η the largest overlap of gates in a layer, for given gates",
+    tolerance=1e-12,
+    formula=gate_overlap_decay,
+    mutants={"η^d": lambda g: (gate_overlap_decay(g)[0], gate_overlap_decay(g)[1] ** (1 + 1 / len(g)))},
+)
+def galu(formula: Callable[..., tuple[float, float]]) -> Measured:
+    worst, tried = 0.0, 0
+    for seed, layers in itertools.product(range(15), (1, 2, 3)):
+        net = build("galu", 6, (16,) * layers, seed=seed)
+        rows = ref.draw(4, 6, seed=100 + seed)
+        gates = ref.hard_gates(gate_layers(net), rows)
+        if any((g.sum(1) == 0).any() for g in gates):  # an input without active paths has no overlap to speak of
+            continue
+        A = ref.path_activity(gates, ref.all_paths([1, *(16,) * layers]))
+        shared = A @ A.T
+        ratio = float((shared / shared.diagonal()[:, None])[~torch.eye(4, dtype=torch.bool)].max())
+        share, bound = formula([g.numpy() for g in gates])
+        worst, tried = max(worst, ratio - bound, abs(share - ratio)), tried + 1
+    return Measured(worst, f"{tried} networks of depth 2 to 4; at depth 2 the bound is reached")

@@ -1,0 +1,220 @@
+"""What the trainings on image sets share: data, options of `train`, accuracies, hard gates at test.
+
+The experiments themselves live beside it, one module per paper and kind of data. Torch is imported inside functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pathlens.errors import CheckpointError
+from pathlens.files import parse_json, write_atomically
+from pathlens.papers.registry import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pathlens.data import DataSet
+    from pathlens.training import Runs
+
+__all__ = [
+    "accuracies",
+    "accuracy",
+    "each_seed",
+    "hard_accuracies",
+    "hardened",
+    "images",
+    "options",
+    "own_folder",
+    "read_seeds",
+    "remembered",
+    "shrunk",
+    "spread",
+    "train_each",
+]
+
+
+def images(name: str, rows: int | None = None, rows_test: int | None = None, *, flatten: bool = False) -> DataSet:
+    """An image set by name, standardised, or the same subsample of it every time (``None`` keeps all rows)."""
+    from pathlens import data
+
+    full: DataSet = getattr(data, name)(flatten=flatten, standardise=True)
+    return full if rows is None else full.subsample(rows, n_test=rows_test, seed=0)
+
+
+def shrunk(data: DataSet, side: int) -> DataSet:
+    """The same images averaged down to `side` × `side` pixels; those of that size already are returned as they are."""
+    import torch
+
+    if data.x.shape[-1] == side:
+        return data
+
+    def small(x: Any) -> Any:
+        return None if x is None else torch.nn.functional.adaptive_avg_pool2d(x, side)
+
+    return dataclasses.replace(data, x=small(data.x), x_test=small(data.x_test))
+
+
+def options(run: Run, label: str, *checkpoint: str) -> dict[str, Any]:
+    """Options of `train` that every image experiment uses: where it runs, its precision, checkpoints, progress.
+
+    On a GPU the forward pass is in bfloat16, the weights and their updates in float32. The loss of an epoch is the mean
+    over its batches; the test accuracy is taken at the end of every epoch.
+    """
+    import torch
+
+    on_gpu = run.device.startswith("cuda")
+    return {
+        "loss": "cross_entropy",
+        "seeds": run.seeds,
+        "device": run.device,
+        "evaluate": "running",
+        "autocast": torch.bfloat16 if on_gpu else None,
+        "checkpoint": run.checkpoint(*checkpoint),
+        "checkpoint_every": 1,
+        "progress": run.progress,
+        "label": label,
+    }
+
+
+def accuracies(runs: Runs) -> dict[str, np.ndarray]:
+    """Test accuracy per seed in %, after the last epoch and in the best one (which is chosen on the test data)."""
+    history = 100 * runs.history("test_accuracy")[:, 1:]
+    return {"last": history[:, -1], "best": np.nanmax(history, axis=1)}
+
+
+def train_each(
+    run: Run, net: Any, data: DataSet, label: str, *checkpoint: str, seeds: Sequence[int] | None = None, **more: Any
+) -> Runs:
+    """Train a convolutional network from all of the run's seeds, or from those given; `more` are options of `train`.
+
+    On a GPU all at once, on the CPU one after the other: there its steps are large enough, so that stacking gains
+    nothing, and it takes k times the memory. A member ends with the same weights either way. The checkpoint depends on
+    what this training depends on and on nothing else, so that runs of other rows find it too.
+    """
+    from pathlens.training import Runs, train
+
+    on_gpu = run.device.startswith("cuda")
+    parts: list[Any] = []
+    seeds = run.seeds if seeds is None else seeds
+    for at_once in [list(seeds)] if on_gpu else [[seed] for seed in seeds]:
+        words = "-".join(str(seed) for seed in at_once)
+        given = options(run, label if on_gpu else f"{label}, seed {words}")
+        # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
+        given |= {"seeds": at_once, "compile": on_gpu, **more}
+        given["checkpoint"] = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
+        parts.append(train(net, data, **given))
+    return Runs(
+        [t for part in parts for t in part],
+        [n for part in parts for n in part.networks],
+        [s for part in parts for s in part.settings],
+    )
+
+
+def own_folder(run: Run, *words: str, **settings: Any) -> Path | None:
+    """Folder for what depends on these words and settings alone, not on the run's other changes and seeds."""
+    if run.out is None:
+        return None
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:8]
+    return run.begun(run.out / "checkpoints" / "-".join([run.scale, *words, digest]))
+
+
+def remembered(file: Path | None, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """``compute()``, plain numbers and lists, or what an earlier call wrote to the file."""
+    if file is None:
+        return compute()
+    if not file.exists():
+        result = compute()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(result).encode())
+    return _numbers_in(file)
+
+
+def _numbers_in(file: Path) -> dict[str, Any]:
+    """What was written to a file of results, if it is whole."""
+    try:
+        found: Any = parse_json(file.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise CheckpointError(
+            f"{file}: finished results, which cannot be read; the file was left untouched. Restore "
+            "it from a copy, or delete it to compute them again."
+        )
+    return found
+
+
+def each_seed(
+    run: Run, folder: Path | None, compute: Callable[[Run], Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Arrays by name, an entry for each of the run's seeds first.
+
+    Seeds that an earlier run finished are read from the folder, however many it had; ``compute(part)`` takes the run
+    of the others, all at once, and what it returns is put there.
+    """
+    found = read_seeds(folder)
+    missing = [seed for seed in run.seeds if seed not in found]
+    if missing:
+        made = {name: np.asarray(values) for name, values in compute(run.of(missing)).items()}
+        found |= {seed: {name: values[i] for name, values in made.items()} for i, seed in enumerate(missing)}
+        if folder is not None:
+            told = {str(seed): {name: value.tolist() for name, value in found[seed].items()} for seed in missing}
+            folder.mkdir(parents=True, exist_ok=True)
+            words = "-".join(str(seed) for seed in missing)
+            write_atomically(folder / f"seeds-{words}.json", json.dumps(told).encode())
+    return {name: np.stack([np.asarray(found[seed][name]) for seed in run.seeds]) for name in found[run.seeds[0]]}
+
+
+def read_seeds(folder: Path | None) -> dict[int, dict[str, Any]]:
+    """What `each_seed` put into a folder, by seed."""
+    found: dict[int, dict[str, Any]] = {}
+    for path in [] if folder is None else sorted(folder.glob("seeds-*.json")):
+        found |= {int(seed): told for seed, told in _numbers_in(path).items()}
+    return found
+
+
+def spread(values: np.ndarray) -> dict[str, Any]:
+    """Mean, standard deviation over the seeds (none for one), and the values themselves."""
+    values = np.asarray(values, dtype=float)
+    sd = float(values.std(ddof=1)) if len(values) > 1 else None
+    return {"mean": float(values.mean()), "sd": sd, "seeds": values.tolist()}
+
+
+def accuracy(networks: Iterable[Any], x: Tensor, y: Tensor, device: str = "cpu", batch: int = 1000) -> np.ndarray:
+    """Accuracy in % of each network in eval mode on the given rows."""
+    import torch
+
+    found = []
+    for net in networks:
+        judge: Any = copy.deepcopy(net).to(device).eval()
+        with torch.no_grad():
+            right = [
+                (judge(part.to(device)).argmax(1).cpu() == labels).double()
+                for part, labels in zip(x.split(batch), y.split(batch))
+            ]
+        found.append(100 * float(torch.cat(right).mean()))
+    return np.array(found)
+
+
+def hard_accuracies(runs: Runs, data: DataSet, device: str = "cpu") -> np.ndarray:
+    """Test accuracy per seed in % after the last epoch, with every soft gate switched to its hard one."""
+    assert data.x_test is not None and data.y_test is not None
+    return accuracy((hardened(net) for net in runs.networks), data.x_test, data.y_test, device)
+
+
+def hardened(net: Any) -> Any:
+    """A copy of a gated network, or of an encoding with a gated network behind it, with hard gates."""
+    from torch import nn
+
+    if isinstance(net, nn.Sequential):
+        encoding, gated = net
+        return nn.Sequential(encoding, hardened(gated))
+    return net.with_gate("hard")

@@ -1,0 +1,24 @@
+"""Pages and pictures from what was saved: :func:`write_page`, :func:`results_page`, :func:`write_verification`,
+:func:`opening_picture`.
+
+Nothing here runs an experiment or needs torch; matplotlib is loaded when something is drawn. May import artifacts and
+errors only.
+"""
+
+from __future__ import annotations
+
+from pathlens.papers.pages.page import headline, write_page
+from pathlens.papers.pages.picture import opening_picture
+from pathlens.papers.pages.results import Entry, not_run, remarks, results_page
+from pathlens.papers.pages.verification import write_verification
+
+__all__ = [
+    "Entry",
+    "headline",
+    "not_run",
+    "opening_picture",
+    "remarks",
+    "results_page",
+    "write_page",
+    "write_verification",
+]

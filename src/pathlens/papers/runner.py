@@ -1,0 +1,317 @@
+"""Running several experiments: in turn or in several processes, skipping what is there, surviving what fails.
+
+Artifacts are saved as soon as they are there. What an experiment is and how one is run lives in registry; nothing is
+printed or drawn here. May import artifacts, errors and the registry; torch is not imported here.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, cast
+
+from pathlens import __version__
+from pathlens.errors import ArtifactError, OptionError, PathlensError, unknown_name
+from pathlens.papers.artifact import Artifact, load
+from pathlens.papers.registry import Experiment, Progress, Run, find, load_file, perform
+from pathlens.papers.sizes import SIZES, WORDS
+
+__all__ = ["Outcome", "Plan", "finished", "run_all"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one experiment of a run ended: with an artifact, which may have been there before, or with an error."""
+
+    name: str
+    artifact: Artifact | None = None
+    kept: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run of several experiments has in common.
+
+    Parameters
+    ----------
+    scale : {"quick", "paper"}
+    out : path
+        Gets ``artifacts/``, ``checkpoints/`` and, if something fails, ``errors/``.
+    seeds : int, optional
+        How many; each experiment's own number if not given.
+    device : str
+    changes : mapping
+        Sizes in place of those in the table; each must be a size of at least one of the experiments.
+    again : bool
+        Start over: artifacts that are there are made anew, and trainings do not go on from their checkpoints.
+    """
+
+    scale: str
+    out: Path
+    seeds: int | None = None
+    device: str = "cpu"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    again: bool = False
+
+    def run(self, entry: Experiment, progress: Progress | None = None) -> Run:
+        """The run that this experiment belongs to."""
+        seeds = tuple(range(self.seeds or entry.seeds(self.scale)))
+        run = Run(self.scale, seeds, self.device, self.out, changes=self.changes, again=self.again)
+        return run if progress is None else replace(run, progress=progress)
+
+    def path(self, entry: Experiment) -> Path:
+        """Where the experiment's artifact is."""
+        return self.out / "artifacts" / f"{entry.name}.{self.scale}.json"
+
+    def check(self, chosen: Sequence[Experiment]) -> None:
+        """Refuse a change that would change nothing, or that is of another kind than the sizes it would change."""
+        tables = [SIZES.get(entry.name, {}).get(self.scale, {}) for entry in chosen]
+        known = {key for sizes in tables for key in sizes} - {"seeds"}
+        for key in self.changes:
+            if key not in known:
+                raise OptionError(
+                    f"No experiment of this run has a size {key!r} to change. "
+                    f"There are: {', '.join(sorted(known)) or 'none'}."
+                )
+            there = [sizes[key] for sizes in tables if key in sizes]
+            either = [sizes[key] for entry in chosen for sizes in SIZES.get(entry.name, {}).values() if key in sizes]
+            value = self.changes[key]
+            # None is for all rows: where neither scale has it, nothing can be made of it
+            if None not in either if value is None else not any(_fits(value, size) for size in there):
+                raise OptionError(
+                    f"The size {key!r} cannot be {value!r}: here it is {there[0]!r}. "
+                    "Give a value of that kind; lists are written as in --set 'depths=[2, 4]'."
+                )
+            known_words = {*WORDS.get(key, ()), *(word for size in either if isinstance(size, list) for word in size)}
+            for word in value if isinstance(value, list) and not any(entry.file for entry in chosen) else ():
+                if isinstance(word, str) and word not in known_words:
+                    raise unknown_name(f"word for the size {key!r}:", word, known_words)
+
+
+def _fits(value: Any, size: Any) -> bool:
+    """Whether a value can stand where this size stands; nobody knows of a size that is None."""
+    if isinstance(size, Mapping):
+        given = value if isinstance(value, Mapping) else dict.fromkeys(size, value)
+        return all(key in size and _fits(one, size[key]) for key, one in given.items())
+    if isinstance(size, (int, float)):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(size, list):
+        return isinstance(value, list) and (not size or all(_fits(one, size[0]) for one in value))
+    return not isinstance(size, str) or isinstance(value, str)
+
+
+def finished(entry: Experiment, plan: Plan) -> Artifact | None:
+    """The artifact that a run would make again (same version, claims, sizes, seeds and device), or None.
+
+    One of a file of yours must come from a file of the same content, whatever its date.
+    """
+    path = plan.path(entry)
+    if not path.exists():
+        return None
+    try:
+        there = load(path)
+    except ArtifactError:  # a run replaces it
+        return None
+    run = plan.run(entry)
+    sizes = run.sizes(entry.name) if entry.name in SIZES else {}
+    config = Artifact(entry.name, "", "", plan.scale, {key: v for key, v in sizes.items() if key != "seeds"}).config
+    claims = {(claim.text, claim.threshold, claim.null) for claim in there.claims}
+    same = (
+        there.environment.get("pathlens") == __version__
+        and there.environment.get("device") == plan.device
+        and there.seeds in (run.seeds, ())  # what has no randomness has no seeds
+        and all(there.config.get(key) == value for key, value in config.items())
+        and all((claim.text, claim.threshold, claim.null) in claims for claim in entry.claims)
+        and there.source == entry.source
+    )
+    return there if same else None
+
+
+def run_all(
+    chosen: Sequence[Experiment],
+    plan: Plan,
+    *,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    ended: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Run experiments and return how each of them ended, in the order given.
+
+    Parameters
+    ----------
+    chosen : sequence of Experiment
+    plan : Plan
+    jobs : int
+        Processes. Experiments that share trainings run in one of them; each process gets its share of the cores.
+    progress : callable
+        ``progress(what, done, total)``.
+    ended : callable
+        Called with each :class:`Outcome` as soon as it is known.
+
+    Notes
+    -----
+    Killing this at any moment and calling it again gives the same artifacts, but for times, on the CPU: artifacts are
+    kept, and trainings go on from their checkpoints.
+    """
+    plan.check(chosen)
+    if plan.again:  # at once: a run that is killed and started without it must not find them
+        for entry in chosen:
+            plan.path(entry).unlink(missing_ok=True)
+    outcomes: dict[str, Outcome] = {}
+
+    def note(outcome: Outcome) -> None:
+        outcomes[outcome.name] = outcome
+        ended(outcome)
+
+    left = []
+    for entry in chosen:
+        there = finished(entry, plan)
+        if there is None:
+            left.append(entry)
+        else:
+            note(Outcome(entry.name, there, kept=True))
+    groups = _groups(left, plan)
+    if jobs > 1 and len(groups) > 1:
+        _at_once(groups, plan, jobs, progress, note)
+    else:
+        for group in groups:
+            shared = plan.run(group[0], progress)
+            for entry in group:
+                note(_attempt(entry, shared, plan))
+    return [outcomes[entry.name] for entry in chosen]
+
+
+def _groups(chosen: Sequence[Experiment], plan: Plan) -> list[list[Experiment]]:
+    """Experiments that may share trainings, and so have as many seeds, together."""
+    groups: dict[Any, list[Experiment]] = {}
+    for entry in chosen:
+        key = (entry.shares or entry.function.__module__, plan.seeds or entry.seeds(plan.scale))
+        groups.setdefault(key, []).append(entry)
+    return list(groups.values())
+
+
+def _attempt(entry: Experiment, run: Run, plan: Plan) -> Outcome:
+    """Run and save one experiment; whatever goes wrong is told, and kept in a file."""
+    try:
+        artifact = perform(entry, run)
+        artifact.save(plan.out / "artifacts")
+    except Exception as error:
+        if os.environ.get("PATHLENS_DEBUG") == "1":
+            raise
+        if isinstance(error, PathlensError):
+            return Outcome(entry.name, error=str(error))
+        path = plan.out / "errors" / f"{entry.name}.{plan.scale}.txt"
+        where = f"traceback in {path}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(traceback.format_exc(), encoding="utf-8")
+        except OSError:  # a full disk, most likely: the error itself says so
+            where = f"its traceback could not be written to {path}"
+        return Outcome(entry.name, error=f"{type(error).__name__}: {error} ({where})")
+    return Outcome(entry.name, artifact)
+
+
+# --- several processes -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Worker:
+    """A process, and the names that it has not ended yet; the first of them is the one that it runs."""
+
+    process: Any
+    names: list[str]
+
+
+def _at_once(
+    groups: list[list[Experiment]], plan: Plan, jobs: int, progress: Progress | None, note: Callable[[Outcome], None]
+) -> None:
+    """One process per group, so many at a time, the longest first."""
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    waiting = sorted(groups, key=lambda group: sum(entry.minutes[plan.scale] for entry in group))
+    queue = [[entry.name for entry in group] for group in waiting]
+    files = {entry.file for group in groups for entry in group if entry.file}
+    workers: dict[Connection, _Worker] = {}
+    try:
+        while queue or workers:
+            while queue and len(workers) < jobs:
+                names = queue.pop()
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(names, files, plan, theirs), daemon=True)
+                with _threads(jobs):
+                    process.start()
+                theirs.close()
+                workers[ours] = _Worker(process, list(names))
+            for ready in cast("list[Connection]", wait(list(workers))):
+                try:
+                    kind, *rest = ready.recv()
+                except EOFError:  # the process has ended
+                    worker = workers.pop(ready)
+                    worker.process.join()
+                    if worker.names:  # one of them has killed it; the others are innocent
+                        died = worker.names.pop(0)
+                        note(Outcome(died, error=f"its process ended with code {worker.process.exitcode}"))
+                        if worker.names:
+                            queue.append(worker.names)
+                    continue
+                if kind == "progress":
+                    if progress is not None:
+                        progress(*rest)
+                    continue
+                name, path, error = rest
+                workers[ready].names.remove(name)
+                note(Outcome(name, None if path is None else load(path), error=error))
+    finally:
+        for worker in workers.values():
+            worker.process.terminate()
+
+
+def _work(names: list[str], files: set[str], plan: Plan, connection: Connection) -> None:
+    """What a process does: run one group, and send what happens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for file in files:
+        load_file(file)
+    entries = [find(name) for name in names]
+    running = ""
+
+    def progress(what: str, done: float, total: float) -> None:
+        connection.send(("progress", f"{running}: {what}", done, total))
+
+    shared = plan.run(entries[0], progress)
+    for entry in entries:
+        running = entry.name
+        outcome = _attempt(entry, shared, plan)
+        path = None if outcome.artifact is None else plan.path(entry)
+        connection.send(("ended", entry.name, path, outcome.error))
+    connection.close()
+
+
+def _end_with_parent() -> None:
+    """A killed parent must not leave processes behind that write where the next run reads."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+@contextmanager
+def _threads(jobs: int) -> Iterator[None]:
+    """Processes that start inside share the cores, unless the user has said how many threads there are to be."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = str(max(cores // jobs, 1))
+    names = [name for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in os.environ]
+    os.environ.update(dict.fromkeys(names, share))
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]

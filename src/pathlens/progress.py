@@ -1,0 +1,108 @@
+"""A progress bar that appears only where work takes longer than two seconds and somebody watches.
+
+It may import nothing of the package; rich is loaded when a bar is first drawn.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+PATIENCE = 2.0  # seconds without a bar
+
+
+def short_number(value: float) -> str:
+    """Three digits and a power of a thousand.
+
+    >>> short_number(0.25), short_number(12_345), short_number(4e8)
+    ('0.25', '12.3 k', '400 M')
+    """
+    for unit in ("", " k", " M", " G"):
+        if value < 999.5 or unit == " G":
+            break
+        value /= 1000
+    return f"{value:.3g}{unit}"
+
+
+class ProgressBar:
+    """Counts steps; draws a bar on a terminal once two seconds have passed, and removes it at the end.
+
+    Parameters
+    ----------
+    label
+        What is being done.
+    total
+        Number of steps, or None where it is not known.
+
+    Examples
+    --------
+    >>> with ProgressBar("tiles", 3) as meter:
+    ...     meter.advance()
+    """
+
+    _drawn = False  # rich allows one live display: a solver's bar hides the bars of its matrix products
+
+    def __init__(self, label: str, total: int | None) -> None:
+        self._label, self._total = label, total
+        self._done = 0
+        self._start = time.monotonic()
+        self._bar: Any = None
+        self._refused = False
+        self._note = ""
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        """Count finished steps; a note stands behind the label until the next one."""
+        self._done += steps
+        self._note = note or self._note
+        if self._bar is not None:
+            self._bar.update(0, completed=self._done, description=f"{self._label} {self._note}".rstrip())
+        elif not self._refused and time.monotonic() - self._start > PATIENCE:
+            self._show()
+
+    def _show(self) -> None:
+        self._refused = True  # one attempt; from here on either a bar is up or there will be none
+        if ProgressBar._drawn or not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.errors import LiveError
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.text import Text
+
+        class Rate(ProgressColumn):
+            def render(self, task: Any) -> Text:
+                return Text(f"{short_number(task.speed)}/s" if task.speed else "")
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            Rate(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        try:
+            bar.start()
+        except LiveError:  # the caller draws a display of their own
+            return
+        bar.add_task(self._label, total=self._total, completed=self._done)
+        self._bar, ProgressBar._drawn = bar, True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar, ProgressBar._drawn = None, False
