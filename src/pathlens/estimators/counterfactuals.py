@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 
 from pathlens.errors import OptionError, RegionError
 from pathlens.estimators.halfspaces import HalfSpaceModel
-from pathlens.plotting import axes
+from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 
 FAR = 100.0  # standard deviations: where a feature has no range, what is farther is not looked at
@@ -91,7 +91,7 @@ class Counterfactual:
     def plot(self, ax: Any = None) -> Any:
         """Each change as a bar in standard deviations, with its values from and to; returns matplotlib axes."""
         changes, texts, scale = self.changes, self.printed, dict(zip(self.names, self.spread))
-        ax = axes(ax, "drawing a counterfactual", (8.0, 0.45 * len(changes) + 1.5))
+        ax = get_axes(ax, "drawing a counterfactual", (8.0, 0.45 * len(changes) + 1.5))
         ax.barh(
             [f"{name}: {' → '.join(texts[name])}" for name in reversed(changes)],
             [(new - old) / scale[name] for name, (old, new) in reversed(changes.items())],

@@ -16,8 +16,7 @@ import numpy as np
 from pathlens.errors import OptionError, ShapeError
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.indexing import as_number
-from pathlens.plotting import axes as axes_for
-from pathlens.plotting import plot_sum
+from pathlens.plotting import get_axes, plot_sum
 
 # --- rules -----------------------------------------------------------------------------------------------------
 
@@ -320,14 +319,14 @@ def explanation_of(
 def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any = None) -> Any:
     """Half-spaces as rows, features as columns: direction of each normal in standard deviations of the features."""
     if not len(rules):
-        axes = axes_for(ax, "drawing a model", (5.0, 1.6))
+        axes = get_axes(ax, "drawing a model", (5.0, 1.6))
         axes.set_axis_off()
         axes.set_title("no half-space cuts the training rows in two", fontsize=10)
         return axes
     columns = [j for j in range(len(names)) if spread[j] > 0]
     influence = np.array([r.normal[columns] * spread[columns] for r in rules])
     influence /= np.abs(influence).max(axis=1, keepdims=True)
-    axes = axes_for(ax, "drawing a model", (min(2.5 + 0.35 * len(columns), 14.0), 1.6 + 0.28 * len(rules)))
+    axes = get_axes(ax, "drawing a model", (min(2.5 + 0.35 * len(columns), 14.0), 1.6 + 0.28 * len(rules)))
     image = axes.imshow(influence, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
     few = len(columns) <= 40
     axes.set_xticks(

@@ -23,7 +23,7 @@ from pathlens.hardening.report import (
 from pathlens.hardening.values import can_solve, has_batch_norm, least_squares, recalibrate
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import unwrapped
-from pathlens.plotting import axes, whole_numbers
+from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording import Trajectory
 from pathlens.recording.inputs import as_numbers
 from pathlens.training import LOSSES, Geometric, train
@@ -58,7 +58,7 @@ class Hardened:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Training loss over the epochs of hardening, with the soft network, the direct switch and the bound."""
-        ax = axes(ax, "drawing a hardening", (6, 3.5))
+        ax = get_axes(ax, "drawing a hardening", (6, 3.5))
         start, shown = 0, [self.report.hard.loss]
         for name, t in self.phases.items():
             losses = t.history["loss"]
@@ -74,7 +74,7 @@ class Hardened:
             shown.append(value)
         ax.plot(start, report.hard.loss, "ko", label="hard")  # a point: it often lies on the line of the bound
         ax.set(xlabel="epoch of hardening", ylabel="training loss")
-        whole_numbers(ax)
+        use_integer_ticks(ax)
         if max(shown) > 10 * min(shown) > 0:  # within a decade a logarithmic axis has ticks such as 2.2 × 10⁰
             ax.set_yscale("log")
         ax.legend(fontsize="small")

@@ -35,7 +35,7 @@ from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable
 from pathlens.linops.matmul import matmul, plan_matmul
 from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum, first_name
 from pathlens.linops.solvers import Eigenpairs, Solution
-from pathlens.plotting import plot_kernel
+from pathlens.plotting import get_axes
 from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
 
@@ -561,7 +561,18 @@ class KernelOperator(ABC):
         style
             Passed to ``imshow``.
         """
-        return plot_kernel(self, ax, max_pixels, **style)
+        if max_pixels < 1:
+            raise OptionError(f"plot: max_pixels must be at least 1, got {max_pixels}.")
+        n, m = self.shape
+        rows, cols = (np.unique(np.linspace(0, size - 1, min(size, max_pixels)).round().astype(int)) for size in (n, m))
+        drawn = self if (len(rows), len(cols)) == (n, m) else self[rows, cols]
+        ax = get_axes(ax, "drawing a kernel")
+        style = {"cmap": "viridis", "interpolation": "nearest", "aspect": "auto" if n != m else "equal", **style}
+        image = ax.imshow(drawn.dense().cpu().numpy(), **style, extent=(-0.5, m - 0.5, n - 0.5, -0.5))
+        ax.figure.colorbar(image, ax=ax, label="K")
+        note = "" if drawn is self else f", every {n // len(rows)}th row"
+        ax.set(xlabel="column", ylabel="row", title=f"{self.name}, {n} × {m}{note}")
+        return ax
 
     def __repr__(self) -> str:
         n, m = self.shape

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pathlens.errors import OptionError, ShapeError
 from pathlens.paths.explanation import Explanation, r_squared, ratio
 from pathlens.paths.trellis import take_trellis
-from pathlens.plotting import axes
+from pathlens.plotting import get_axes
 
 _SHOWN = 8
 
@@ -95,7 +95,7 @@ class Groups(Explanation):
 
     def plot(self, ax: Any = None) -> Any:
         """Mean |contribution| of each group, and the R² of the largest ones together; needs matplotlib."""
-        ax = axes(ax, "drawing groups of paths")
+        ax = get_axes(ax, "drawing groups of paths")
         size = self.contributions.abs().mean(0)[list(self.order)]
         where = range(len(self.order))
         ax.bar(where, size.cpu().numpy(), color="tab:blue")

@@ -18,7 +18,7 @@ from pathlens.errors import OptionError, ShapeError
 from pathlens.indexing import as_number
 from pathlens.paths.explanation import MISLEADING, Explanation, positive, r_squared, ratio, shown
 from pathlens.paths.trellis import Trellis, reads_ones, take_trellis
-from pathlens.plotting import axes
+from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 
 _CANDIDATES = 1 << 22  # numbers that one block of rows may compare at once
@@ -77,7 +77,7 @@ class TopPaths(Explanation):
     def plot(self, row: int = 0, ax: Any = None) -> Any:
         """The running sum of the listed contributions of one row against f; needs matplotlib."""
         row = as_number(row, len(self.f), "rows")
-        ax = axes(ax, "drawing the largest paths")
+        ax = get_axes(ax, "drawing the largest paths")
         sums = self.contributions[row, : int(self.listed[row])].cumsum(0)
         ax.plot(np.arange(1, len(sums) + 1), sums.cpu().numpy(), marker=".", label="sum of the largest paths")
         ax.axhline(float(self.f[row]), color="black", linestyle="--", label="f")

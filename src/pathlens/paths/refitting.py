@@ -17,7 +17,7 @@ from pathlens.errors import NotFiniteError, OptionError, ShapeError, unknown_nam
 from pathlens.paths.explanation import Explanation, positive, r_squared, ratio, shown
 from pathlens.paths.ranking import best
 from pathlens.paths.trellis import Trellis, reads_ones, split, take_trellis
-from pathlens.plotting import axes
+from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 from pathlens.recording.inputs import as_numbers
 
@@ -77,7 +77,7 @@ class Refit(Explanation):
 
         Of a refit that is affine on its regions the bars are the constants a_p alone, which the axis says.
         """
-        ax = axes(ax, "drawing a refit")
+        ax = get_axes(ax, "drawing a refit")
         ax.bar(range(len(self.paths)), self.constants.cpu().numpy())
         ax.set_xticks(range(len(self.paths)), [shown(p) for p in self.paths.tolist()], rotation=90, fontsize="small")
         held = "" if self.held_out is None else f", held out {self.held_out:.3f}"

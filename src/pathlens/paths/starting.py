@@ -19,7 +19,7 @@ from pathlens.indexing import as_number
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import max_pools, unwrapped
 from pathlens.paths.explanation import Explanation, r_squared, ratio
-from pathlens.plotting import axes, plot_sum
+from pathlens.plotting import get_axes, plot_sum
 from pathlens.precision import exact_precision
 from pathlens.recording import as_rows
 from pathlens.recording.independence import check_rows_apart
@@ -73,7 +73,7 @@ class Inputs(Explanation):
         if self.contributions.ndim == 2:
             return self._bars(row, ax, names, k)
         found = self.maps()[row].cpu()
-        ax = axes(ax, "drawing a map of contributions")
+        ax = get_axes(ax, "drawing a map of contributions")
         top = float(found.abs().max())
         drawn = ax.imshow(found.numpy(), cmap="RdBu_r", vmin=-top, vmax=top)
         ax.figure.colorbar(drawn, ax=ax, label="contribution to f")

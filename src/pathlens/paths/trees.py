@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pathlens.paths.explanation import Explanation, positive, r_squared
 from pathlens.paths.trellis import Trellis, split, take_trellis
-from pathlens.plotting import axes
+from pathlens.plotting import get_axes
 
 _SHOWN = 8
 
@@ -74,7 +74,7 @@ class Tree(Explanation):
 
     def plot(self, ax: Any = None) -> Any:
         """Values of the cells, as wide as the share of rows in them; needs matplotlib."""
-        ax = axes(ax, "drawing a tree of gates")
+        ax = get_axes(ax, "drawing a tree of gates")
         rules = sorted(self.rules, key=lambda rule: rule.value)
         edges = np.cumsum([0.0, *(rule.share for rule in rules)])
         ax.stairs([rule.value for rule in rules], edges, fill=True)

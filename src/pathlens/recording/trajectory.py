@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from pathlens.errors import FileFormatError, NotFiniteError, RecordError, unknown_name
-from pathlens.plotting import axes, whole_numbers
+from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording.inputs import as_rows
 from pathlens.recording.streams import record, snapshot
 from pathlens.records import Record, Snapshot, read_header, write_header
@@ -113,10 +113,10 @@ class Trajectory:
         """One history ("loss", "accuracy", "test_loss", …) over the epochs; returns matplotlib axes."""
         if name not in self.history:
             raise unknown_name("history", name, self.history)
-        ax = axes(ax, "drawing a training", (6, 3.5))
+        ax = get_axes(ax, "drawing a training", (6, 3.5))
         ax.plot(self.history[name])
         ax.set(xlabel="epoch", ylabel=name.replace("_", " "))
-        whole_numbers(ax)
+        use_integer_ticks(ax)
         return ax
 
     def epoch_reached(self, loss: float, name: str = "loss") -> int | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathlens.errors import OptionError, RegionError, unknown_name
-from pathlens.plotting import axes
+from pathlens.plotting import get_axes
 from pathlens.regions.cells import Floats
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def plot_slice(cells: Slice2D, color: str, ax: Any, output: int, **style: Any) -
     """Polygons filled by gate pattern, by log₁₀ of the path count, or by an output, shaded exactly."""
     if color not in ("pattern", "count", "output"):
         raise unknown_name("colour", color, ("pattern", "count", "output"))
-    ax = axes(ax, _PURPOSE)
+    ax = get_axes(ax, _PURPOSE)
     from matplotlib import colormaps
     from matplotlib.collections import PolyCollection
 
@@ -92,7 +92,7 @@ def _pattern_colours(cells: Slice2D) -> Floats:
 def plot_segment(line: Segment1D, ax: Any, output: int, **style: Any) -> Any:
     """One output along the segment, interval by interval, with a thin line at every break."""
     _check_output(output, line.maps.shape[1])
-    ax = axes(ax, _PURPOSE)
+    ax = get_axes(ax, _PURPOSE)
     for k, (a, b) in enumerate(zip(line.breaks, line.breaks[1:])):
         t = np.array([a, b])
         ax.plot(t, line.maps[k, output, 0] + line.maps[k, output, 1] * t, **{"color": "tab:blue", **style})
@@ -123,7 +123,7 @@ def plot_halfspaces(
     """
     chosen = list(range(spaces.units(site))) if units is None else list(units)
     if spaces.dim == 2:
-        return _lines(spaces, site, chosen, axes(ax, _PURPOSE), box, style)
+        return _lines(spaces, site, chosen, get_axes(ax, _PURPOSE), box, style)
     shape = image_shape or (spaces.input_shape if len(spaces.input_shape) > 1 else None)
     if shape is None or math.prod(shape) != spaces.dim or len(shape) not in (2, 3):
         raise RegionError(
@@ -134,7 +134,7 @@ def plot_halfspaces(
     if units is None and len(of_site) > 1:  # at other positions a channel has the same picture, moved
         middle = sum(size // 2 * math.prod(of_site[k + 1 :]) for k, size in enumerate(of_site) if k > 0)
         chosen = [channel * math.prod(of_site[1:]) + middle for channel in range(of_site[0])]
-    return _tiles(spaces, site, chosen[:64] if units is None else chosen, shape, axes(ax, _PURPOSE), style)
+    return _tiles(spaces, site, chosen[:64] if units is None else chosen, shape, get_axes(ax, _PURPOSE), style)
 
 
 def _lines(spaces: HalfSpaces, site: str, units: list[int], ax: Any, box: float, style: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ import torch
 from pathlens.errors import OptionError
 from pathlens.kernels import npk, ntk
 from pathlens.models import Init, galu
-from pathlens.plotting import axes
+from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 from pathlens.recording import record
 from pathlens.recording.inputs import as_numbers
@@ -50,7 +50,7 @@ class WidthSweep:
 
     def plot(self, ax: Any = None) -> Any:
         """Draw measured errors as dots over the predicted line; returns the axes."""
-        ax = axes(ax, "drawing a sweep of widths", (5, 3.5))
+        ax = get_axes(ax, "drawing a sweep of widths", (5, 3.5))
         ax.loglog(self.widths, np.sqrt(np.square(self.predicted).mean(1)), color="#667085", lw=1.2, label="predicted")
         ax.loglog(
             np.repeat(self.widths, self.errors.shape[1]),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pathlens.errors import NotFiniteError, OptionError, PathlensWarning
-from pathlens.plotting import axes
+from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 from pathlens.theory.roots import bernstein_table, first_violation
 from pathlens.theory.rows import Rows, float_array, moments_in_time, start_weights
@@ -91,7 +91,7 @@ class ReluFlow:
 
     def plot(self, ax: Any = None) -> Any:
         """Loss over time, with a mark for every event."""
-        ax = axes(ax, "drawing a flow")
+        ax = get_axes(ax, "drawing a flow")
         ax.plot(self.times, self.loss(), color="#0072b2", label="loss")
         low = ax.get_ylim()[0]
         for which, colour, text in ((self.flips, "#b4becb", "flips"), (self.slides, "#d55e00", "slides")):

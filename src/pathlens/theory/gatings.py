@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pathlens.errors import LabelError, OptionError, ShapeError, unknown_name
-from pathlens.plotting import axes
+from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 from pathlens.theory.flow import CUTOFF
 from pathlens.theory.gates import Gates, gate_table, gated_inputs, half_spaces, random_half_spaces, single, tiling
@@ -160,7 +160,7 @@ class GatingTable:
 
     def plot(self, ax: Any = None) -> Any:
         """Every gating as a dot, one line per method."""
-        ax = axes(ax, "drawing gatings")
+        ax = get_axes(ax, "drawing gatings")
         methods = list(dict.fromkeys(row.method for row in self.rows))
         test = self.rows[0].test_loss is not None
         for i, method in enumerate(methods):

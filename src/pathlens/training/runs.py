@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from pathlens.errors import FileFormatError, OptionError, unknown_name
-from pathlens.plotting import axes, whole_numbers
+from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording import Trajectory, rebuild, snapshot
 from pathlens.records import Snapshot, read_header, write_header
 
@@ -51,13 +51,13 @@ class Runs(list[Trajectory]):
         groups: dict[str, list[int]] = {}
         for i, s in enumerate(self.settings):
             groups.setdefault(", ".join(f"{k} {s[k]:g}" for k in keys if k in s), []).append(i)
-        ax = axes(ax, "drawing a training", (6, 3.5))
+        ax = get_axes(ax, "drawing a training", (6, 3.5))
         for number, (label, rows) in enumerate(groups.items()):
             ax.plot(curves[rows].T, color=f"C{number}", linewidth=0.8, alpha=0.4)
             seen = np.flatnonzero(~np.isnan(curves[rows]).all(0))  # all may have stopped before the longest run
             ax.plot(seen, np.nanmedian(curves[rows][:, seen], 0), color=f"C{number}", label=label or "median")
         ax.set(xlabel="epoch", ylabel=name.replace("_", " "))
-        whole_numbers(ax)
+        use_integer_ticks(ax)
         ax.legend(fontsize="small")
         return ax
 
