@@ -6,12 +6,7 @@ return artifacts and draw nothing. They may import everything but report and the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlens.papers.sweeps import sweep
-
-__all__ = ["MODULES", "sweep"]
+__all__ = ["MODULES"]
 
 # the word before the first dot of an experiment's name -> the modules that register such experiments
 MODULES: dict[str, tuple[str, ...]] = {
@@ -31,11 +26,3 @@ MODULES: dict[str, tuple[str, ...]] = {
     "npk": ("path_features", "path_features_images"),
     "loc": ("localisation",),
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name == "sweep":  # loads torch, which listing experiments does not need
-        from pathlens.papers.sweeps import sweep
-
-        return sweep
-    raise AttributeError(f"module 'pathlens.papers' has no attribute {name!r}")
