@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from pathlens import __version__, cli, papers
 from pathlens.errors import DataMissingError, OptionError
 from pathlens.papers import registry
-from pathlens.papers.artifact import Artifact, Claim, load
+from pathlens.papers.artifact import Artifact, load
+from pathlens.papers.claim import Claim
 from pathlens.papers.registry import Experiment, Run
 
 runner = CliRunner()

@@ -18,7 +18,9 @@ from pathlens.papers.sizes import SIZES
 SOURCE = """
 from beside import VALUE
 
-from pathlens.papers.artifact import Artifact, Claim
+from pathlens.papers.artifact import Artifact
+
+from pathlens.papers.claim import Claim
 from pathlens.papers.registry import experiment
 
 claim = Claim("more", threshold=1, comparison=">", null=0)

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from pathlens.errors import ArtifactError, OptionError
 from pathlens.files import sealed
 from pathlens.papers import artifact as artifacts
-from pathlens.papers.artifact import Artifact, Claim, Deviation, load, load_folder, settled
+from pathlens.papers.artifact import Artifact, load, load_folder
+from pathlens.papers.claim import ORIGINS, Claim, Deviation, combine_verdicts
 
 NAN, INF = math.nan, math.inf
 
@@ -175,8 +176,8 @@ def test_fewer_seeds_than_the_paper_is_a_reduction() -> None:
 
 
 def test_one_failure_settles_it() -> None:
-    assert settled(["reproduced", "cannot tell", "not reproduced"]) == "not reproduced"
-    assert settled(["reproduced", "reproduced"]) == "reproduced"
+    assert combine_verdicts(["reproduced", "cannot tell", "not reproduced"]) == "not reproduced"
+    assert combine_verdicts(["reproduced", "reproduced"]) == "reproduced"
 
 
 @pytest.mark.parametrize(
@@ -423,7 +424,7 @@ def test_claims_without_origin_or_mark_are_refused(tmp_path: Path, missing: str)
 
 
 def test_origins_round_trip(tmp_path: Path) -> None:
-    claims = [claim(text=str(origin), origin=origin) for origin in (None, *artifacts.ORIGINS)]
+    claims = [claim(text=str(origin), origin=origin) for origin in (None, *ORIGINS)]
     after = load(dataclasses.replace(full(), claims=claims).save(tmp_path))
     assert [one.origin for one in after.claims] == [None, "paper", "summary", "question", "ours"]
     with pytest.raises(OptionError, match="origin must be one of paper, summary, question, ours, or None"):

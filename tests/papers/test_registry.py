@@ -11,7 +11,8 @@ import pytest
 from pathlens import papers
 from pathlens.errors import OptionError, UnknownNameError
 from pathlens.papers import registry, timesheet
-from pathlens.papers.artifact import Artifact, Claim
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim
 from pathlens.papers.registry import Experiment, Run
 
 CLAIM = Claim("more on top", threshold=2, comparison=">", null=1)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pathlens.errors import OptionError
-from pathlens.papers.artifact import Artifact, Claim, load, load_folder
+from pathlens.papers.artifact import Artifact, load, load_folder
+from pathlens.papers.claim import Claim
 from pathlens.papers.registry import Experiment, Run, find, names, perform, select
 from pathlens.papers.sizes import SIZES
 

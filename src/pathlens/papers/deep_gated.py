@@ -14,7 +14,8 @@ import numpy as np
 
 from pathlens.papers import deep_gated_gates, deep_gated_linear
 from pathlens.papers import deep_gated_panels as panels
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.registry import Run, experiment
 
 # the imports register the rest

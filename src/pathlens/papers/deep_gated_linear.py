@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from pathlens.papers import deep_gated_panels as panels
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.registry import Run, experiment
 
 PAPER = "Deep Gated Networks"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathlens.papers import deep_gated_image_panels as panels
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.image_runs import options, spread
 from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES

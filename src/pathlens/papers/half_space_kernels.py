@@ -14,7 +14,8 @@ import numpy as np
 
 from pathlens.errors import OptionError
 from pathlens.papers import half_space_circle_panels as panels
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.half_space import (
     CIRCLE,
     KERNEL_EPOCHS,

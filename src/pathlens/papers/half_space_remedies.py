@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathlens.papers import half_space_fashion_panels as panels
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.half_space import BETA, CIRCLE, SETTINGS
 from pathlens.papers.half_space_early import circle_network, circle_options
 from pathlens.papers.half_space_fashion import (

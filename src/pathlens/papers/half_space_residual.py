@@ -13,7 +13,8 @@ import numpy as np
 
 from pathlens.errors import DataMissingError, OptionError, unknown_name
 from pathlens.papers import half_space_residual_panels as panels
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.half_space_cifar import GATED, NAMES, PAPER
 from pathlens.papers.image_runs import (
     accuracies,

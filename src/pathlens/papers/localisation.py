@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathlens.papers import localisation_theory
-from pathlens.papers.artifact import Artifact, Claim
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim
 from pathlens.papers.localisation_settings import (
     DATA,
     EQUATIONS,

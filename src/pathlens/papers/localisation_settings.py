@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.papers.artifact import Deviation
+from pathlens.papers.claim import Deviation
 from pathlens.papers.registry import Run
 
 PAPER = "Gated Deep Linear Networks and Localisation"

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.localisation_settings import (
     DATA,
     EQUATIONS,

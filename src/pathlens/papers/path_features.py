@@ -15,7 +15,8 @@ import numpy as np
 
 from pathlens.papers import deep_gated
 from pathlens.papers import deep_gated_panels as panels
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.image_runs import each_seed, own_folder, remembered
 from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES

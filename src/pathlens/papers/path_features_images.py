@@ -16,7 +16,8 @@ import numpy as np
 from pathlens.errors import OptionError
 from pathlens.papers import image_runs
 from pathlens.papers import path_features_image_panels as panels
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.path_features_training import (
     ARCHITECTURES,
     BETA,

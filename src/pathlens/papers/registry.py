@@ -29,7 +29,8 @@ from typing import Any, TypeVar
 
 from pathlens import papers
 from pathlens.errors import OptionError, unknown_name
-from pathlens.papers.artifact import Artifact, Claim, environment
+from pathlens.papers.artifact import Artifact, environment
+from pathlens.papers.claim import Claim
 from pathlens.papers.sizes import SIZES
 from pathlens.papers.timesheet import Timesheet
 

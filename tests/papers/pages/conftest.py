@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 
 MODELS = ("relu", "dlgn_pwc", "frozen")
 DURATIONS = {"relu": 300, "dlgn_pwc": 300, "frozen": 2000}

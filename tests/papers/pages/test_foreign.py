@@ -13,7 +13,8 @@ import pytest
 
 from pathlens.errors import ArtifactError, OptionError
 from pathlens.estimators.page import write_model
-from pathlens.papers.artifact import Artifact, Claim, Deviation
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.pages import Entry, results_page, write_page, write_verification
 from pathlens.papers.panels import Panel, Series
 

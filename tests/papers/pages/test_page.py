@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from pathlens.errors import ArtifactError, MissingExtraError, OptionError
-from pathlens.papers.artifact import Artifact, Claim
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim
 from pathlens.papers.pages import headline, opening_picture, write_page
 from pathlens.papers.pages.figures import FIGURES, draw, read_spread
 from pathlens.papers.pages.palette import COLOURS, inline_svg

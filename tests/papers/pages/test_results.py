@@ -8,7 +8,8 @@ import pytest
 
 from pathlens.cli import results_text
 from pathlens.errors import ArtifactError
-from pathlens.papers.artifact import Artifact, Claim, load_folder
+from pathlens.papers.artifact import Artifact, load_folder
+from pathlens.papers.claim import Claim
 from pathlens.papers.pages import Entry, not_run, results_page, write_page
 from pathlens.papers.registry import names
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pathlens.errors import ArtifactError
 from pathlens.pages import full_page, save_page
-from pathlens.papers.artifact import Artifact, Claim
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim
 from pathlens.papers.pages.figures import draw, number, read_spread
 from pathlens.papers.pages.palette import LABELS
 from pathlens.papers.pages.words import (

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pathlens.errors import ArtifactError
-from pathlens.papers.artifact import Artifact, Claim
+from pathlens.papers.artifact import Artifact
+from pathlens.papers.claim import Claim
 from pathlens.papers.pages.axes import number
 from pathlens.papers.pages.figures import read_spread
 from pathlens.papers.pages.words import (

@@ -1,0 +1,223 @@
+"""Claims as inequalities with a verdict, and deviations from a paper.
+
+A verdict is computed from measured numbers and is never typed. Results on disk are in artifact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pathlens.errors import OptionError
+
+__all__ = ["ORIGINS", "Claim", "Deviation", "Spread", "Verdict", "check_texts", "combine_verdicts"]
+
+ORIGINS = ("paper", "summary", "question", "ours")
+Verdict = Literal["reproduced", "not reproduced", "cannot tell"]
+
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and range of the values that are there, and how many of them there are."""
+
+    median: float | None
+    low: float | None
+    high: float | None
+    count: int
+    missing: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of a paper as an inequality, with what would be seen if it were false.
+
+    The verdict follows from the measured values v_s, one per seed, and the threshold τ: with S values in total,
+    of which some may be missing, it is
+
+    * 'reproduced' if #{s : v_s ⋚ τ} ≥ ``agree``·S,
+    * 'not reproduced' if #{s : v_s present and not v_s ⋚ τ} ≥ ``agree``·S,
+    * 'cannot tell' otherwise, and whenever fewer than ``needs`` values are present.
+
+    A missing seed therefore never helps either side.
+
+    Parameters
+    ----------
+    text : str
+        The claim in words.
+    threshold : float
+        τ, finite.
+    comparison : {"<", "<=", ">", ">="}
+        How a value is compared with τ: ``value comparison threshold``.
+    null : float
+        The value to expect if the claim were false. It must fail the comparison, or nothing could refute the claim.
+    null_text : str
+        Where that number comes from.
+    measured : sequence of float or None
+        One value per seed; NaN and None mean missing, infinity is a value ("never reached").
+    paper : str
+        What the paper says, in its own numbers.
+    unit : str
+        Unit of the values, for display.
+    row : str
+        The row of a table that this claim is about; claims that share a text and differ in row form the table.
+    needs : int
+        Fewest values that allow a verdict: 3, or 1 for what has no randomness.
+    agree : float
+        Share of all seeds that must agree, in (½, 1].
+    origin : {"paper", "summary", "question", "ours"} or None
+        Who states the claim: the paper itself, a summary of it, a question that it leaves open, or we. None: not
+        assigned yet.
+    reduced : bool
+        Whether this row alone was measured at other sizes than the paper's. Where the whole artifact is REDUCED, all of
+        its rows are, and a loaded one has True in each.
+
+    Examples
+    --------
+    >>> ratio = Claim("more paths on top", threshold=2.0, comparison=">", null=1.0, null_text="as many as below")
+    >>> ratio.measure([31.0, 11.0, 74.0]).verdict
+    'reproduced'
+    >>> ratio.measure([31.0, 1.2, float("nan")]).verdict
+    'cannot tell'
+    >>> ratio.measure([0.9, 1.2, 1.1]).spread
+    Spread(median=1.1, low=0.9, high=1.2, count=3, missing=0)
+    """
+
+    text: str
+    threshold: float = math.nan
+    comparison: str = ""
+    null: float = math.nan
+    null_text: str = ""
+    measured: tuple[float | None, ...] = ()
+    paper: str = ""
+    unit: str = ""
+    row: str = ""
+    needs: int = 3
+    agree: float = 0.8
+    origin: str | None = None
+    reduced: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"Claim {self.text!r}"
+        check_texts(self, ("text", "null_text", "paper", "unit", "row"), where)
+        if self.origin is not None and self.origin not in ORIGINS:
+            raise OptionError(f"{where}: origin must be one of {', '.join(ORIGINS)}, or None, got {self.origin!r}.")
+        if not isinstance(self.reduced, bool):
+            raise OptionError(f"{where}: reduced must be True or False, got {self.reduced!r}.")
+        if self.comparison not in _COMPARISONS:
+            raise OptionError(f"{where}: comparison must be one of {', '.join(_COMPARISONS)}, got {self.comparison!r}.")
+        for name in ("threshold", "null"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
+                raise OptionError(
+                    f"{where} needs a finite {name}, got {value!r}. State the number that decides it and "
+                    "the one that would be seen if the claim were false."
+                )
+            object.__setattr__(self, name, float(value))
+        if _COMPARISONS[self.comparison](self.null, self.threshold):
+            raise OptionError(
+                f"{where}: its null {self.null:g} already satisfies '{self.comparison} "
+                f"{self.threshold:g}', so nothing could refute it. Move the threshold past the null."
+            )
+        if not 0.5 < self.agree <= 1 or self.needs < 1:
+            raise OptionError(
+                f"{where}: agree must lie in (0.5, 1] and needs be at least 1, got {self.agree} and {self.needs}."
+            )
+        object.__setattr__(self, "measured", tuple(_number(value, where) for value in self.measured))
+
+    def measure(self, values: Iterable[Any], row: str = "", *, reduced: bool = False) -> Claim:
+        """The same claim with one measured value per seed, and optionally the table row they belong to.
+
+        ``reduced`` marks the row REDUCED where it was measured at other sizes than the rest of the artifact.
+        """
+        return dataclasses.replace(self, measured=tuple(values), row=row or self.row, reduced=reduced or self.reduced)
+
+    @property
+    def met(self) -> tuple[bool | None, ...]:
+        """Per seed: whether the value meets the threshold; None where it is missing."""
+        compare = _COMPARISONS[self.comparison]
+        return tuple(None if value is None else compare(value, self.threshold) for value in self.measured)
+
+    @property
+    def verdict(self) -> Verdict:
+        """'reproduced', 'not reproduced' or 'cannot tell', computed from the values."""
+        met = self.met
+        if sum(value is not None for value in met) < self.needs:
+            return "cannot tell"
+        enough = self.agree * len(met) - 1e-9  # 0.8·5 must be 4, also in binary
+        if met.count(True) >= enough:
+            return "reproduced"
+        if met.count(False) >= enough:
+            return "not reproduced"
+        return "cannot tell"
+
+    @property
+    def spread(self) -> Spread:
+        """Median and range over the seeds that are there."""
+        there = sorted(value for value in self.measured if value is not None)
+        missing = len(self.measured) - len(there)
+        if not there:
+            return Spread(None, None, None, 0, missing)
+        low, high = there[(len(there) - 1) // 2], there[len(there) // 2]
+        # low + (high − low)/2 would be inf − inf for two seeds that never arrive
+        median = low if low == high else (low + high) / 2
+        return Spread(None if math.isnan(median) else median, there[0], there[-1], len(there), missing)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One line of the deviation ledger: what the paper says, what its code does where known, what we do, and why."""
+
+    paper: str
+    authors_code: str
+    ours: str
+    why: str
+
+    def __post_init__(self) -> None:
+        check_texts(self, ("paper", "authors_code", "ours", "why"), "Deviation")
+
+
+def check_texts(holder: Any, names: Iterable[str], where: str) -> None:
+    """Raise an error unless the named attributes are strings."""
+    for name in names:
+        if not isinstance(getattr(holder, name), str):
+            raise OptionError(f"{where}: {name} must be a string, got {getattr(holder, name)!r}.")
+
+
+def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict for several: any failure is a failure, all successes a success, anything else cannot be told.
+
+    Examples
+    --------
+    >>> combine_verdicts(["reproduced", "cannot tell"]), combine_verdicts(["reproduced", "not reproduced"])
+    ('cannot tell', 'not reproduced')
+    >>> combine_verdicts([])
+    'cannot tell'
+    """
+    all_of_them = list(verdicts)
+    if "not reproduced" in all_of_them:
+        return "not reproduced"
+    if all_of_them and all(verdict == "reproduced" for verdict in all_of_them):
+        return "reproduced"
+    return "cannot tell"
+
+
+def _number(value: Any, where: str) -> float | None:
+    """A float, or None for what is missing (None, NaN)."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise OptionError(f"{where}: a measured value must be a number or None, got {value!r}.")
+    return None if math.isnan(value) else float(value)
