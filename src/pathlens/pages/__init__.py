@@ -1,50 +1,69 @@
-"""What every page has around its sections: one self-contained HTML file with a heading, written at once.
+"""HTML pages: :func:`render` fills a template, :func:`save_page` writes the result as one self-contained file.
 
-The sections themselves are made in page and verification. May import the errors and files.
+Here are the frame of every page (``templates/base.html``), its style and the macros that pages share
+(``templates/parts.html``). What is on a page is decided by the package that writes it, in templates of its own.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from html import escape
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pathlens.errors import ArtifactError
 from pathlens.files import write_atomically
 
-__all__ = ["full_page", "save_page"]
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
-_MARK = (
-    '<svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="10" cy="10" r="9" fill="none" stroke="var(--rule)" '
-    'stroke-width="1.5"/><path d="M1.9 13.9A9 9 0 0 1 18.1 6.1Z" fill="var(--top)"/></svg>'
-)
+__all__ = ["full_page", "render", "save_page"]
+
+
+def render(template: str, /, **values: Any) -> str:
+    """Fill a Jinja2 template and return the text.
+
+    Values are escaped: ``<script>`` in a name stays text. HTML and SVG that Pathlens itself has made are passed as
+    ``markupsafe.Markup``. Templates whose name ends in ``.md`` are not escaped.
+
+    Parameters
+    ----------
+    template : str
+        Package and file: ``"estimators/model.html"`` is ``pathlens/estimators/templates/model.html``.
+        The same names are used inside of templates: a page begins with ``{% extends "pages/base.html" %}`` and
+        fills its blocks (``style``, ``contents``, ``main``, ``footer``); the caller gives ``heading`` and ``lead``.
+    **values
+        The variables of the template. A variable that is used and not given is an error.
+
+    Examples
+    --------
+    >>> text = render("pages/base.html", heading="ReLU <b>", lead="One network.")
+    >>> "<h1>ReLU &lt;b&gt;</h1>" in text
+    True
+    """
+    return _environment().get_template(template).render(values)
 
 
 def full_page(heading: str, lead: str, contents: str, sections: Iterable[str], footer: str, style: str = "") -> str:
-    """The text of a page; contents, sections and footer are HTML, heading and lead plain text, `style` more CSS."""
-    sheet = files("pathlens.pages").joinpath("page.css").read_text(encoding="utf-8")
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(heading)} · Pathlens</title>",
-            f"<style>\n{sheet}{style}</style></head><body>",
-            f'<header><p class="mark">{_MARK}Pathlens</p><h1>{escape(heading)}</h1><p class="lead">{escape(lead)}</p>',
-            contents,
-            "</header><main>",
-            *sections,
-            "</main>",
-            footer,
-            "</body></html>\n",
-        ]
+    """The text of a page whose contents, sections and footer are HTML already; prefer a template that extends base."""
+    from markupsafe import Markup
+
+    inside = footer.removeprefix("<footer>").removesuffix("</footer>")
+    return render(
+        "pages/full.html",
+        heading=heading,
+        lead=lead,
+        contents=Markup(contents),
+        sections=[Markup(section) for section in sections],
+        footer=Markup(inside),
+        style=Markup(style),
     )
 
 
 def save_page(text: str, out: str | os.PathLike[str]) -> Path:
-    """Write a page to a file that ends in .html, or to index.html in a folder; a reader never sees half a page."""
+    """Write a page atomically to a file that ends in .html, or to index.html in a folder, and return its path."""
     path = Path(out)
     if path.suffix.lower() not in (".html", ".htm"):
         path = path / "index.html"
@@ -56,3 +75,23 @@ def save_page(text: str, out: str | os.PathLike[str]) -> Path:
             f"The page {path} cannot be written: {error.strerror or error}. Choose another folder."
         ) from error
     return path
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    """The templates of all packages; Jinja2 is loaded when the first page is made."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    def source(template: str) -> str | None:
+        package, _, name = template.rpartition("/")
+        file = files("pathlens").joinpath(package, "templates", name)
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+
+    return Environment(
+        loader=FunctionLoader(source),
+        autoescape=lambda name: name is None or not name.endswith(".md"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
