@@ -183,7 +183,7 @@ def solving_rows(n: int) -> list[dict[str, Any]]:
 def convolutional_row(rows: int, total: int) -> dict[str, Any]:
     """A block of the GCONV NTK with ten outputs, gradients streamed within four gibibytes."""
     torch.manual_seed(0)
-    net = pl.models.templates.gconv().cuda()
+    net = pl.models.templates.gconv(bias=True).cuda()
     x = torch.randn(total, 3, 32, 32, device="cuda")
     kernel = pl.kernels.ntk(net, x, max_bytes=2**32)
     took, block = seconds(lambda: kernel[:rows, :rows].dense())

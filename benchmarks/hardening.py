@@ -54,7 +54,7 @@ def network(task: str, data: pl.data.DataSet, filters: int, width: int, piecewis
         return pl.models.dlgn(2, (16,) * 5, piecewise_constant=True, bias=True)
     if task == "cifar10":
         kind = "dlgn_pwc" if piecewise_constant else "dlgn"
-        return pl.gated_twin(pl.models.conv5(filters=filters), kind, data.x[:2])
+        return pl.gated_twin(pl.models.conv5(filters=filters, bias=True), kind, data.x[:2])
     options = {"piecewise_constant": piecewise_constant, "bias": True}
     return pl.models.dlgn(data.x.shape[1], (width,) * 4, 10, **options)
 

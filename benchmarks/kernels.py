@@ -270,7 +270,7 @@ def sweep_rows(quick: bool) -> list[Row]:
 def convolutional_rows(n: int, size: int, peer: Peer) -> list[Row]:
     """GCONV with ten outputs: with all memory against everybody, within one gibibyte against torch.func alone."""
     torch.manual_seed(0)
-    net, x = pl.models.templates.gconv(), inputs(n, 3, size, size)
+    net, x = pl.models.templates.gconv(bias=True), inputs(n, 3, size, size)
     rows = []
     for budget in (None, GIB):
         # a Jacobian, the blocks it is made from and their product share the budget
@@ -360,7 +360,7 @@ def large_rows(n: int, conv_rows: int, size: int) -> list[Row]:
     rows.append(row)
 
     torch.manual_seed(0)
-    conv, images = pl.models.templates.gconv(), inputs(conv_rows, 3, size, size)
+    conv, images = pl.models.templates.gconv(bias=True), inputs(conv_rows, 3, size, size)
     with peak_memory() as peak:
         times = best_of(1, {"pathlens": lambda: pl.kernels.ntk(conv, images, max_bytes=GIB).dense()})
     gradients = conv_rows * 10 * sum(p.numel() for p in conv.parameters()) * 4 / GIB

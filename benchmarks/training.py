@@ -101,7 +101,7 @@ def cases(device: str) -> list[tuple[str, nn.Module, Any, int, int, dict[str, An
     if device != "cpu":
         x, y = torch.randn(4096, 3, 32, 32), torch.randint(0, 10, (4096,))
         for kind, title in (("relu", "GCONV"), ("dnpfl", "GCONV, learned gates (DNPFL)")):
-            net = pl.gated_twin(pl.models.gconv(), kind, x[:2])
+            net = pl.gated_twin(pl.models.gconv(bias=True), kind, x[:2])
             options = {"loss": "cross_entropy", "autocast": torch.bfloat16}
             found.append((f"CIFAR shape, {title}", net, (x, y), 5, 32, options, nn.functional.cross_entropy))
     return found

@@ -314,7 +314,7 @@ def compare_overlap(s: Subject, rng: random.Random) -> None:
     want = wanted(lambda: shared_paths(s.ref, s.x, s.x if columns is None else columns, inputs))
     with unchanged(s.net, s.x):
         source = (s.net, s.x) if columns is not None else _source(s, rng)
-        got = pl.kernels.overlap(*source, include_inputs=inputs, columns=columns).dense()
+        got = pl.kernels.overlap(*source, include_inputs=inputs, Y=columns).dense()
     refusal_expected(want)
     close(got, want, f"{s.label}: overlap, include_inputs={inputs}", 1e-12)
 
@@ -389,7 +389,7 @@ def compare_ntk(s: Subject, rng: random.Random) -> None:
     else:
         want = left[:, 0] @ right[:, 0].T
     with unchanged(s.net, s.x):
-        got = pl.kernels.ntk(s.net, s.x, part=part, outputs=outputs, columns=columns, frozen=frozen, **options).dense()
+        got = pl.kernels.ntk(s.net, s.x, part=part, outputs=outputs, Y=columns, frozen=frozen, **options).dense()
     close(got, want, f"{s.label}: ntk, part={part}, outputs={outputs}, frozen={frozen}, {options}", 1e-8)
 
 

@@ -50,10 +50,10 @@ def test_recursion_equals_the_textbook(layers: int, n: int, m: int, d: int) -> N
         x, y = x.sign() * 2.0, y.sign() * 3.0
     ntk, nngp, gates = textbook(x, y, layers)
     for got, want in (
-        (relu_ntk(x, y, layers), ntk),
-        (relu_ntk(x, y, layers, last_layer="lecun"), (ntk + nngp) / 2),
-        (relu_nngp(x, y, layers), nngp),
-        (random_gate_limit(x, y, layers), gates),
+        (relu_ntk(x, y, hidden_layers=layers), ntk),
+        (relu_ntk(x, y, hidden_layers=layers, last_layer="lecun"), (ntk + nngp) / 2),
+        (relu_nngp(x, y, hidden_layers=layers), nngp),
+        (random_gate_limit(x, y, hidden_layers=layers), gates),
     ):
         assert got.shape == (n, m) and got.dtype == torch.float64
         torch.testing.assert_close(got.dense(), want, rtol=1e-13, atol=1e-13)
@@ -81,12 +81,12 @@ def test_operator_contract_across_tiles() -> None:
 def test_a_symmetric_tile_of_several_strips() -> None:
     x, all_rows = rows(9, 400, 2), torch.arange(400)
     got = relu_ntk(x, hidden_layers=2).tile(all_rows, all_rows)
-    torch.testing.assert_close(got, relu_ntk(x, x.clone(), 2).dense(), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(got, relu_ntk(x, x.clone(), hidden_layers=2).dense(), rtol=1e-12, atol=1e-13)
 
 
 def test_diagonal_of_a_square_cross_kernel() -> None:
     x, y = rows(4, 6, 3), rows(5, 6, 3)
-    kernel = relu_ntk(x, y, 2)
+    kernel = relu_ntk(x, y, hidden_layers=2)
     torch.testing.assert_close(kernel.diagonal(), kernel.dense().diagonal(), rtol=1e-14, atol=0)
 
 
@@ -113,7 +113,7 @@ def test_small_angles_keep_their_digits(gap: float) -> None:
     assert float(_angles(unit, near)) == pytest.approx(gap, rel=1e-12)
     assert math.pi - float(_angles(unit, -near)) == pytest.approx(gap, rel=1e-12, abs=5e-16)
     # κ₀ falls with the angle at the rate 1/π: arccos of the rounded cosine would give 0 or 2e-8 here
-    drop = 2.0 - float(random_gate_limit(unit, near, 1)[0, 0])
+    drop = 2.0 - float(random_gate_limit(unit, near, hidden_layers=1)[0, 0])
     assert drop == pytest.approx(2 * gap / math.pi + (1 - gap / math.pi) * gap**2, rel=1e-9, abs=5e-16)
 
 
@@ -171,8 +171,8 @@ def test_huge_tiny_and_zero_rows() -> None:
     x = torch.tensor([[1e200, 0.0], [1e-200, 1e-200], [0.0, 0.0]], dtype=torch.float64)
     dense = relu_ntk(x[1:], hidden_layers=2).dense()
     assert torch.equal(dense, torch.zeros(2, 2, dtype=torch.float64))  # 1e-400 is zero; a zero row gives zeros
-    cross = float(relu_ntk(x[:1], x[1:2], 2)[0, 0])
-    want = float(relu_ntk(x[:1] * 1e-200, x[1:2] * 1e200, 2)[0, 0])
+    cross = float(relu_ntk(x[:1], x[1:2], hidden_layers=2)[0, 0])
+    want = float(relu_ntk(x[:1] * 1e-200, x[1:2] * 1e200, hidden_layers=2)[0, 0])
     assert cross == pytest.approx(want, rel=1e-14)
 
 
@@ -221,7 +221,7 @@ def finite(x: Tensor, layers: int, w: int, seed: int, last: float, gate_seed: in
 def test_wide_networks_converge_at_one_over_root_width(case: str) -> None:
     x, layers = rows(8, 4, 3), 2
     gates = case == "random gates"
-    limit = random_gate_limit(x, hidden_layers=layers) if gates else relu_ntk(x, None, layers, last_layer=case)  # type: ignore[arg-type]
+    limit = random_gate_limit(x, hidden_layers=layers) if gates else relu_ntk(x, hidden_layers=layers, last_layer=case)  # type: ignore[arg-type]
     want = limit.dense()
     widths, seeds = [24, 72, 216], 16
     errors = []
@@ -235,9 +235,9 @@ def test_wide_networks_converge_at_one_over_root_width(case: str) -> None:
     assert errors[-1] < 0.25
     # neither of the other two limits is what these networks approach
     others = {
-        "he": relu_ntk(x, None, layers),
-        "lecun": relu_ntk(x, None, layers, last_layer="lecun"),
-        "random gates": random_gate_limit(x, None, layers),
+        "he": relu_ntk(x, hidden_layers=layers),
+        "lecun": relu_ntk(x, hidden_layers=layers, last_layer="lecun"),
+        "random gates": random_gate_limit(x, hidden_layers=layers),
     }
     mean = torch.stack(got).mean(0)
     for name, kernel in others.items():

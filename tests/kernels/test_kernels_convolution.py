@@ -49,7 +49,7 @@ def test_convolutional_networks(name: str, kind: str, monkeypatch: pytest.Monkey
     stream, other = record(net, X, stream=True), record(net, Y, stream=True)
     for which in ("trace", "full", 1):
         check_ntk(ntk(net, X, outputs=which), net, X, outputs=which)
-        check_ntk(ntk(net, X, columns=Y, outputs=which), net, X, Y, outputs=which)
+        check_ntk(ntk(net, X, Y=Y, outputs=which), net, X, Y, outputs=which)
         # the same with gradients made piece by piece from a stream
         check_ntk(ntk(net, stream, outputs=which, max_bytes=400_000), net, X, outputs=which)
         # and in blocks, with sensitivities recomputed for one output at a time
@@ -58,7 +58,7 @@ def test_convolutional_networks(name: str, kind: str, monkeypatch: pytest.Monkey
             blocks = ntk(net, stream, outputs=which, max_bytes=300_000)
         assert "ntk blocks" in repr(blocks)
         check_ntk(blocks, net, X, outputs=which)
-    check_ntk(ntk(net, stream, columns=other, outputs="full"), net, X, Y, outputs="full")
+    check_ntk(ntk(net, stream, Y=other, outputs="full"), net, X, Y, outputs="full")
 
 
 @pytest.mark.parametrize("part,prefix", [("value", "values."), ("feature", "source.")])
@@ -154,11 +154,11 @@ def test_the_budget_is_kept() -> None:
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        net = models.gated_twin(models.gconv(10, channels=(3, 32, 32), dense=(16,)), "relu", torch.randn(2, 3, 16, 16))
+        net = models.gated_twin(models.gconv(10, (3, 32, 32), (16,), bias=True), "relu", torch.randn(2, 3, 16, 16))
         X = torch.randn(128, 3, 16, 16)
         ntk(net, X[:4], max_bytes=32 * 2**20).dense()  # libraries warm up
         before = peak()
-        K = ntk(net, X, columns=X[:40], max_bytes=32 * 2**20).dense()
+        K = ntk(net, X, Y=X[:40], max_bytes=32 * 2**20).dense()
         print(peak() - before)
         want = ntk(net, X[:9]).dense()
         assert torch.allclose(K[:9, :9], want, rtol=1e-3, atol=1e-4 * float(want.max())), (K[:9, :9] - want).abs().max()

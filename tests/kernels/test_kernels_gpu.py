@@ -38,12 +38,12 @@ def test_cuda_equals_cpu(kernel: Any, shape: str) -> None:
         X = torch.randn(7, 3).double()
         net = models.dlgn(3, hidden=(8, 6), outputs=2, seed=0).double()
     want = kernel(net, X).dense()
-    cross = kernel(net, X[:3], columns=X[3:]).dense()
+    cross = kernel(net, X[:3], Y=X[3:]).dense()
     net, X = net.cuda(), X.cuda()
     K = kernel(net, X)
     assert K.device.type == "cuda"
     assert_kernel_close(K.dense().cpu(), want, want.diagonal())
-    assert torch.allclose(kernel(net, X[:3], columns=X[3:]).dense().cpu(), cross, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(kernel(net, X[:3], Y=X[3:]).dense().cpu(), cross, rtol=1e-10, atol=1e-12)
     if kernel is ntk:
         stream = record(net, X, stream=True)
         assert_kernel_close(ntk(net, stream).dense().cpu(), want, want.diagonal())
@@ -93,7 +93,7 @@ def _resnet() -> tuple[nn.Module, torch.Tensor]:
 
 def _gconv() -> tuple[nn.Module, torch.Tensor]:
     X = torch.randn(12, 3, 32, 32, generator=torch.Generator().manual_seed(1)).cuda()
-    return models.gconv(outputs=2).cuda().eval(), X
+    return models.gconv(outputs=2, bias=True).cuda().eval(), X
 
 
 @pytest.mark.parametrize("make", [_resnet, _gconv])
@@ -112,6 +112,6 @@ def test_float32_kernels_are_exact_where_the_process_allows_tf32(make: Any, tf32
 
 def test_float32_path_kernels_are_exact_where_the_process_allows_tf32(tf32: None) -> None:
     X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1)).cuda()
-    net = models.gated_twin(models.gconv(channels=(3, 16, 16), dense=(32,)), "relu", X[:2].cpu(), seed=0).cuda()
+    net = models.gated_twin(models.gconv(10, (3, 16, 16), (32,), bias=True), "relu", X[:2].cpu(), seed=0).cuda()
     want = npk(copy.deepcopy(net).double(), X.double()).dense()
     assert scaled_error(npk(net, X).dense(), want, want.diagonal()) <= 1e-5

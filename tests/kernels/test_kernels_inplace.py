@@ -52,7 +52,7 @@ def test_tangent_kernels(kind: str, outputs: Any) -> None:
     net, X = settle(_Shifted(kind)), torch.randn(5, 3).double()
     own = X.clone()
     check_ntk(ntk(net, X, outputs=outputs), net, X, outputs=outputs)
-    check_ntk(ntk(net, X, outputs=outputs, columns=X[:2]), net, X, X[:2].clone(), outputs=outputs)
+    check_ntk(ntk(net, X, outputs=outputs, Y=X[:2]), net, X, X[:2].clone(), outputs=outputs)
     stream: Any = record(net, X, stream=True)
     check_ntk(ntk(net, stream, outputs=outputs), net, X, outputs=outputs)
     assert torch.equal(X, own)

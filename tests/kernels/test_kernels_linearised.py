@@ -73,7 +73,7 @@ def test_the_kernel_gives_the_same_predictions() -> None:
     net, X, y, Z = problem()
     model = LinearisedModel(net)
     model.fit(X, y, tol=1e-13)
-    K, K_test = ntk(net, X, outputs="full"), ntk(net, Z, columns=X, outputs="full")
+    K, K_test = ntk(net, X, outputs="full"), ntk(net, Z, Y=X, outputs="full")
     alpha = K.solve((y - net(X).detach()).flatten()).solution
     want = net(Z).detach() + (K_test @ alpha).reshape(4, 2)
     assert torch.allclose(model(Z), want, rtol=1e-6, atol=1e-7)

@@ -33,13 +33,13 @@ def check_paths(net: GatedNetwork, X: Tensor, *, soft: bool = False) -> None:
     assert_kernel_close(K.dense(), want, want.diagonal())
     assert torch.allclose(K.diagonal(), want.diagonal(), rtol=1e-12, atol=0)
     half = len(X) // 2
-    cross = npk(net, X[:half], columns=X[half:], soft=soft)
+    cross = npk(net, X[:half], Y=X[half:], soft=soft)
     assert cross.shape == (half, len(X) - half) and not cross.symmetric
     assert_kernel_close(cross.dense(), want[:half, half:], want.diagonal()[:half], want.diagonal()[half:])
     if not soft:
         counts = count_shared_paths(net, X)
         assert torch.equal(overlap(net, X).dense().long(), counts)
-        assert torch.equal(overlap(net, X[:half], columns=X[half:]).dense().long(), counts[:half, half:])
+        assert torch.equal(overlap(net, X[:half], Y=X[half:]).dense().long(), counts[:half, half:])
 
 
 def open_twin(template: nn.Module, kind: str, X: Tensor) -> GatedNetwork:
@@ -580,7 +580,7 @@ def test_groups_are_slices_of_channels(groups: int, end: str) -> None:
         for budget in (None, 2_000_000):
             K = npk(net, X, soft=soft, max_bytes=budget)
             assert_kernel_close(K.dense(), want, want.diagonal())
-        cross = npk(net, X[:3], columns=X, soft=soft)
+        cross = npk(net, X[:3], Y=X, soft=soft)
         assert_kernel_close(cross.dense(), want[:3], want.diagonal()[:3], want.diagonal())
     for inputs in (False, True):
         assert torch.equal(
@@ -684,9 +684,9 @@ def test_records_that_do_not_tell_the_wiring() -> None:
         lambda net, X: overlap(net),
         lambda net, X: overlap(X),
         lambda net, X: overlap(record(net, X), X),
-        lambda net, X: overlap(record(net, X), columns=X),
-        lambda net, X: npk(record(net, X), columns=record(models.relu(2, hidden=(3,)), X)),
-        lambda net, X: npk(record(net, X), columns=record(net.double(), X.double())),
+        lambda net, X: overlap(record(net, X), Y=X),
+        lambda net, X: npk(record(net, X), Y=record(models.relu(2, hidden=(3,)), X)),
+        lambda net, X: npk(record(net, X), Y=record(net.double(), X.double())),
         lambda net, X: overlap(net, X * float("nan")),
         lambda net, X: overlap(net, X.double()),
         lambda net, X: overlap(net, X[:0]),

@@ -35,7 +35,7 @@ def test_ridge_regression_is_the_dense_formula(kernel: Any) -> None:
     X, Y = data(12, 5)
     net = models.dlgn(3, hidden=(32, 32), seed=0).double()
     y = torch.randn(12, 2).double()
-    K, K_test = kernel(net, X), kernel(net, Y, columns=X)
+    K, K_test = kernel(net, X), kernel(net, Y, Y=X)
     fit = kernel_regression(K, y, K_test, ridge=0.1)
     dense = K.dense()
     scale = float(dense.trace()) / 12
@@ -68,7 +68,7 @@ def test_classification() -> None:
     X = torch.randn(150, 2, generator=g)
     labels = (X[:, 0] > 0).long() + 2 * (X[:, 1] > 0).long()
     net = models.relu(2, hidden=(64, 64), seed=0)
-    K, K_test = ntk(net, X[:100]), ntk(net, X[100:], columns=X[:100])
+    K, K_test = ntk(net, X[:100]), ntk(net, X[100:], Y=X[:100])
     fit = kernel_classification(K, labels[:100], K_test, ridge=1e-3)
     assert fit.predictions.shape == (50, 4)
     assert float((fit.labels == labels[100:]).double().mean()) > 0.8
@@ -122,7 +122,7 @@ def test_gate_information_of_a_regression_and_a_convolution() -> None:
     y = X[:, 0, :1]
     found = gate_information(net, (X[:14], y[:14]), (X[14:], y[14:]), soft=True)
     assert found.accuracy is None
-    K, K_test = npk(net, X[:14], soft=True), npk(net, X[14:], columns=X[:14], soft=True)
+    K, K_test = npk(net, X[:14], soft=True), npk(net, X[14:], Y=X[:14], soft=True)
     want = kernel_regression(K, y[:14], K_test, ridge=1e-4).predictions
     assert found.mse == pytest.approx(float((want - y[14:]).square().mean()), rel=1e-9)
     s = K.trace() / 14
@@ -181,7 +181,7 @@ def test_leaving_one_row_out_is_fitting_without_it(n: int, ridge: float) -> None
 def test_a_chosen_ridge_predicts_rows_that_are_left_out_best(dtype: torch.dtype) -> None:
     X, y, X_test, y_test = (t.to(dtype) for t in noisy())
     net = models.relu(3, hidden=(64, 64), seed=0).to(dtype)
-    K, K_test = ntk(net, X), ntk(net, X_test, columns=X)
+    K, K_test = ntk(net, X), ntk(net, X_test, Y=X)
     fit = kernel_regression(K, y, K_test, ridge="auto")
     error = {r: float((leave_one_out(K, y, r)[:, 0] - y).square().mean()) for r in (fit.ridge, 1e-4, 1e-2, 1, 10)}
     assert min(error.values()) == pytest.approx(error[fit.ridge], rel=0.02)
@@ -195,7 +195,7 @@ def test_a_ridge_is_chosen_for_labels_and_singular_kernels_too() -> None:
     X, y, X_test, _ = noisy()
     X = torch.cat([X, X])  # every row twice: what is left out is still there, so that the least ridge is best
     net, labels = models.relu(3, hidden=(128,), seed=0).double(), (torch.cat([y, y]) > 0).long()
-    K, K_test = ntk(net, X), ntk(net, X_test, columns=X)
+    K, K_test = ntk(net, X), ntk(net, X_test, Y=X)
     assert kernel_classification(K, labels, K_test, ridge="auto").ridge < 1e-6
     found = gate_information(net, (X, labels), (X_test, (X_test[:, 0] > 0).long()), ridge="auto")
     assert found.fit.ridge > 0 and found.train_residual < 0.1

@@ -51,7 +51,7 @@ def test_every_kind(name: str, outputs: int, bias: bool) -> None:
     X, Y = torch.randn(6, 3).double(), torch.randn(4, 3).double()
     for which in ("trace", "full", outputs - 1):
         check_ntk(ntk(net, X, outputs=which), net, X, outputs=which)
-        check_ntk(ntk(net, X, columns=Y, outputs=which), net, X, Y, outputs=which)
+        check_ntk(ntk(net, X, Y=Y, outputs=which), net, X, Y, outputs=which)
 
 
 @pytest.mark.parametrize("name", [k for k in NETWORKS if k not in ("relu", "soft_relu", "dln")])
@@ -147,8 +147,8 @@ def test_streams_equal_records() -> None:
         K = ntk(stream, outputs=which)
         check_ntk(K, net, X, outputs=which)
         check_ntk(K.with_options(max_bytes=60_000), net, X, outputs=which)
-        check_ntk(ntk(stream, columns=other, outputs=which), net, X, Y, outputs=which)
-        check_ntk(ntk(stream, columns=record(net, Y), outputs=which), net, X, Y, outputs=which)
+        check_ntk(ntk(stream, Y=other, outputs=which), net, X, Y, outputs=which)
+        check_ntk(ntk(stream, Y=record(net, Y), outputs=which), net, X, Y, outputs=which)
     v = torch.randn(13, 2).double()
     assert torch.allclose(ntk(stream) @ v, ntk(net, X).dense() @ v, rtol=1e-11)
 
@@ -287,7 +287,7 @@ def test_any_module(name: str) -> None:
     net, X, Y = cls().double().eval(), torch.randn(4, *shape).double(), torch.randn(3, *shape).double()
     for which in ("trace", "full", 0):
         check_ntk(ntk(net, X, outputs=which), net, X, outputs=which)
-        check_ntk(ntk(net, X, columns=Y, outputs=which), net, X, Y, outputs=which)
+        check_ntk(ntk(net, X, Y=Y, outputs=which), net, X, Y, outputs=which)
 
 
 def test_layer_norm_and_leaky_units() -> None:
@@ -325,8 +325,8 @@ def test_bad_input() -> None:
         (OptionError, "together with X", lambda: ntk(rec, X)),
         (OptionError, "expected a Record", lambda: ntk(X)),
         (RecordError, "without a backward pass", lambda: ntk(record(net, X, sensitivities=False))),
-        (RecordError, "same network", lambda: ntk(rec, columns=record(models.relu(2, hidden=(5,), outputs=2), X))),
-        (DTypeError, "columns torch.float64", lambda: ntk(rec, columns=record(net.double(), X.double()))),
+        (RecordError, "same network", lambda: ntk(rec, Y=record(models.relu(2, hidden=(5,), outputs=2), X))),
+        (DTypeError, "Y is torch.float64", lambda: ntk(rec, Y=record(net.double(), X.double()))),
         (NotFiniteError, "NaN", lambda: ntk(net.float(), X / 0)),
         (DTypeError, "float64", lambda: ntk(net.float(), X.double())),
         (RecordError, "eval", lambda: ntk(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), X)),
@@ -351,7 +351,7 @@ def test_whole_numbers_stay_whole_for_an_embedding(outputs: str | int) -> None:
     torch.manual_seed(0)
     net, X = _Words().double(), torch.randint(0, 7, (9, 3))
     check_ntk(ntk(net, X, outputs=outputs), net, X, outputs=outputs)
-    check_ntk(ntk(net, X, outputs=outputs, columns=X[:4]), net, X, X[:4], outputs=outputs)
+    check_ntk(ntk(net, X, outputs=outputs, Y=X[:4]), net, X, X[:4], outputs=outputs)
     check_ntk(ntk(net, X.numpy(), outputs=outputs, max_bytes=200_000), net, X, outputs=outputs)
 
 

@@ -114,7 +114,7 @@ def test_operations_are_counted_as_torch_counts_them(row):
     architecture = row.split("-")[0]
     x = torch.zeros(1, 784) if architecture == "fc" else torch.zeros(1, 3, 32, 32)
     template = {
-        "fc": lambda: pl.models.mlp(784, size["hidden"], 10, True),
+        "fc": lambda: pl.models.mlp(784, size["hidden"], 10, bias=True),
         "vconv": pl.models.vconv,
         "gconv": pl.models.gconv,
     }[architecture]()

@@ -147,7 +147,10 @@ def test_templates_with_circular_convolutions_and_padded_shortcuts() -> None:
         (pl.models.ResNet((1, 1), (2, 4), 2, shortcut="pad").eval(), torch.randn(4, 3, 6, 6)),
         (pl.models.ResNet((1, 1), (2, 4), 2, shortcut="projection").eval(), torch.randn(4, 3, 6, 6)),
         # ones enter after a batch-norm of the input, in its shape and not in that of the first gates
-        (nn.Sequential(nn.BatchNorm2d(3), *pl.models.gconv(2, (3, 4, 4), ())).eval(), torch.randn(4, 3, 6, 6)),
+        (
+            nn.Sequential(nn.BatchNorm2d(3), *pl.models.gconv(2, (3, 4, 4), (), bias=True)).eval(),
+            torch.randn(4, 3, 6, 6),
+        ),
     ):
         net = pl.gated_twin(template, "dlgn", example=X, piecewise_constant=True).eval().double()
         want = pl.kernels.overlap(net, X.double()).diagonal()

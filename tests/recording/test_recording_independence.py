@@ -74,7 +74,7 @@ def test_networks_that_mix_rows_are_refused(name: str, dtype: torch.dtype, n: in
         lambda net, X: record(net, X, sensitivities=False),
         lambda net, X: record(net, X, max_bytes=40_000),
         lambda net, X: LinearisedModel(net)(X),
-        lambda net, X: ntk(net, X[:1], columns=X),
+        lambda net, X: ntk(net, X[:1], Y=X),
     ],
 )
 def test_whatever_takes_a_network_refuses(take: Any) -> None:

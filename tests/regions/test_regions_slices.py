@@ -143,7 +143,7 @@ def small_resnet() -> nn.Module:
 
 def test_convolutions() -> None:
     torch.manual_seed(0)
-    net = pl.models.gconv(2, channels=(1, 2, 3), dense=(4,))
+    net = pl.models.gconv(2, channels=(1, 2, 3), dense=(4,), bias=True)
     check(net, slice2d(net, images(0, 1, 5, 5), 0.7))
     strided = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(8, 2)).eval()
     check(strided, slice2d(strided, images(1, 1, 5, 5)))

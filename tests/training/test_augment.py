@@ -36,7 +36,9 @@ def _data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _net() -> torch.nn.Module:
-    return pl.gated_twin(pl.models.gconv(3, (1, 2, 2), (3,)), "relu", example=torch.zeros(1, 1, 6, 6)).double()
+    return pl.gated_twin(
+        pl.models.gconv(3, (1, 2, 2), (3,), bias=True), "relu", example=torch.zeros(1, 1, 6, 6)
+    ).double()
 
 
 def _options() -> dict[str, object]:

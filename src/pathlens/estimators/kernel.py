@@ -103,7 +103,7 @@ class _BasePathKernel(BaseEstimator):
         dtype = next(net.parameters()).dtype
         rows = torch.from_numpy(Z).to(dtype)
         build = _KERNELS[self._kind]
-        return build(net, rows) if columns is None else build(net, rows, columns=torch.from_numpy(columns).to(dtype))
+        return build(net, rows) if columns is None else build(net, rows, Y=torch.from_numpy(columns).to(dtype))
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)

@@ -2,7 +2,7 @@
 
 A layer used at P positions has ∂f/∂W = Σ_p D_p A_pᵀ with patches A (P, I) and sensitivities D (P, m). Either that
 gradient is formed for each example (*explicit*), or the kernel is summed over pairs of positions (*pairwise*),
-whichever costs less. Which layers enter a kernel is `tangent`'s business. May import linops, records and the errors.
+whichever costs less. Which layers enter a kernel is `tangent`'s business.
 """
 
 from __future__ import annotations

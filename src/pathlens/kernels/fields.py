@@ -2,7 +2,7 @@
 
 Every tensor is a sum of fields, one per weight layer, each masked by the gates it has passed since. Here is what masks,
 maps of positions and convolution windows do to the kernel between position p of one example and q of another. How a
-network is wired is `wiring`'s business. Imports torch only.
+network is wired is `wiring`'s business.
 """
 
 from __future__ import annotations

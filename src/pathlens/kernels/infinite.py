@@ -1,7 +1,7 @@
 """Kernels of infinitely wide ReLU networks: NTK, NNGP, the limit for random gates, and the convolutional NTK.
 
 Closed recursions over pairs of inputs, computed in float64 and handed out as lazy operators. Kernels of finite networks
-live in the other modules of this package. May import linops, the errors, and how numbers are read (recording).
+live in the other modules of this package.
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ def _dot_product_kernel(
 def relu_ntk(
     X: Any,
     Y: Any = None,
-    hidden_layers: int = 5,
     *,
+    hidden_layers: int = 5,
     last_layer: LastLayer = "he",
     max_bytes: int | None = None,
 ) -> CustomKernel:
@@ -248,7 +248,7 @@ def relu_ntk(
     return _dot_product_kernel(X, Y, lambda theta: _ntk(theta, layers, last), "relu_ntk", max_bytes)
 
 
-def relu_nngp(X: Any, Y: Any = None, hidden_layers: int = 5, *, max_bytes: int | None = None) -> CustomKernel:
+def relu_nngp(X: Any, Y: Any = None, *, hidden_layers: int = 5, max_bytes: int | None = None) -> CustomKernel:
     """Covariance Σ⁽ᵈ⁾ of an infinitely wide ReLU network: ⟨h, h′⟩ of its last hidden layer, d = L + 1.
 
     Σ⁽¹⁾ = x·y, Σ⁽ˡ⁺¹⁾ = |x||y|·κ₁(θ⁽ˡ⁾), for weights of variance 2/w in every layer. It is the covariance of the
@@ -272,7 +272,7 @@ def relu_nngp(X: Any, Y: Any = None, hidden_layers: int = 5, *, max_bytes: int |
     return _dot_product_kernel(X, Y, lambda theta: _nngp(theta, layers), "relu_nngp", max_bytes)
 
 
-def random_gate_limit(X: Any, Y: Any = None, hidden_layers: int = 5, *, max_bytes: int | None = None) -> CustomKernel:
+def random_gate_limit(X: Any, Y: Any = None, *, hidden_layers: int = 5, max_bytes: int | None = None) -> CustomKernel:
     """NTK of an infinitely wide network whose gates come from an independent random ReLU network (frozen gates, FRNPF).
 
     d·Σ ∘ ∏_l Σ̂⁽ˡ⁾ with d = L + 1, Σ = x·y and Σ̂⁽ˡ⁺¹⁾ = 1 − θ⁽ˡ⁾/π the share of gates that both inputs open, times two:
@@ -416,8 +416,8 @@ def _chunks(index: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
 def relu_cntk(
     X: Any,
     Y: Any = None,
-    hidden_layers: int = 4,
     *,
+    hidden_layers: int = 4,
     pool: Pool = "gap",
     dense_layers: int = 0,
     kernel_size: int = 3,

@@ -1,7 +1,7 @@
 """The linear model on tangent features: f_lin(θ) = f(θ₀) + J(θ − θ₀), trained by Jacobian products.
 
 No kernel and no Jacobian is formed, so that it scales to data sets whose kernel would not fit anywhere. Kernel
-regression, for those whose kernel does, is in `regression`. May import recording, linops (progress) and the errors.
+regression, for those whose kernel does, is in `regression`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Numbers that say what a kernel is like: ν, spectra, effective ranks, alignments, drift, class blocks, norms.
 
 Everything takes an operator or a plain matrix, sums in float64, and goes tile by tile where the whole spectrum is not
-needed. Nothing here knows of networks or of where a kernel came from. May import linops, the errors, and how numbers
-are read (recording).
+needed. Nothing here knows of networks or of where a kernel came from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The overlap kernel Λ and the neural path kernel: how much two inputs have in common, path by path.
 
 Fully connected networks are products of Gram matrices, built here; convolutional and residual ones, whose paths share
-weights between positions or skip layers, go through `recursion`. May import linops, records, recording and the errors.
+weights between positions or skip layers, go through `recursion`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pathlens.records import Layer, Record
 def overlap(
     source: Source | nn.Module,
     X: Any = None,
+    Y: Any = None,
     *,
-    columns: Any = None,
     soft: bool = False,
     include_inputs: bool = False,
     max_bytes: int | None = None,
@@ -46,7 +46,7 @@ def overlap(
         kind as ``overlap(gated_twin(net, "relu", example=X[:2]), X)``, which is the same network.
     X : (n, ...) or Record, optional
         Inputs (recorded without a backward pass) or their record, where ``source`` is a network.
-    columns : Record, RecordStream or (m, ...), optional
+    Y : (m, ...), Record or RecordStream, optional
         A second set of inputs: the result is the n × m kernel between both.
     soft : bool
         Use the network's own (soft or leaky) gate values instead of the hard bits q > 0.
@@ -79,7 +79,7 @@ def overlap(
            [ 6,  6,  0],
            [ 0,  0, 30]])
     """
-    sides = resolve("overlap", source, X, columns, sensitivities=False, max_bytes=max_bytes)
+    sides = resolve("overlap", source, X, Y, sensitivities=False, max_bytes=max_bytes)
     wiring = _wiring(sides)
     if wiring is not None and not (wiring.chain and (wiring.reads_input or not include_inputs)):
         return path_kernel(wiring, sides, "walks" if include_inputs else "paths", soft, "overlap", max_bytes)
@@ -93,8 +93,8 @@ def overlap(
 def npk(
     source: Source | nn.Module,
     X: Any = None,
+    Y: Any = None,
     *,
-    columns: Any = None,
     soft: bool = False,
     max_bytes: int | None = None,
 ) -> GramSum:
@@ -108,7 +108,7 @@ def npk(
 
     Parameters
     ----------
-    source, X, columns, soft, max_bytes
+    source, X, Y, soft, max_bytes
         As for `overlap`.
 
     Returns
@@ -138,7 +138,7 @@ def npk(
     >>> npk(models.dlgn(2, hidden=(8, 8), seed=0), X).diagonal()
     tensor([ 6.0000, 11.2500, 30.0000])
     """
-    sides = resolve("npk", source, X, columns, sensitivities=False, max_bytes=max_bytes)
+    sides = resolve("npk", source, X, Y, sensitivities=False, max_bytes=max_bytes)
     wiring = _wiring(sides)
     if wiring is not None and wiring.reused is not None:
         raise wiring.reused

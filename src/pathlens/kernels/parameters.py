@@ -1,7 +1,7 @@
 """Gradients of parameters that belong to no recorded layer: batch-norm scales, embeddings, attention weights.
 
 They go through per-example Jacobians of these parameters alone; linear and convolutional layers are cheaper, and live
-in `tangent` and `convolution`. May import recording and the errors.
+in `tangent` and `convolution`.
 """
 
 from __future__ import annotations

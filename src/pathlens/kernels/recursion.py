@@ -2,7 +2,7 @@
 
 Fields of different weight layers share no path, so it is enough to carry one kernel between positions per field (per
 group of channels, of a grouped convolution), and the masks. Fully connected chains, which are products of Grams, live
-in `overlap`. May import linops, recording and the errors.
+in `overlap`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Predicting with a kernel: ridge regression, classification by one-hot targets, and the information in gates.
 
-Any kernel operator of the package will do, or a plain matrix. Training a network is not done here. May import linops,
-the other kernels and the errors.
+Any kernel operator of the package will do, or a plain matrix. Training a network is not done here.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ def kernel_regression(
     y : (n,) or (n, c)
         Targets.
     K_test : KernelOperator or (m, n)
-        Test rows against training columns, e.g. ``ntk(test, columns=train)``.
+        Test rows against training columns, e.g. ``ntk(net, X_test, X_train)``.
     ridge : float or "auto"
         In units of the mean diagonal, so that one value means the same for every kernel, however large its numbers.
         0 interpolates, where K_train is not singular. "auto" takes the one of least squared error in `leave_one_out`.
@@ -335,7 +334,7 @@ def gate_information(
             )
     (X, y), (X_test, y_test) = train, test
     K = build(net, X, max_bytes=max_bytes, **options)
-    K_test = build(net, X_test, columns=X, max_bytes=max_bytes, **options)
+    K_test = build(net, X_test, Y=X, max_bytes=max_bytes, **options)
     y, y_test = as_numbers(y).cpu(), as_numbers(y_test).cpu()
     labelled = not y.dtype.is_floating_point
     if labelled and classes is None:

@@ -1,6 +1,6 @@
 """From what users give (a record, a stream, or a network with inputs) to row sources for kernels.
 
-Nothing here knows which kernel is built. May import records, recording and the errors.
+Nothing here knows which kernel is built.
 """
 
 from __future__ import annotations
@@ -49,10 +49,16 @@ class Sides:
         return (self.rows,) if self.cols is None else (self.rows, self.cols)
 
 
-def resolve(
-    what: str, source: Any, X: Any, columns: Any, *, sensitivities: bool, max_bytes: int | None = None
-) -> Sides:
-    """Record what has not been recorded yet, and check that rows and columns belong together."""
+def resolve(what: str, source: Any, X: Any, Y: Any, *, sensitivities: bool, max_bytes: int | None = None) -> Sides:
+    """Record what has not been recorded yet, and check that X and Y belong together."""
+
+    def take(inputs: Any) -> Source:
+        # without gates there is still a tangent kernel, and what needs gates refuses
+        if isinstance(inputs, Source):
+            return inputs
+        assert net is not None
+        return recorded(net, inputs, sensitivities=sensitivities, max_bytes=max_bytes)
+
     net: nn.Module | None = None
     if isinstance(source, Source):
         if X is not None:
@@ -62,59 +68,47 @@ def resolve(
         net = unwrapped(source)
         if X is None:
             raise OptionError(f"{what}: a network was given without inputs. Call {what}(net, X).")
-        rows = X if isinstance(X, Source) else _record(net, X, sensitivities, max_bytes)
+        rows = take(X)
     else:
         raise OptionError(f"{what}: expected a Record or a network with inputs, got {type(source).__name__}.")
-    _check_dtype(what, rows)
-    if columns is None or columns is source or columns is rows:
-        return Sides(rows, None, net)
-    if isinstance(columns, Source):
-        cols = columns
-    elif net is None:
-        raise OptionError(
-            f"{what}: columns are {type(columns).__name__}, and rows come as a record. Record the columns too, or call "
-            f"{what}(net, X, columns=…)."
-        )
-    else:
-        cols = _record(net, columns, sensitivities, max_bytes)
-    _check_pair(what, rows, cols)
-    return Sides(rows, cols, net)
-
-
-def _record(net: nn.Module, X: Any, sensitivities: bool, max_bytes: int | None) -> Source:
-    # without gates there is still a tangent kernel, and what needs gates refuses
-    return recorded(net, X, sensitivities=sensitivities, max_bytes=max_bytes)
-
-
-def _check_dtype(what: str, rows: Source) -> None:
     dtype = probe(rows).f.dtype
     if dtype not in FLOATS:
         raise DTypeError(
             f"{what}: the network computes in {dtype}, expected float32 or float64: kernels are exact, and {dtype} has "
             "too few digits. Take a copy, which has the same weights: copy.deepcopy(net).float(), and X.float()."
         )
+    if Y is None or Y is source or Y is rows:
+        return Sides(rows, None, net)
+    if net is None and not isinstance(Y, Source):
+        raise OptionError(
+            f"{what}: Y is {type(Y).__name__}, and a record was given in place of the network. Record Y too, or call "
+            f"{what}(net, X, Y)."
+        )
+    cols = take(Y)
+    _check_pair(what, rows, cols)
+    return Sides(rows, cols, net)
 
 
 def _check_pair(what: str, rows: Source, cols: Source) -> None:
     if rows.sites != cols.sites:
         raise RecordError(
-            f"{what}: rows have the gate sites {', '.join(rows.sites) or 'none'}, columns "
+            f"{what}: X has the gate sites {', '.join(rows.sites) or 'none'}, Y "
             f"{', '.join(cols.sites) or 'none'}. Record both with the same network."
         )
     mine, theirs = ([(a.name, a.inputs, a.outputs) for a in side.layers] for side in (rows, cols))
     if mine != theirs or rows.outputs != cols.outputs:
         raise RecordError(
-            f"{what}: rows come from a network with {len(mine)} layers and {rows.outputs} outputs, columns from one "
+            f"{what}: X comes from a network with {len(mine)} layers and {rows.outputs} outputs, Y from one "
             f"with {len(theirs)} and {cols.outputs}, or their sizes differ. Record both with the same network."
         )
     a, b = probe(rows), probe(cols)
     if a.f.dtype != b.f.dtype or a.f.device != b.f.device:
         raise DTypeError(
-            f"{what}: rows are {a.f.dtype} on {a.f.device}, columns {b.f.dtype} on {b.f.device}. Record both alike."
+            f"{what}: X is {a.f.dtype} on {a.f.device}, Y is {b.f.dtype} on {b.f.device}. Record both alike."
         )
     if a.x.shape[1:] != b.x.shape[1:]:
         raise ShapeError(
-            f"{what}: rows are inputs of shape {tuple(a.x.shape[1:])}, columns of {tuple(b.x.shape[1:])}. "
+            f"{what}: rows of X have shape {tuple(a.x.shape[1:])}, rows of Y {tuple(b.x.shape[1:])}. "
             "Record both with the same network."
         )
 

@@ -1,7 +1,7 @@
 """The neural tangent kernel and its parts: value, feature, single layers, one output, all outputs.
 
 Dense layers are products of two Gram matrices; layers with many positions are in `convolution`, parameters outside
-layers in `parameters`. May import linops, models, records, recording and the errors.
+layers in `parameters`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ HELD_SHARE = 0.5  #: of the budget, that the gradients of all examples may take;
 def ntk(
     source: Source | nn.Module,
     X: Any = None,
+    Y: Any = None,
     *,
     part: str = "all",
     layer: str | Sequence[str] | None = None,
     outputs: str | int = "trace",
-    columns: Any = None,
     frozen: bool = False,
     max_bytes: int | None = None,
 ) -> GramSum:
@@ -57,6 +57,8 @@ def ntk(
         module.
     X : (n, ...), optional
         Inputs, where ``source`` is a module. Batch-norm must be in eval mode.
+    Y : (m, ...), Record or RecordStream, optional
+        A second set of inputs: the result is the n × m kernel between both.
     part : {"all", "value", "feature"}
         "value" is the gradient by the value network's weights (K^V), "feature" that by the gate network's (K^F); they
         add up to "all" where these are separate. Where one weight makes both values and gates: with hard gates K^F = 0;
@@ -66,8 +68,6 @@ def ntk(
         These layers (or parameters outside layers) alone, frozen or not.
     outputs : "trace", "full" or int
         Sum over outputs, (n, n); all pairs, (nc, nc) with row order (example, output), i = s·c + k; or one output.
-    columns : Record, RecordStream or (m, ...), optional
-        A second set of inputs: the result is rectangular.
     frozen : bool
         Include parameters that are not trained. The default is the kernel that gradient descent follows.
     max_bytes : int, optional
@@ -103,7 +103,7 @@ def ntk(
     if isinstance(source, nn.Module) and (frozen or layer is not None):
         source = copy.deepcopy(source).requires_grad_(True)  # the record then tells of every parameter
     budget = None if max_bytes is None else resolve_budget(max_bytes, torch.device("cpu"))
-    sides = resolve("ntk", source, X, columns, sensitivities=True, max_bytes=None if budget is None else budget // 2)
+    sides = resolve("ntk", source, X, Y, sensitivities=True, max_bytes=None if budget is None else budget // 2)
     first = probe(sides.rows)
     _check_outputs(outputs, first)
     _check_recorded(first)

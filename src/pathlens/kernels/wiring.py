@@ -2,7 +2,6 @@
 
 Layers, gates, additions and joins are recognised by what they are; every other operation is probed, and must turn out
 to be a fixed map of positions and channels, else it is refused by name. What the steps do to kernels is in `recursion`.
-May import models, recording and the errors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a converted template must satisfy, tested on numbers.
 
 The tracer refuses by name what it does not know; here the graph is run in float64, with weights shaken so that none is
-zero by chance, and compared with the template and with what affine means. Of the package, only `tracing.py` and the
-errors are imported.
+zero by chance, and compared with the template and with what affine means.
 """
 
 from __future__ import annotations

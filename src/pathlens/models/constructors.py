@@ -51,7 +51,7 @@ def _fully_connected(
     with torch.random.fork_rng(devices=[], enabled=seed is not None):  # layers are drawn as they are made, and anew
         made = source() if callable(source) else source or row.source
         net = build(
-            trace(mlp(inputs, hidden, outputs, bias)),
+            trace(mlp(inputs, hidden, outputs, bias=bias)),
             label or kind,
             source=made,
             gate=make_gate(

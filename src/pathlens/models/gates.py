@@ -1,7 +1,7 @@
 """Gate functions: how a pre-activation q becomes a gate value.
 
 A hard gate is q > 0 everywhere in Pathlens. Soft gates train by gradient; straight-through gates are hard going
-forward and soft going backward. Of the package, only the errors are imported.
+forward and soft going backward.
 """
 
 from __future__ import annotations

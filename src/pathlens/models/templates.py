@@ -7,7 +7,8 @@ here knows of gates.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from numbers import Integral
 
@@ -35,37 +36,33 @@ def check_positive(**sizes: Sequence[int]) -> None:
             raise ShapeError(f"Network sizes must be positive integers, got {name}={shown!r}. Try 16.")
 
 
-def mlp(inputs: int, hidden: Sequence[int], outputs: int = 1, bias: bool = False) -> nn.Sequential:
+def mlp(inputs: int, hidden: Sequence[int], outputs: int = 1, *, bias: bool = False) -> nn.Sequential:
     """Fully connected ReLU network; layers are named ``linear1, relu1, …, output``.
 
     >>> [name for name, _ in mlp(2, (16, 16)).named_children()]
     ['linear1', 'relu1', 'linear2', 'relu2', 'output']
     """
     check_sizes(inputs, hidden, outputs)
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    _dense_stack(layers, inputs, hidden, outputs, bias)
-    return nn.Sequential(layers)
+    return _stack({}, inputs, hidden, outputs, bias)
 
 
-def _conv_stack(channels: Sequence[int], kernel: int, bias: bool) -> OrderedDict[str, nn.Module]:
+def _convolutions(channels: Sequence[int], make: Callable[[int, int], nn.Module]) -> dict[str, nn.Module]:
+    """Layers ``conv1, relu1, …``; `make` takes the channels in and out of one."""
     check_positive(channels=channels)
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers: dict[str, nn.Module] = {}
     for i, (a, b) in enumerate(pairwise(channels), start=1):
-        layers[f"conv{i}"] = nn.Conv2d(a, b, kernel, padding="same", bias=bias)
-        layers[f"relu{i}"] = nn.ReLU()
+        layers |= {f"conv{i}": make(a, b), f"relu{i}": nn.ReLU()}
     return layers
 
 
-def _dense_stack(
-    layers: OrderedDict[str, nn.Module], width: int, hidden: Sequence[int], outputs: int, bias: bool
-) -> None:
+def _stack(layers: dict[str, nn.Module], width: int, hidden: Sequence[int], outputs: int, bias: bool) -> nn.Sequential:
+    """The given layers, then dense ones that read `width` numbers."""
     check_positive(dense=hidden, outputs=(outputs,))
     first = sum(1 for name in layers if name.startswith("relu")) + 1
-    for i, w in enumerate(hidden, start=first):
-        layers[f"linear{i}"] = nn.Linear(width, w, bias=bias)
-        layers[f"relu{i}"] = nn.ReLU()
-        width = w
-    layers["output"] = nn.Linear(width, outputs, bias=bias)
+    for i, (a, b) in enumerate(pairwise((width, *hidden)), start=first):
+        layers |= {f"linear{i}": nn.Linear(a, b, bias=bias), f"relu{i}": nn.ReLU()}
+    layers["output"] = nn.Linear((width, *hidden)[-1], outputs, bias=bias)
+    return nn.Sequential(OrderedDict(layers))
 
 
 def vconv(
@@ -73,39 +70,43 @@ def vconv(
     channels: Sequence[int] = (3, 64, 64, 128, 128),
     dense: Sequence[int] = (256, 256),
     size: int = 32,
-    bias: bool = True,
+    *,
+    bias: bool = False,
 ) -> nn.Sequential:
     """VCONV of the NPF paper: four 3×3 convolutions, flatten, two dense layers.
 
     >>> vconv(channels=(3, 4), dense=(8,), size=4)(torch.zeros(2, 3, 4, 4)).shape
     torch.Size([2, 10])
     """
-    layers = _conv_stack(channels, 3, bias)
-    layers["flatten"] = nn.Flatten()
-    _dense_stack(layers, channels[-1] * size * size, dense, outputs, bias)
-    return nn.Sequential(layers)
+    layers = _convolutions(channels, partial(nn.Conv2d, kernel_size=3, padding="same", bias=bias))
+    return _stack(layers | {"flatten": nn.Flatten()}, channels[-1] * size * size, dense, outputs, bias)
 
 
 def gconv(
     outputs: int = 10,
     channels: Sequence[int] = (3, 64, 64, 128, 128),
     dense: Sequence[int] = (256, 256),
-    bias: bool = True,
+    *,
+    bias: bool = False,
 ) -> nn.Sequential:
     """GCONV of the NPF paper: VCONV with global average pooling in place of the flattening.
 
     >>> gconv(channels=(3, 8, 8), dense=(16,))(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
-    layers = _conv_stack(channels, 3, bias)
-    layers["pool"] = nn.AdaptiveAvgPool2d(1)
-    layers["flatten"] = nn.Flatten()
-    _dense_stack(layers, channels[-1], dense, outputs, bias)
-    return nn.Sequential(layers)
+    layers = _convolutions(channels, partial(nn.Conv2d, kernel_size=3, padding="same", bias=bias))
+    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return _stack(layers, channels[-1], dense, outputs, bias)
 
 
 def conv5(
-    outputs: int = 10, filters: int = 26, layers: int = 5, dense: int | None = 64, channels: int = 3, bias: bool = True
+    outputs: int = 10,
+    filters: int = 26,
+    layers: int = 5,
+    dense: int | None = 64,
+    channels: int = 3,
+    *,
+    bias: bool = False,
 ) -> nn.Sequential:
     """The half-space paper's CIFAR network: five 3×3 convolutions, global average pooling, one dense layer, a head.
 
@@ -113,11 +114,7 @@ def conv5(
     and the ReLU after the dense layer are not stated there.
     """
     check_positive(layers=(layers,))
-    stack = _conv_stack((channels,) + (filters,) * layers, 3, bias)
-    stack["pool"] = nn.AdaptiveAvgPool2d(1)
-    stack["flatten"] = nn.Flatten()
-    _dense_stack(stack, filters, () if dense is None else (dense,), outputs, bias)
-    return nn.Sequential(stack)
+    return gconv(outputs, (channels,) + (filters,) * layers, () if dense is None else (dense,), bias=bias)
 
 
 class _Block(nn.Module):
@@ -249,26 +246,30 @@ class CircularConvNet(nn.Module):
         pool: str = "average",
         dense: Sequence[int] = (),
         outputs: int = 1,
+        *,
         bias: bool = False,
     ) -> None:
         super().__init__()
         if pool not in ("average", "flatten"):
             raise OptionError(f"CircularConvNet: pool must be 'average' or 'flatten', got {pool!r}.")
-        check_positive(length=(length,), channels=channels, kernel=(kernel,))
+        check_positive(length=(length,), kernel=(kernel,))
         if kernel > length:
             raise ShapeError(f"CircularConvNet: kernel {kernel} does not fit length {length}.")
-        stack: OrderedDict[str, nn.Module] = OrderedDict()
-        for i, (a, b) in enumerate(pairwise(channels), start=1):
-            stack[f"conv{i}"] = _CircularConv1d(a, b, kernel, bias)
-            stack[f"relu{i}"] = nn.ReLU()
+        layers = _convolutions(channels, partial(_CircularConv1d, kernel=kernel, bias=bias))
         if pool == "average":
-            stack["pool"] = nn.AdaptiveAvgPool1d(1)
-        stack["flatten"] = nn.Flatten()
-        _dense_stack(stack, channels[-1] * (1 if pool == "average" else length), dense, outputs, bias)
-        self.stack = nn.Sequential(stack)
+            layers["pool"] = nn.AdaptiveAvgPool1d(1)
+        layers["flatten"] = nn.Flatten()
+        self.stack = _stack(layers, channels[-1] * (1 if pool == "average" else length), dense, outputs, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.stack(x)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "erf": lambda h: torch.erf(h / 2**0.5),
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+}
 
 
 class LocalisationNet(nn.Module):
@@ -295,12 +296,13 @@ class LocalisationNet(nn.Module):
         units: int,
         activation: str = "relu",
         second_layer: str = "mean",
+        *,
         bias: bool = False,
         init_scale: float = 1.0,
     ) -> None:
         super().__init__()
         check_sizes(inputs, (units,), 1)
-        if activation not in ("erf", "sigmoid", "relu"):
+        if activation not in _ACTIVATIONS:
             raise OptionError(f"LocalisationNet: activation must be 'erf', 'sigmoid' or 'relu', got {activation!r}.")
         if second_layer not in ("mean", "trainable"):
             raise OptionError(f"LocalisationNet: second_layer must be 'mean' or 'trainable', got {second_layer!r}.")
@@ -324,11 +326,5 @@ class LocalisationNet(nn.Module):
                     self.readout.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.hidden(x)
-        if self.activation == "relu":
-            a = torch.relu(h)
-        elif self.activation == "sigmoid":
-            a = torch.sigmoid(h)
-        else:
-            a = torch.erf(h / 2**0.5)
+        a = _ACTIVATIONS[self.activation](self.hidden(x))
         return a.mean(dim=1, keepdim=True) if self.readout is None else self.readout(a)

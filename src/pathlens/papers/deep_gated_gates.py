@@ -212,7 +212,7 @@ def conv(run: Run) -> Artifact:
         flat = _circular(length, (1, 3, 3), 3, "galu", seed, pool="flatten")
         for name, net in (("pooling", pooled), ("no pooling", flat)):
             K = npk(net, x).dense().numpy()
-            changes[name].append(_change(K, npk(net, x, columns=turned).dense().numpy()))
+            changes[name].append(_change(K, npk(net, x, Y=turned).dense().numpy()))
         stays = [g.detach().numpy() for g in pooled.gates(x).values()]
         before, after = path_bundles(pooled, x), path_bundles(pooled, turned, gates=stays)
         changes["gates that stay"].append(_change(before.kernel, before.features @ after.features.T))

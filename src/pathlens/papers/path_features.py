@@ -342,9 +342,9 @@ def _convolutional(run: Run) -> dict[str, np.ndarray]:
         return accuracy(kernels.relu_cntk(X, **shape), kernels.relu_cntk(X_test, X, **shape))
 
     def random(pool: str, seed: int) -> dict[str, float]:
-        template = gconv(10, channels, dense, False) if pool == "gap" else vconv(10, channels, dense, edge, False)
+        template = gconv(10, channels, dense) if pool == "gap" else vconv(10, channels, dense, edge)
         net = gated_twin(template, "galu", example=part.x[:2], init="he", seed=seed).to(run.device)
-        return accuracy(kernels.npk(net, X), kernels.npk(net, X_test, columns=X))
+        return accuracy(kernels.npk(net, X), kernels.npk(net, X_test, Y=X))
 
     def kept(part: str, compute: Callable[[], dict[str, float]], **more: Any) -> float:
         folder = _folder(run, part, ("image_data", "images", "images_test", "channels", "dense"), **more)

@@ -1,7 +1,6 @@
 """Paths of gated networks: how many are active, the largest, how far they cancel, and explanations that hold.
 
-Everything takes a network and inputs. A path is a sequence of hidden units; nothing is enumerated. May import records,
-recording, models, linops and the errors.
+Everything takes a network and inputs. A path is a sequence of hidden units; nothing is enumerated.
 """
 
 from pathlens.paths.counting import count

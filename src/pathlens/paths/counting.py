@@ -1,7 +1,6 @@
 """How many paths are active: exact integers, for fully connected and for convolutional networks.
 
 The kernel of path counts between inputs is `pathlens.kernels.overlap`; this is its diagonal, in integers of any size.
-May import recording, models, linops (progress) and the errors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Exact decompositions of every prediction into sums of paths: by the unit of a layer that they pass, or by clusters.
-
-May import linops (pictures), the rest of `paths` and the errors.
-"""
+"""Exact decompositions of every prediction into sums of paths: by the units of a layer, or by clusters of units."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Single paths: the largest ones, the contributions of given ones, and how far all of them cancel.
 
-Sums over groups of paths live in `grouping`. May import linops and the errors.
+Sums over groups of paths live in `grouping`.
 """
 
 from __future__ import annotations

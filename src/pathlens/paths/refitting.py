@@ -1,6 +1,6 @@
 """Few path regions with heights fitted anew: what the network's own path values, which cancel, cannot tell.
 
-scikit-learn is loaded when a lasso path is asked for. May import linops, the rest of `paths` and the errors.
+scikit-learn is loaded when a lasso path is asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Fewer paths by design: a path-norm penalty for training, and pruning of the value network's edges.
-
-May import models, recording, the rest of `paths` and the errors.
-"""
+"""Fewer paths by design: a path-norm penalty for training, and pruning of the value network's edges."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Exact decompositions of predictions by the input at which paths start: of images, maps of evidence.
 
-Any wiring, convolutions and shortcuts too: nothing is followed path by path. May import recording, models, linops,
-the rest of `paths` and the errors.
+Any wiring, convolutions and shortcuts too: nothing is followed path by path.
 """
 
 from __future__ import annotations

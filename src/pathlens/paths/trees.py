@@ -1,6 +1,6 @@
 """A decision tree on the hard gates of a network: disjoint cells that tell its output.
 
-scikit-learn is loaded when a tree is grown. May import linops (pictures) and the rest of `paths`.
+scikit-learn is loaded when a tree is grown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The paths of a fully connected gated network on a batch, as a trellis: layers of nodes, weights between, gates.
 
 Everything that is asked of paths is a sum, a maximum or a walk over this object, in float64; paths are never
-enumerated. Convolutional networks have no trellis here. May import recording, records and the errors.
+enumerated. Convolutional networks have no trellis here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A function-mode tape hears every `F.linear`, convolution and ReLU call, so gated networks and plain modules are recorded
 by the same code, reused layers and functional calls included. What takes a net elsewhere in the package goes through
-here. May import models, records, linops (memory budget, progress) and the errors.
+here.
 """
 
 from pathlens.models import GatedNetwork

@@ -2,7 +2,7 @@
 
 For networks with linear gates every gate is a half-space of the input space (`halfspaces`) and every path region a
 polyhedron (`path_region`); planes and segments are cut into cells exactly for these and for ReLU networks (`slice2d`,
-`segment1d`). May import records, recording, models, paths, linops and the errors.
+`segment1d`).
 """
 
 from pathlens.regions.halfspaces import Group, Groups, HalfSpaces, Member, halfspaces

@@ -1,7 +1,7 @@
 """Convex cells of a box and how lines cut them: polygons in a plane, intervals on a segment.
 
 Cells are arrays, cut all at once; nothing here knows of networks. Coordinates are those of the unit box [−1, 1]²
-(or [−1, 1]), an affine function is its coefficients (c_0, c_1, …): c_0 + c_1 z_1 + …. May import the errors alone.
+(or [−1, 1]), an affine function is its coefficients (c_0, c_1, …): c_0 + c_1 z_1 + ….
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`halfspaces`: the gates of a DLGN as half-spaces of the input space.
 
 Every pre-activation of a linear gate source is affine in the input, q(x) = n·x + b; here are n and b, site by site, and
-which of them are nearly the same. May import records, recording, models, linops (budget, progress) and the errors.
+which of them are nearly the same.
 """
 
 from __future__ import annotations

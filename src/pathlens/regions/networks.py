@@ -1,7 +1,7 @@
 """Which networks have exact regions, and the float64 copy on which they are computed.
 
 A network qualifies if its gates switch on piecewise affine functions of the input: DLGNs, ReLU networks, gates from a
-separate ReLU network, and plain modules with ReLUs. May import models, recording, records and the errors.
+separate ReLU network, and plain modules with ReLUs.
 """
 
 from __future__ import annotations

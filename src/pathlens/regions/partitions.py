@@ -1,7 +1,6 @@
 """Partitions of a plane or a segment, as a user sees them: polygons and intervals with gates, path counts and outputs.
 
-They are made by `slices.py`. May import the errors, linops (indexing), paths and the other modules of
-regions.
+They are made by `slices.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`path_region`: where a path of a DLGN is active, an intersection of half-spaces, with what can be said of it exactly.
 
-Linear programs are solved by HiGHS; what they claim is checked in plain arithmetic before it is told. May import the
-errors and the other modules of regions.
+Linear programs are solved by HiGHS; what they claim is checked in plain arithmetic before it is told.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`slice2d` and `segment1d`: the exact partition of a plane or a segment into the cells of a network's gates.
 
 On each cell all gates stand still and the network is affine. How the cells are found is `tracking.py`, what a user sees
-of them `partitions.py`. May import the errors, linops (budget) and the other modules of regions.
+of them `partitions.py`.
 """
 
 from __future__ import annotations

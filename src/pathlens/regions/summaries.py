@@ -1,7 +1,4 @@
-"""What a slice looks like in numbers: polygons, faces, path counts, and whether path regions are connected.
-
-May import linops (progress) and the errors.
-"""
+"""What a slice looks like in numbers: polygons, faces, path counts, and whether path regions are connected."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 An affine function of dim coordinates is known from its values at 1 + dim points, and whatever lies between two gate
 sites maps affine functions to affine functions. So each cell carries the network's values at the same 1 + dim points,
 computed with the cell's own gates, and the network's layers, convolutions and shortcuts are run on them as they are.
-May import models, linops (progress) and the errors.
 """
 
 from __future__ import annotations

@@ -104,10 +104,10 @@ def unpooled(formula: Callable[..., Tensor]) -> float:
     "Lemma 4.1, remark",
     "pooling makes the kernel blind to rotations of an input, if the gates rotate with it",
     tolerance=1e-12,
-    formula=lambda X, moved: SIGMA ** (2 * LAYERS) * kernels.npk(_network("average"), X, columns=moved).dense(),
+    formula=lambda X, moved: SIGMA ** (2 * LAYERS) * kernels.npk(_network("average"), X, Y=moved).dense(),
     mutants={
         "without pooling": lambda X, moved: (
-            SIGMA ** (2 * LAYERS) / LENGTH**2 * kernels.npk(_network("flatten"), X, columns=moved).dense()
+            SIGMA ** (2 * LAYERS) / LENGTH**2 * kernels.npk(_network("flatten"), X, Y=moved).dense()
         )
     },
 )
