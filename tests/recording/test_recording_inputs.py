@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pathlens import Record, data, gated_twin, kernels, models, paths, record, regions
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import (
     DTypeError,
     EmptyDataError,
@@ -25,7 +26,6 @@ from pathlens.errors import (
     ShapeError,
 )
 from pathlens.recording import as_rows
-from pathlens.recording.inputs import as_numbers
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 
@@ -41,6 +41,9 @@ GOOD: dict[str, Any] = {
     "float32 array": X.numpy(),
     "float64 array": X.double().numpy(),
     "list": X.tolist(),
+    "DataSet": data.DataSet(X, torch.zeros(6)),
+    "pair": (X, torch.zeros(6)),
+    "pair and weights": (X.numpy(), torch.zeros(6), torch.ones(6)),
     "Dataset of tuples": TensorDataset(X, torch.zeros(6)),
     "Dataset of float64": TensorDataset(X.double()),
     "Dataset of rows": X.unbind(),
@@ -120,7 +123,7 @@ BAD: list[tuple[str, Any, type[PathlensError], str]] = [
     ("no rows", torch.empty(0, 3), EmptyDataError, r"empty: shape \(0, 3\)"),
     ("no columns", torch.empty(3, 0), EmptyDataError, r"empty: shape \(3, 0\)"),
     ("empty list", [], ShapeError, r"expected shape \(n, ...\), got \(0,\)"),
-    ("empty Dataset", TensorDataset(torch.empty(0, 3)), EmptyDataError, "the Dataset has no items"),
+    ("empty Dataset", TensorDataset(torch.empty(0, 3)), EmptyDataError, "the TensorDataset has no items"),
     ("empty DataLoader", DataLoader(TensorDataset(torch.empty(0, 3))), EmptyDataError, "the DataLoader has no items"),
     ("one row", X[0], ShapeError, r"batch dimension: expected shape \(n, ...\), got \(3,\)"),
     ("a number", 3.0, ShapeError, r"got \(\)"),
@@ -129,7 +132,6 @@ BAD: list[tuple[str, Any, type[PathlensError], str]] = [
     ("complex", np.ones((2, 3), dtype=complex), DTypeError, "complex128"),
     ("objects", [[object()]], DTypeError, "array of object"),
     ("None", None, DTypeError, "NoneType"),
-    ("a data set of ours", data.circle(8), DTypeError, r"Give its rows: data\.x"),
     ("items of text", DataLoader(["a", "b"]), DTypeError, "an item of the DataLoader is a"),
     ("uneven batches", DataLoader([X[0], X[0, :2]], batch_size=1), ShapeError, "rows of the DataLoader have different"),
 ]

@@ -31,6 +31,7 @@ from pathlens.data.images import (
     mnist_random_pixels,
     modified_fashion_mnist,
 )
+from pathlens.data.inputs import as_inputs, as_pair
 from pathlens.data.memorisation import identical_inputs, random_targets, single_point, unfittable
 from pathlens.data.tabular import Table, table, table_names
 from pathlens.data.translation import NLGP, SinglePulse, nlgp, nlgp_covariance, ring_covariance, single_pulse
@@ -42,6 +43,8 @@ __all__ = [
     "DataSet",
     "SinglePulse",
     "Table",
+    "as_inputs",
+    "as_pair",
     "binary_mnist",
     "cifar10",
     "cifar100",

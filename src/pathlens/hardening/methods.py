@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import ConversionError, NotFiniteError, OptionError, unknown_name
 from pathlens.hardening.report import (
     HardeningReport,
@@ -25,7 +26,6 @@ from pathlens.models import GatedNetwork
 from pathlens.models.tracing import unwrapped
 from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording import Trajectory
-from pathlens.recording.inputs import as_numbers
 from pathlens.training import LOSSES, Geometric, train
 from pathlens.training.inputs import Data, prepare, prepare_validation
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from pathlens.budgets import resolve_budget
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeError, unknown_name
 from pathlens.linops import CustomKernel
 from pathlens.models.tensors import require_dense
 from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
-from pathlens.recording.inputs import as_numbers
 
 LastLayer = Literal["he", "lecun"]
 Pool = Literal["gap", "flatten"]

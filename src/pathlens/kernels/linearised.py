@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError, SolverError
 from pathlens.kernels.parameters import differentiable
 from pathlens.kernels.regression import one_hot
 from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
 from pathlens.recording import as_rows
-from pathlens.recording.inputs import as_numbers, call_on_copies
+from pathlens.recording.inputs import call_on_copies
 from pathlens.recording.streams import recorded
 
 _POWER_STEPS = 20

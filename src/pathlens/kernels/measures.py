@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pathlens.budgets import human_bytes, resolve_budget
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import (
     BudgetError,
     LabelError,
@@ -27,7 +28,6 @@ from pathlens.errors import (
     unknown_name,
 )
 from pathlens.linops import CustomKernel, KernelOperator
-from pathlens.recording.inputs import as_numbers
 
 Kernel = KernelOperator | Tensor | np.ndarray
 RankKind = Literal["entropy", "trace", "participation"]

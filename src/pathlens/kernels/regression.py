@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, ShapeError, SolverError, unknown_name
 from pathlens.kernels.overlap import npk, overlap
 from pathlens.kernels.tangent import ntk
 from pathlens.linops import CustomKernel, Eigenpairs, KernelOperator
-from pathlens.recording.inputs import as_numbers
 
 
 @dataclass(frozen=True)

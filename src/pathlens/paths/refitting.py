@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import NotFiniteError, OptionError, ShapeError, unknown_name
 from pathlens.paths.explanation import Explanation, positive, r_squared, ratio, shown
 from pathlens.paths.ranking import best
 from pathlens.paths.trellis import Trellis, reads_ones, split, take_trellis
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
-from pathlens.recording.inputs import as_numbers
 
 _SHOWN = 8
 _BEAM = 256  # beginnings of paths that the greedy search follows

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from pathlens.data.inputs import as_inputs
 from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, PathlensError, RowIndexError, ShapeError
 from pathlens.models import GatedNetwork
 from pathlens.models.sources import GraphSource, ShallowSource, TableSource
@@ -21,12 +23,12 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
-    """Inputs as one tensor: from a tensor, an array, a Dataset of (x, ...) items or a DataLoader of such batches.
+    """The inputs of data in any form, as one checked tensor.
 
     Parameters
     ----------
-    X : Tensor, array, nested list, Dataset or DataLoader
-        n rows; a Dataset or DataLoader is read to its end, in its own order.
+    X : Tensor, array, nested list, DataSet, (X, y), Dataset or DataLoader
+        n rows; targets are ignored. A Dataset or DataLoader is read to its end, in its own order.
     like : nn.Module or torch.dtype, optional
         Arrays, data sets and whole numbers take this dtype, or the module's, and everything takes the module's device;
         nothing is scaled. A tensor of another floating dtype is refused, for rounding it is the caller's choice.
@@ -48,7 +50,13 @@ def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
         check_weights(reference)
     dtype = like if isinstance(like, torch.dtype) else reference.dtype if reference is not None else None
     looks_up = isinstance(like, nn.Module) and any(isinstance(m, _EMBEDDINGS) for m in like.modules())
-    if isinstance(X, Tensor):
+    items = isinstance(X, (DataLoader, Dataset))
+    X = as_inputs(X)
+    if items:
+        x = require_dense(X, "Inputs")
+        if looks_up and _whole(x):
+            dtype = x.dtype
+    elif isinstance(X, Tensor):
         x = require_dense(X, "Inputs").detach()
         if looks_up and _whole(x):
             dtype = x.dtype
@@ -56,10 +64,6 @@ def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
             x = x.to(dtype or torch.float32)
         if dtype is not None and x.dtype != dtype:
             raise DTypeError(f"Inputs are {x.dtype}, the network is {dtype}. Convert one of them, e.g. X.to({dtype}).")
-    elif isinstance(X, (torch.utils.data.DataLoader, torch.utils.data.Dataset)):
-        x = require_dense(_from_items(X), "Inputs")
-        if looks_up and _whole(x):
-            dtype = x.dtype
     else:
         if looks_up and np.issubdtype(np.asarray(X).dtype, np.integer):
             dtype = torch.long
@@ -79,23 +83,6 @@ def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
     if x.is_inference():  # autograd refuses tensors made in inference mode
         x = x.clone()
     return x if reference is None else x.to(reference.device)
-
-
-def as_numbers(value: Any) -> Tensor:
-    """Targets, weights, labels or a matrix as a detached tensor, in the precision and order they were given in.
-
-    torch by itself would round the numbers of a list to float32, look up a pandas column by its labels, and refuse an
-    array that is read backwards; NumPy does not. A tensor or an array is not copied where it need not be.
-
-    Examples
-    --------
-    >>> as_numbers([0.1, 0.2])
-    tensor([0.1000, 0.2000], dtype=torch.float64)
-    """
-    if isinstance(value, Tensor):
-        return value.detach()
-    array = np.asarray(value, order="C")
-    return torch.as_tensor(array if array.flags.writeable else array.copy())
 
 
 def computes_in(net: nn.Module, x: Tensor) -> torch.dtype:
@@ -121,46 +108,18 @@ def check_weights(weight: Tensor) -> None:
         )
 
 
-def _from_items(X: Any) -> Tensor:
-    loader = isinstance(X, torch.utils.data.DataLoader)
-    kind = "DataLoader" if loader else "Dataset"
-    with torch.random.fork_rng(devices=[]):  # a DataLoader draws a seed for its workers
-        if loader or isinstance(X, torch.utils.data.IterableDataset):
-            items = [_first(item) for item in X]
-        else:
-            items = [_first(X[i]) for i in range(len(X))]
-    if not items:
-        raise EmptyDataError(f"Inputs: the {kind} has no items.")
-    try:
-        tensors = [as_numbers(item) for item in items]
-    except (TypeError, ValueError, RuntimeError) as e:
-        raise DTypeError(
-            f"Inputs: an item of the {kind} is a {type(items[0]).__name__}, expected a tensor or a tuple that starts "
-            "with one."
-        ) from e
-    shapes = {tuple(t.shape[1:] if loader else t.shape) for t in tensors}
-    if len(shapes) > 1:
-        raise ShapeError(f"Inputs: rows of the {kind} have different shapes: {sorted(shapes)[:3]}. Make them equal.")
-    return torch.cat(tensors) if loader else torch.stack(tensors)
-
-
 def _from_array(X: Any, dtype: torch.dtype | None) -> Tensor:
     try:
         array = np.asarray(X)
     except ValueError as e:
         raise ShapeError(f"Inputs: the rows of this {type(X).__name__} do not have one shape ({e}).") from e
     if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
-        hint = " Give its rows: data.x." if isinstance(getattr(X, "x", None), Tensor) else ""
-        hint = " Convert it: X.toarray()." if hasattr(X, "toarray") else hint  # SciPy's sparse matrices
+        hint = " Convert it: X.toarray()." if hasattr(X, "toarray") else ""  # SciPy's sparse matrices
         raise DTypeError(f"Inputs must be real numbers, got an array of {array.dtype} ({type(X).__name__}).{hint}")
     if not array.dtype.isnative or array.dtype.itemsize > 8:  # torch knows neither other byte orders nor long doubles
         array = array.astype(np.float64)
     # a copy: the array may be read-only, or change later without torch knowing; torch takes no negative strides
     return torch.from_numpy(np.array(array, order="C")).to(dtype or torch.float32)
-
-
-def _first(item: Any) -> Any:
-    return item[0] if isinstance(item, (tuple, list)) and len(item) else item
 
 
 @contextmanager

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import OptionError, RecordError
 from pathlens.kernels import npk, ntk
 from pathlens.kernels.overlap import check_chain
 from pathlens.models import GatedNetwork
 from pathlens.paths.trellis import take_trellis
 from pathlens.recording import record
-from pathlens.recording.inputs import as_numbers
 from pathlens.theory.rows import float_array
 
 __all__ = [

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import OptionError
 from pathlens.kernels import npk, ntk
 from pathlens.models import Init, galu
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 from pathlens.recording import record
-from pathlens.recording.inputs import as_numbers
 from pathlens.theory.dgn import gram_moments
 
 __all__ = ["WidthSweep", "width_sweep"]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import EmptyDataError, OptionError, PathlensError, ShapeError
-from pathlens.recording.inputs import as_numbers
 from pathlens.training.inputs import Data, checked, prepare
 from pathlens.training.stack import Loss
 

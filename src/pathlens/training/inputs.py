@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathlens.data import DataSet
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, ShapeError
 from pathlens.recording import as_rows
-from pathlens.recording.inputs import as_numbers, computes_in, output_width
+from pathlens.recording.inputs import computes_in, output_width
 from pathlens.training.stack import Loss
 
 
