@@ -129,7 +129,9 @@ def test_exact_claims_hold_at_any_size(found):
 
 def test_the_weakest_sensitive_path_is_the_weakest_of_all():
     net = pl.models.soft_galu(2, hidden=(3, 3), beta=8.0, epsilon=0.0, seed=1).double()
-    slopes = pl.theory.gate_slopes(net, 2 * torch.randn(4, 2, generator=torch.Generator().manual_seed(0)).double())
+    slopes = pl.theory.deep_gated.gate_slopes(
+        net, 2 * torch.randn(4, 2, generator=torch.Generator().manual_seed(0)).double()
+    )
     terms = []
     for s, (i, j) in itertools.product(range(4), itertools.product(range(3), repeat=2)):
         for a, b, g, h in ((0, 1, i, j), (1, 0, j, i)):

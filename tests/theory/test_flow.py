@@ -57,7 +57,7 @@ def test_the_flow_is_the_solution_of_the_gradient_equation(kind: str, form: str)
     g = gates(x)
     w0 = np.random.default_rng(3).standard_normal((g.shape[1], 5))
     tau = 0.7
-    net = theory.GDLN.of(gates, (x, y), w0, tau=tau, form=form)
+    net = theory.GDLN.from_data(gates, (x, y), w0, tau=tau, form=form)
     p = np.full(30, 1 / 30)
     for t in (0.1, 3.0, 100.0):
         found = solve_ivp(
@@ -78,7 +78,7 @@ def test_gradient_descent_iterates_are_exact_and_approach_the_flow(kind: str) ->
     x, y = sample(40, 4)
     gates = gates_of(kind, 4)
     g, p = gates(x), np.full(40, 1 / 40)
-    net = theory.GDLN.of(gates, (x, y), np.ones((g.shape[1], 4)))
+    net = theory.GDLN.from_data(gates, (x, y), np.ones((g.shape[1], 4)))
     errors = []
     for step in (0.1, 0.01):
         w = net.w0.copy()
@@ -92,7 +92,7 @@ def test_gradient_descent_iterates_are_exact_and_approach_the_flow(kind: str) ->
 def test_iterates_beyond_the_monotone_step() -> None:
     x, y = sample(40, 3)
     gates = theory.random_half_spaces(2, 3)
-    net = theory.GDLN.of(gates, (x, y))
+    net = theory.GDLN.from_data(gates, (x, y))
     step = 0.9 * net.largest_step
     w = net.w0.copy()
     for _ in range(25):
@@ -108,9 +108,9 @@ def test_singular_moments_keep_what_the_data_do_not_see() -> None:
     x[:, 2] = 0
     gates = theory.redundant(theory.random_half_spaces(2, 6, seed=0), 2)
     w0 = np.random.default_rng(0).standard_normal((4, 6))
-    primal, dual = (theory.GDLN.of(gates, (x, y), w0, form=f) for f in ("primal", "dual"))
+    primal, dual = (theory.GDLN.from_data(gates, (x, y), w0, form=f) for f in ("primal", "dual"))
     assert len(primal.eigenvalues) < 24
-    m = theory.Moments.of(gates, (x, y))
+    m = theory.Moments.from_data(gates, (x, y))
     plus = np.linalg.pinv(m.A, rcond=1e-11, hermitian=True)
     limit = 4 * plus @ m.b + (np.eye(24) - plus @ m.A) @ w0.reshape(-1)
     for net in (primal, dual):
@@ -127,7 +127,7 @@ def test_dual_and_primal_agree(n: int, d: int, K: int, t: float) -> None:
     p = np.random.default_rng(n).random(n) + 0.1
     g = np.random.default_rng(d).random((n, K))  # gates between 0 and 1 are allowed in a table
     w0 = np.random.default_rng(K).standard_normal((K, d))
-    a, b = (theory.GDLN.of(g, (x, y, p / p.sum()), w0, form=f) for f in ("primal", "dual"))
+    a, b = (theory.GDLN.from_data(g, (x, y, p / p.sum()), w0, form=f) for f in ("primal", "dual"))
     scale = 1 + np.abs(a.w(t)).max()
     assert np.abs(a.w(t) - b.w(t)).max() < 1e-6 * scale
     assert a.loss(t) == pytest.approx(b.loss(t), abs=1e-8)
@@ -140,11 +140,11 @@ def test_exclusive_gates_decouple_into_regressions() -> None:
     gates = gates_of("exclusive", 3)
     g = gates(x)
     assert (g.sum(1) == 1).all()
-    limit = theory.GDLN.of(gates, (x, y)).limit()
+    limit = theory.GDLN.from_data(gates, (x, y)).limit()
     for k in range(3):
         rows = g[:, k] == 1
         assert np.allclose(limit[k], 3 * np.linalg.lstsq(x[rows], y[rows])[0], atol=1e-12)
-    m = theory.Moments.of(gates, (x, y))
+    m = theory.Moments.from_data(gates, (x, y))
     assert not m.block(0, 1).any() and not m.block(2, 0).any()
 
 
@@ -154,8 +154,8 @@ def test_redundant_gates_move_together_r_times_as_fast() -> None:
     one = theory.single([1.0, 0.5, 0.0])
     copies = 3
     w0 = np.random.default_rng(1).standard_normal((copies, 3))
-    net = theory.GDLN.of(theory.redundant(one, copies), (x, y), w0)
-    A, b = theory.Moments.of(one, (x, y)).A, theory.Moments.of(one, (x, y)).b
+    net = theory.GDLN.from_data(theory.redundant(one, copies), (x, y), w0)
+    A, b = theory.Moments.from_data(one, (x, y)).A, theory.Moments.from_data(one, (x, y)).b
     values, P = np.linalg.eigh(A)
     for t in (0.5, 3.0, 30.0):
         w = net.w(t)
@@ -168,12 +168,12 @@ def test_redundant_gates_move_together_r_times_as_fast() -> None:
 
 def test_exact_moments_of_the_single_pulse_are_its_enumeration() -> None:
     sampler = SinglePulse(d=12, xi1=(0.25, 0.5), xi2=(0.0, 0.25), support=(-1.0, 1.0))
-    m = theory.Moments.of(theory.single(), sampler)
+    m = theory.Moments.from_data(theory.single(), sampler)
     assert np.allclose(m.A, sampler.second_moment().numpy(), atol=1e-12)
     x, y, p = sampler.enumerate()
     assert m.square == pytest.approx(float((p * y[:, 0].double() ** 2).sum()))
-    net = theory.GDLN.of(theory.random_half_spaces(3, 12), sampler)
-    again = theory.GDLN.of(theory.random_half_spaces(3, 12), (x, y, p))
+    net = theory.GDLN.from_data(theory.random_half_spaces(3, 12), sampler)
+    again = theory.GDLN.from_data(theory.random_half_spaces(3, 12), (x, y, p))
     assert np.array_equal(net.w(2.0), again.w(2.0))
 
 
@@ -187,7 +187,7 @@ def test_exact_moments_of_the_nlgp_are_those_of_a_large_sample(convention: str, 
     n = 200_000
     x, y = (t.numpy() for t in sampler.sample(n, torch.Generator().manual_seed(0)))
     g = np.stack([np.ones(n), x[:, 2] > 0, x[:, 2] < 0, x[:, 2] > 0], 1)
-    drawn = theory.Moments.of(g, (x, y))
+    drawn = theory.Moments.from_data(g, (x, y))
     assert np.abs(exact.A - drawn.A).max() < 6 / math.sqrt(n) and np.abs(exact.b - drawn.b).max() < 5 / math.sqrt(n)
     assert np.abs(exact.b).max() > 0.05 and exact.square == pytest.approx(drawn.square)
     assert np.isfinite(theory.GDLN(exact).limit()).all()
@@ -199,7 +199,7 @@ def test_gates_of_a_trained_network() -> None:
     x = data.x.double().numpy()
     bits = (x @ net.state_dict()["values.linear1.weight"].double().numpy().T > 0).astype(float)
     assert np.array_equal(theory.gate_table(net, x), bits)
-    assert theory.GDLN.of(net, data).K == 5
+    assert theory.GDLN.from_data(net, data).K == 5
     with pytest.raises(OptionError, match="one hidden layer"):
         theory.gate_table(models.relu(8, hidden=(5, 5)), x)
 
@@ -207,24 +207,24 @@ def test_gates_of_a_trained_network() -> None:
 def bad_calls() -> dict[str, tuple[type[Exception], object]]:
     x, y = sample(6, 2)
     open_gate = theory.single()
-    net = theory.GDLN.of(open_gate, (x, y))
+    net = theory.GDLN.from_data(open_gate, (x, y))
     never = theory.half_spaces([[1.0, 0.0]], [1e9])
     return {
-        "gate that never fires": (OptionError, lambda: theory.GDLN.of(never, (x, y))),
+        "gate that never fires": (OptionError, lambda: theory.GDLN.from_data(never, (x, y))),
         "negative time": (OptionError, lambda: net.w(-1.0)),
         "NaN time": (OptionError, lambda: net.loss(float("nan"))),
-        "tau": (OptionError, lambda: theory.GDLN.of(open_gate, (x, y), tau=0.0)),
-        "rows": (ShapeError, lambda: theory.GDLN.of(open_gate, (x, y[:5]))),
-        "gates for other rows": (ShapeError, lambda: theory.GDLN.of(np.ones((5, 1)), (x, y))),
-        "w0": (ShapeError, lambda: theory.GDLN.of(open_gate, (x, y), np.zeros((2, 2)))),
-        "NaN rows": (NotFiniteError, lambda: theory.GDLN.of(open_gate, (x * np.nan, y))),
-        "weights": (OptionError, lambda: theory.GDLN.of(open_gate, (x, y, np.ones(6)))),
-        "NLGP sampler": (OptionError, lambda: theory.GDLN.of(open_gate, NLGP())),
+        "tau": (OptionError, lambda: theory.GDLN.from_data(open_gate, (x, y), tau=0.0)),
+        "rows": (ShapeError, lambda: theory.GDLN.from_data(open_gate, (x, y[:5]))),
+        "gates for other rows": (ShapeError, lambda: theory.GDLN.from_data(np.ones((5, 1)), (x, y))),
+        "w0": (ShapeError, lambda: theory.GDLN.from_data(open_gate, (x, y), np.zeros((2, 2)))),
+        "NaN rows": (NotFiniteError, lambda: theory.GDLN.from_data(open_gate, (x * np.nan, y))),
+        "weights": (OptionError, lambda: theory.GDLN.from_data(open_gate, (x, y, np.ones(6)))),
+        "NLGP sampler": (OptionError, lambda: theory.GDLN.from_data(open_gate, NLGP())),
         "negative xi": (OptionError, lambda: theory.nlgp_moments(NLGP(xi=(-1.0, 1.0)), ["+"])),
         "gain 0": (OptionError, lambda: theory.nlgp_moments(NLGP(gain=0.0), ["+"])),
         "units": (OptionError, lambda: theory.nlgp_moments(NLGP(), ["up"])),
         "coordinate": (OptionError, lambda: theory.nlgp_moments(NLGP(), ["+"], 40)),
-        "form": (OptionError, lambda: theory.GDLN.of(open_gate, (x, y), form="both")),
+        "form": (OptionError, lambda: theory.GDLN.from_data(open_gate, (x, y), form="both")),
         "A": (OptionError, lambda: theory.Moments(np.array([[1.0, 2.0], [0.0, 1.0]]), np.zeros(2), 1.0, 1)),
         "b": (ShapeError, lambda: theory.Moments(np.eye(3), np.zeros(3), 1.0, 2)),
         "nothing": (OptionError, lambda: theory.GDLN()),
@@ -232,7 +232,10 @@ def bad_calls() -> dict[str, tuple[type[Exception], object]]:
         "step": (OptionError, lambda: net.iterate(1, 0.0)),
         "edges": (OptionError, lambda: theory.tiling([1.0], [1.0, 0.0])),
         "no half-spaces": (OptionError, lambda: theory.random_half_spaces(0, 2)),
-        "other inputs": (ShapeError, lambda: theory.GDLN.of(theory.random_half_spaces(2, x.shape[1] + 1), (x, y))),
+        "other inputs": (
+            ShapeError,
+            lambda: theory.GDLN.from_data(theory.random_half_spaces(2, x.shape[1] + 1), (x, y)),
+        ),
         "copies": (OptionError, lambda: theory.redundant(open_gate, 0)),
     }
 
@@ -252,11 +255,11 @@ def test_class_labels_are_refused() -> None:
 
     data = DataSet(torch.randn(4, 2), torch.tensor([0, 1, 0, 1]), task="classification", classes=2)
     with pytest.raises(LabelError):
-        theory.GDLN.of(theory.single(), data)
+        theory.GDLN.from_data(theory.single(), data)
 
 
 def test_dead_gates_may_be_kept() -> None:
     x, y = sample(6, 2)
     g = np.column_stack([np.ones(6), np.zeros(6)])
-    net = theory.GDLN.of(g, (x, y), np.ones((2, 2)), allow_dead=True)
+    net = theory.GDLN.from_data(g, (x, y), np.ones((2, 2)), allow_dead=True)
     assert np.array_equal(net.limit()[1], np.ones(2))

@@ -25,7 +25,9 @@ def test_the_least_loss_is_that_of_a_regression_and_the_limit_of_the_flow() -> N
     features = (gates(x)[:, :, None] * x[:, None, :]).reshape(300, -1)
     fit = np.linalg.lstsq(features, y)[0]
     assert theory.gating_loss(gates, data) == pytest.approx(np.mean((features @ fit - y) ** 2), rel=1e-12)
-    assert theory.gating_loss(gates, data) == pytest.approx(2 * theory.GDLN.of(gates, data).loss(np.inf), rel=1e-9)
+    assert theory.gating_loss(gates, data) == pytest.approx(
+        2 * theory.GDLN.from_data(gates, data).loss(np.inf), rel=1e-9
+    )
     x2, y2 = np.random.default_rng(1).standard_normal((20, 8)), np.ones(20)
     test = theory.gating_loss(gates, data, (x2, y2))[1]
     other = (gates(x2)[:, :, None] * x2[:, None, :]).reshape(20, -1)
@@ -37,7 +39,7 @@ def test_three_ways_to_the_loss_of_balanced_labels() -> None:
     data = nlgp(n=400, d=6, seed=1)
     gates = theory.random_half_spaces(3, 6, seed=4)
     loss = theory.gating_loss(gates, data)
-    m = theory.Moments.of(gates, data)
+    m = theory.Moments.from_data(gates, data)
     assert m.square - m.b @ np.linalg.pinv(m.A) @ m.b == pytest.approx(loss, rel=1e-9)
     assert 0.5 - 0.5 * theory.class_separation(gates, data) == pytest.approx(loss, rel=1e-9)
 
@@ -57,8 +59,8 @@ def test_the_search_comes_near_a_planted_gating(method: str) -> None:
     v = np.array([0.6, -0.8])
     assert theory.gating_loss(theory.half_spaces([v, -v]), data) < 1e-20
     table = theory.search_gatings(data, 2, methods=[method, "random"], trials=60, steps=150, progress=False)
-    best = table.of(method)[0].loss
-    typical = float(np.median([g.loss for g in table.of("random")]))
+    best = table.by_method(method)[0].loss
+    typical = float(np.median([g.loss for g in table.by_method("random")]))
     assert best < 0.2 * typical
     assert table.best.loss == min(g.loss for g in table.rows)
 
@@ -69,13 +71,13 @@ def test_every_way_to_search_is_in_the_table() -> None:
     table = theory.search_gatings(
         data, 3, test=test, methods=("random", "tiling", "greedy", "soft", "network"), trials=3, networks=nets, steps=10
     )
-    assert [len(table.of(m)) for m in ("random", "tiling", "greedy", "soft", "network")] == [3, 3, 1, 1, 2]
+    assert [len(table.by_method(m)) for m in ("random", "tiling", "greedy", "soft", "network")] == [3, 3, 1, 1, 2]
     losses = [g.test_loss for g in table.rows]
     assert losses == sorted(losses) and table[0] is table.best
     assert "greedy" in repr(table)
-    tiles = table.of("tiling")[0].gates(data.x)
+    tiles = table.by_method("tiling")[0].gates(data.x)
     assert (tiles.sum(1) == 1).all() and (np.abs(tiles.mean(0) - 1 / 3) < 0.02).all()
-    assert theory.off_diagonal_mass(table.of("tiling")[0].gates, data) < 1e-12
+    assert theory.off_diagonal_mass(table.by_method("tiling")[0].gates, data) < 1e-12
     assert theory.off_diagonal_mass(theory.random_half_spaces(3, 6), data) > 0.01
 
 
@@ -89,8 +91,8 @@ def test_tensors_that_numpy_has_no_type_for_are_read() -> None:
     gates = theory.random_half_spaces(3, 2)
     assert theory.gating_loss(gates, (x, y)) == theory.gating_loss(gates, (x.double(), y.double()))
     net = models.dlgn(2, (4, 4), seed=0).bfloat16()
-    strengths = theory.path_table(net, x[:5]).strengths
-    np.testing.assert_array_equal(strengths, theory.path_table(net.double(), x[:5].double()).strengths)
+    strengths = theory.deep_gated.path_table(net, x[:5]).strengths
+    np.testing.assert_array_equal(strengths, theory.deep_gated.path_table(net.double(), x[:5].double()).strengths)
 
 
 def test_bad_input() -> None:

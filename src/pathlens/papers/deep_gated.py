@@ -113,13 +113,14 @@ _DEGRADES = Claim(
 )
 def fig1(run: Run) -> Artifact:
     """Figure 1: cumulative eigenvalues, ascending, of the Gram matrix of Experiment 1 at initialisation."""
-    from pathlens import kernels, theory
+    from pathlens import kernels
     from pathlens.data import identical_inputs
+    from pathlens.theory import deep_gated
 
     size = run.sizes("dgn.fig1")
     n, depths, widths = size["n"], size["depths"], size["widths"]
     x = identical_inputs(n).x
-    ideal = np.stack([np.cumsum(theory.ideal_spectrum(n, d - 1, MU)) for d in depths])
+    ideal = np.stack([np.cumsum(deep_gated.ideal_spectrum(n, d - 1, MU)) for d in depths])
     found = np.empty((len(widths), len(depths), len(run.seeds), n))
     for i, w in enumerate(widths):
         for j, d in enumerate(depths):
@@ -195,8 +196,9 @@ _SPREAD = Claim(
 )
 def fig2(run: Run) -> Artifact:
     """Figure 2, and Theorem 2.3's variance: K₀/d of two of the inputs of Experiment 1."""
-    from pathlens import kernels, theory
+    from pathlens import kernels
     from pathlens.data import identical_inputs
+    from pathlens.theory import deep_gated
 
     size = run.sizes("dgn.fig2")
     depths, runs, w = size["depths"], size["runs"], size["width"]
@@ -208,7 +210,7 @@ def fig2(run: Run) -> Artifact:
         for j, seed in enumerate(run.seeds):
             for k in range(runs):
                 found[i, j, k] = kernels.ntk(net.reinitialise(10_000 * seed + k), x).dense()[0].numpy() / d
-        exact = theory.frg_moments(x, (w,) * (d - 1), MU)
+        exact = deep_gated.frg_moments(x, (w,) * (d - 1), MU)
         mean[i], deviation[i] = exact.mean[0] / d, np.sqrt(exact.variance[0]) / d
         run.progress("entries", i + 1, len(depths))
     average = found.mean(2)
@@ -219,14 +221,14 @@ def fig2(run: Run) -> Artifact:
         for j in range(len(run.seeds))
     ]
     variance = found[-1, :, :, 0].var(1, ddof=1) * depths[-1] ** 2
-    printed = theory.printed_variance_bound(MU * w, depths[-1] - 1)
+    printed = deep_gated.printed_variance_bound(MU * w, depths[-1] - 1)
     claims = (
         _FOLLOW.measure(score.max((0, 2))),
         _RATE.measure([abs(m - MU) for m in fitted]),
         _SPREAD.measure(variance / printed),
     )
-    law = [theory.variance_law(MU * w, d - 1) / d**2 for d in depths]
-    order = [theory.printed_variance_bound(MU * w, d - 1) / d**2 for d in depths]
+    law = [deep_gated.variance_law(MU * w, d - 1) / d**2 for d in depths]
+    order = [deep_gated.printed_variance_bound(MU * w, d - 1) / d**2 for d in depths]
     return Artifact(
         "dgn.fig2",
         "The entries of the Gram matrix",

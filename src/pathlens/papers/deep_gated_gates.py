@@ -84,7 +84,7 @@ def fig9(run: Run) -> Artifact:
     """Figure 9: three convolutions of kernel 2 on three inputs."""
     import torch
 
-    from pathlens.theory import path_bundles
+    from pathlens.theory.deep_gated import path_bundles
 
     strengths, errors, counts = [], [], []
     for seed in run.seeds:
@@ -167,7 +167,7 @@ def _lemma_error(net: Any, x: Any, sigma: float = 0.7) -> tuple[float, float]:
 
     import torch
 
-    from pathlens.theory import path_bundles
+    from pathlens.theory.deep_gated import path_bundles
 
     weights = [p for name, p in net.values.named_parameters() if "conv" in name]
     count = sum(p.numel() for p in weights)
@@ -197,7 +197,7 @@ def conv(run: Run) -> Artifact:
     import torch
 
     from pathlens.kernels import npk
-    from pathlens.theory import path_bundles
+    from pathlens.theory.deep_gated import path_bundles
 
     n, length = run.sizes("dgn.conv")["inputs"], 8
     lemma, site, changes = [], [], {"pooling": [], "no pooling": [], "gates that stay": []}  # type: ignore[var-annotated]
@@ -329,7 +329,8 @@ def _weakest(slopes: Any, active: float, sensitive: float) -> float:
 )
 def subnetworks(run: Run) -> Artifact:
     """Section 3.1, measured on the network of Experiment 3."""
-    from pathlens import models, theory
+    from pathlens import models
+    from pathlens.theory import deep_gated
     from pathlens.training import train
 
     size = run.sizes("dgn.subnetworks")
@@ -356,10 +357,10 @@ def subnetworks(run: Run) -> Artifact:
         net = runs.networks[i].cpu()
         for j, epoch in enumerate(epochs):
             net.load_state_dict(trajectory.at_epoch(epoch).snapshot.state)
-            slopes = theory.gate_slopes(net, x)
+            slopes = deep_gated.gate_slopes(net, x)
             for k, tau in enumerate(TAUS):
-                found = theory.subnetworks(slopes, active=tau)
-                loose = theory.subnetworks(slopes, active=tau, sensitive=theory.printed_threshold(tau, EPSILON))
+                found = deep_gated.subnetworks(slopes, active=tau)
+                loose = deep_gated.subnetworks(slopes, active=tau, sensitive=deep_gated.printed_threshold(tau, EPSILON))
                 active[i, j, k] = found.active_gates.sum(1).mean()
                 moving[i, j, k] = found.sensitive_gates.sum(1).mean()
                 both[i, j, k] = found.both.sum()

@@ -80,9 +80,10 @@ def fig10(run: Run) -> Artifact:
     """Figure 10: (x, y) = (1, 1), w = 100, σ² = 1/w, α = 0.1/d."""
     import torch
 
-    from pathlens import kernels, theory
+    from pathlens import kernels
     from pathlens.data import single_point
     from pathlens.models import Init, dln
+    from pathlens.theory import deep_gated
     from pathlens.training import train
 
     size = run.sizes("dgn.fig10")
@@ -121,7 +122,7 @@ def fig10(run: Run) -> Artifact:
         _GROWS.measure(np.exp(np.log(kernel[:, :, -1] / kernel[:, :, 0]).mean(0))),
         _WEIGHTS.measure((norm[:, :, -1] - norm[:, :, 0]).mean(0)),
     )
-    deviation = [float(np.sqrt(theory.frg_moments([[1.0]], (w,) * (d - 1), 1.0).variance[0, 0])) for d in depths]
+    deviation = [float(np.sqrt(deep_gated.frg_moments([[1.0]], (w,) * (d - 1), 1.0).variance[0, 0])) for d in depths]
     arrays = {
         "depths": depths,
         "error": error / error[:, :, :1],

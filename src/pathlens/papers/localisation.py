@@ -271,7 +271,7 @@ def gdln(run: Run) -> Artifact:
                 "gates of the end": theory.half_spaces(own[-1]),
                 "bumps chosen upfront": _bump_gates(len(own[0])),
             }[name]
-            net = theory.GDLN.of(gating, (x, y), own[0], allow_dead=True)
+            net = theory.GDLN.from_data(gating, (x, y), own[0], allow_dead=True)
             found[name][s] = [net.iterate(k, d.step) for k in d.marks]
             losses[name][s] = [_loss(w, gating, x_test, y_test) for w in found[name][s]]
         run.progress("closed forms", _GATINGS.index(name) + 1, len(_GATINGS))

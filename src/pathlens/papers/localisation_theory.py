@@ -94,7 +94,7 @@ def flow(run: Run) -> Artifact:
         for name, gates in _flow_gates(seed).items():
             g = gates(x)
             w0 = np.random.default_rng(seed).standard_normal((g.shape[1], 20)) * 0.2
-            net = theory.GDLN.of(gates, data, w0)
+            net = theory.GDLN.from_data(gates, data, w0)
             step = 0.05 * net.largest_step
             kept = errors.setdefault(name, {"exact": [], "order": [], "limit": []})
             w = _descend_gated(g, x, y, w0, step, 500)
@@ -142,7 +142,7 @@ def _example() -> dict[str, Any]:
     data = nlgp(500, 20, (3.0, 1.0), 3.0, seed=0, dtype=torch.float64)
     x, y, gates = data.x.numpy(), data.y[:, 0].numpy(), theory.random_half_spaces(4, 20, 0)
     w0 = np.random.default_rng(0).standard_normal((4, 20)) * 0.2
-    net = theory.GDLN.of(gates, data, w0)
+    net = theory.GDLN.from_data(gates, data, w0)
     step = 0.5 * net.largest_step
     marks = np.unique(np.geomspace(1, 300, 12).round().astype(int))
     times = np.geomspace(step / 2, 300 * step, 80)
@@ -268,7 +268,7 @@ def evolving(run: Run) -> Artifact:
         counts.append([len(flow.flips), len(flow.slides), int((flow.state == theory.SLIDING).sum()), flow.fallbacks])
         loss.append(flow.loss())
         share.append(flow.flipped_share())
-        frozen.append(relative_distance(theory.GDLN.of(x @ w0.T > 0, data, w0).w(times), flow.weights))
+        frozen.append(relative_distance(theory.GDLN.from_data(x @ w0.T > 0, data, w0).w(times), flow.weights))
         run.progress("exact flows", done + 1, len(run.seeds))
     error = np.array(errors)
     metrics = {
@@ -398,12 +398,12 @@ def gates(run: Run) -> Artifact:
             seed=seed,
             progress=False,
         )
-        random = table.of("random")
+        random = table.by_method("random")
         mass = [theory.off_diagonal_mass(g.gates, data) for g in random]
         loss = [g.test_loss or 0.0 for g in random]
         relation.append(float(spearmanr(mass, loss).statistic))
-        middle = {m: float(np.median([g.test_loss or 0.0 for g in table.of(m)])) for m in ("random", "tiling")}
-        least = {m: table.of(m)[0].test_loss for m in ("random", "tiling", "greedy", "soft", "network")}
+        middle = {m: float(np.median([g.test_loss or 0.0 for g in table.by_method(m)])) for m in ("random", "tiling")}
+        least = {m: table.by_method(m)[0].test_loss for m in ("random", "tiling", "greedy", "soft", "network")}
         tiles.append(middle["tiling"] / middle["random"])
         found.append((least["soft"] or 0.0) / (least["random"] or 1.0))
         best.append(least)

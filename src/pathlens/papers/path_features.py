@@ -80,7 +80,7 @@ def _toy() -> tuple[Any, Any, Any]:
 
     from pathlens.errors import RecordError
     from pathlens.models import relu
-    from pathlens.theory import path_table
+    from pathlens.theory.deep_gated import path_table
 
     for seed in range(68, 10_000):  # none before it is such a network
         net = relu(2, hidden=(3, 3), seed=seed).double()
@@ -255,7 +255,8 @@ def _limits(run: Run, X: Any) -> dict[str, np.ndarray]:
     and distances of independent and dependent gates to both limits at the largest width."""
     import torch
 
-    from pathlens import kernels, theory
+    from pathlens import kernels
+    from pathlens.theory.deep_gated import width_sweep
     from pathlens.models import galu
 
     size = run.sizes("npk.limits")
@@ -263,7 +264,7 @@ def _limits(run: Run, X: Any) -> dict[str, np.ndarray]:
     x = X[: size["inputs"]].double()
     x = x / x.norm(dim=1, keepdim=True)
     # one network is off mostly by a common factor, so that its distance alone says little
-    sweep = theory.width_sweep(x, L, size["widths"], [1000 * seed + k for seed in run.seeds for k in range(draws)])
+    sweep = width_sweep(x, L, size["widths"], [1000 * seed + k for seed in run.seeds for k in range(draws)])
     shape = (len(size["widths"]), len(run.seeds), draws)
     errors, predicted = (np.sqrt(np.square(e).reshape(shape).mean(2)).T for e in (sweep.errors, sweep.predicted))
     run.progress("widths", 1, 1)

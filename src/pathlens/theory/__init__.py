@@ -1,42 +1,10 @@
-"""Gradient flows in closed form, gates that evolve, the best gates, measures of localisation; deep gated networks.
+"""Gated linear networks in closed form: gradient flows, ReLU flows with changing gates, best gates, localisation.
 
-Everything here is float64 NumPy on the CPU; tensors are taken and converted.
+Functions accept tensors, arrays and data sets, and return float64 NumPy arrays. Deep gated networks live in
+`pathlens.theory.deep_gated`.
 """
 
-from pathlens.theory.dgn import (
-    GramMoments,
-    Overlap,
-    frg_moments,
-    frg_overlap,
-    gate_overlap_decay,
-    gram_moments,
-    ideal_gram,
-    ideal_spectrum,
-    printed_variance_bound,
-    sample_grams,
-    variance_law,
-)
-from pathlens.theory.dgn_convolution import Bundles, path_bundles
-from pathlens.theory.dgn_gates import (
-    GateSlopes,
-    SubNetworks,
-    gate_slopes,
-    printed_threshold,
-    sensitive_threshold,
-    subnetworks,
-)
-from pathlens.theory.dgn_gradients import (
-    Adaptation,
-    PathTable,
-    RhoBound,
-    SignalWire,
-    adaptation,
-    gate_gradient_overlap,
-    path_table,
-    rho_bound,
-    signal_wire,
-)
-from pathlens.theory.dgn_limits import WidthSweep, width_sweep
+from pathlens.theory import deep_gated
 from pathlens.theory.evolving import OFF, ON, SLIDING, ReluFlow, relu_flow
 from pathlens.theory.flow import GDLN, Moments, nlgp_moments
 from pathlens.theory.gates import (
@@ -57,6 +25,7 @@ from pathlens.theory.gatings import (
     off_diagonal_mass,
     search_gatings,
 )
+from pathlens.theory.inputs import WeightedRows
 from pathlens.theory.localisation import (
     arc90,
     centre_of_mass,
@@ -66,7 +35,6 @@ from pathlens.theory.localisation import (
     kurtosis,
     sign_alternation,
 )
-from pathlens.theory.rows import Rows
 from pathlens.theory.switching import Switching, switching_instants
 
 __all__ = [
@@ -74,62 +42,33 @@ __all__ = [
     "OFF",
     "ON",
     "SLIDING",
-    "Adaptation",
-    "Bundles",
-    "GateSlopes",
     "Gates",
     "Gating",
     "GatingTable",
-    "GramMoments",
     "Moments",
-    "Overlap",
-    "PathTable",
     "ReluFlow",
-    "RhoBound",
-    "Rows",
-    "SignalWire",
-    "SubNetworks",
     "Switching",
-    "WidthSweep",
-    "adaptation",
+    "WeightedRows",
     "arc90",
     "centre_of_mass",
     "circular_correlation",
     "class_separation",
+    "deep_gated",
     "exclusive",
-    "frg_moments",
-    "frg_overlap",
-    "gate_gradient_overlap",
-    "gate_overlap_decay",
-    "gate_slopes",
     "gate_table",
     "gating_loss",
-    "gram_moments",
     "half_spaces",
-    "ideal_gram",
-    "ideal_spectrum",
     "ipr",
     "ipr_references",
     "kurtosis",
     "nlgp_moments",
     "off_diagonal_mass",
-    "path_bundles",
-    "path_table",
-    "printed_threshold",
-    "printed_variance_bound",
     "random_half_spaces",
     "redundant",
     "relu_flow",
-    "rho_bound",
-    "sample_grams",
     "search_gatings",
-    "sensitive_threshold",
     "sign_alternation",
-    "signal_wire",
     "single",
-    "subnetworks",
     "switching_instants",
     "tiling",
-    "variance_law",
-    "width_sweep",
 ]

@@ -1,12 +1,11 @@
 """Gradient flow of a one-layer ReLU network, exact from event to event: gates flip, and may slide on their boundary.
 
 Between two events the network is a gated linear one, so its weights are a power series in t whose terms follow from
-each other. The closed form for gates that stay lives in flow, roots of polynomials in roots. May import linops.
+each other. The closed form for fixed gates lives in flow, roots of polynomials in roots.
 """
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -17,8 +16,8 @@ import numpy as np
 from pathlens.errors import NotFiniteError, OptionError, PathlensWarning
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
+from pathlens.theory.inputs import WeightedRows, as_times, check_positive, float_array, initial_weights
 from pathlens.theory.roots import bernstein_table, first_violation
-from pathlens.theory.rows import Rows, float_array, moments_in_time, start_weights
 
 __all__ = ["OFF", "ON", "SLIDING", "ReluFlow", "relu_flow"]
 
@@ -54,7 +53,7 @@ class ReluFlow:
     events: np.ndarray
     state: np.ndarray
     start: np.ndarray
-    data: Rows = field(repr=False)
+    data: WeightedRows = field(repr=False)
     steps: int = 0
     fallbacks: int = 0
     seconds: float = 0.0
@@ -72,7 +71,7 @@ class ReluFlow:
 
     def state_at(self, t: float) -> np.ndarray:
         """Gates (n, K) just after time t: OFF, ON or SLIDING."""
-        moments_in_time(t, "ReluFlow.state_at")
+        as_times(t, "ReluFlow.state_at")
         state = self.start.copy()
         for e in self.events[: np.searchsorted(self.events["time"], t, side="right")]:
             state[e["row"], e["unit"]] = e["after"]
@@ -124,7 +123,7 @@ def relu_flow(
     Parameters
     ----------
     data : DataSet, (X, y), (X, y, p) or SinglePulse
-        Rows on one ray from the origin have equal gates and are computed as one; opposite rows swap theirs.
+        WeightedRows on one ray from the origin have equal gates and are computed as one; opposite rows swap theirs.
     w0 : array (K, d)
     times : float or increasing array (T,)
         When to report the weights; the last is where the flow ends.
@@ -152,16 +151,13 @@ def relu_flow(
     >>> flow.loss().round(3)
     array([...])
     """
-    rows = Rows.of(data)
-    marks = np.atleast_1d(moments_in_time(times, "relu_flow"))
+    rows = WeightedRows.from_data(data)
+    marks = np.atleast_1d(as_times(times, "relu_flow"))
     if len(marks) == 0 or not np.isfinite(marks).all() or not (np.diff(marks) > 0).all():
         raise OptionError(f"relu_flow: times={times!r}, expected finite increasing times.")
-    if not (math.isfinite(tau) and tau > 0):
-        raise OptionError(f"relu_flow: tau={tau}, expected a positive time constant.")
-    if fallback is not None and not (math.isfinite(fallback) and fallback > 0):
-        raise OptionError(f"relu_flow: fallback={fallback}, expected a positive step.")
+    check_positive("relu_flow", tau=tau, fallback=1.0 if fallback is None else fallback)
     shape = float_array(w0).shape
-    start = start_weights(w0, shape[0] if shape else 0, rows.d, "relu_flow")
+    start = initial_weights(w0, shape[0] if shape else 0, rows.d, "relu_flow")
     began = time.perf_counter()
     run = _Run(rows, start, tau, fallback)
     first = run.gates()
@@ -188,7 +184,7 @@ def relu_flow(
     )
 
 
-def _rays(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[list[int]], np.ndarray]:
+def _rays(rows: WeightedRows) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[list[int]], np.ndarray]:
     """Rows on one ray c·x, c > 0, as one row x of weight Σ p c² and target Σ p c y / Σ p c²: the same gradients.
 
     Returns x (m, d), y (m,), weights (m,), the row numbers on each ray, and the number of the opposite ray or −1.
@@ -215,10 +211,10 @@ def _rays(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[list[int
 class _Run:
     """The flow's state: time, weights W (K, d), gates, sliding rows of each unit and what holds them.
 
-    Gates and pre-activations are kept as (K, n): products of (K, d) with (d, n) are twice as fast as their transposes.
+    Gates and pre-activations have shape (K, n): products of (K, d) with (d, n) are twice as fast as their transposes.
     """
 
-    def __init__(self, rows: Rows, w0: np.ndarray, tau: float, fallback: float | None) -> None:
+    def __init__(self, rows: WeightedRows, w0: np.ndarray, tau: float, fallback: float | None) -> None:
         self.x, self.y, weight, self.members, self.mate = _rays(rows)
         self.scale = weight / (len(w0) * tau)
         self.columns = np.ascontiguousarray(self.x.T)

@@ -1,7 +1,7 @@
 """Gradient flow of a gated linear network in closed form: weights at any time, the limit, and gradient descent.
 
 The model is ŷ = (1/K) x̃·w with x̃ = g(x) ⊗ x and the loss ½⟨(y − ŷ)²⟩, so τ ẇ = b/K − A w/K² with A = ⟨x̃x̃ᵀ⟩ and
-b = ⟨x̃y⟩. Gates that change while the network learns live in evolving. May import rows, gates and data.
+b = ⟨x̃y⟩. Gates that change during training live in evolving.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from pathlens.data import NLGP
-from pathlens.errors import DivergedError, NotFiniteError, OptionError, ShapeError
+from pathlens.errors import DivergedError, OptionError, ShapeError
 from pathlens.theory.gates import gate_table, gated_inputs
-from pathlens.theory.rows import Rows, float_array, moments_in_time, start_weights
+from pathlens.theory.inputs import WeightedRows, as_times, check_finite, check_positive, float_array, initial_weights
 
 __all__ = ["GDLN", "Moments", "nlgp_moments"]
 
@@ -33,7 +33,7 @@ class Moments:
 
     Examples
     --------
-    >>> Moments.of(np.ones((2, 1)), ([[1.0], [-1.0]], [1.0, 0.0]))
+    >>> Moments.from_data(np.ones((2, 1)), ([[1.0], [-1.0]], [1.0, 0.0]))
     Moments(K=1 gates, d=1 inputs, ⟨y²⟩=0.5)
     """
 
@@ -47,17 +47,16 @@ class Moments:
         size = len(b) if b.ndim == 1 else -1
         if self.K < 1 or size < 1 or A.shape != (size, size) or size % self.K:
             raise ShapeError(f"Moments: expected A (Kd, Kd) and b (Kd,) for K={self.K}, got {A.shape} and {b.shape}.")
-        if not (np.isfinite(A).all() and np.isfinite(b).all()):
-            raise NotFiniteError("Moments: A or b contains NaN or infinity.")
+        check_finite("Moments: A or b", A, b)
         if np.abs(A - A.T).max() > 1e-10 * max(np.abs(A).max(), 1e-300):
             raise OptionError("Moments: A is not symmetric. Pass the second moments ⟨x̃x̃ᵀ⟩.")
         object.__setattr__(self, "A", (A + A.T) / 2)
         object.__setattr__(self, "b", b)
 
     @classmethod
-    def of(cls, gates: Any, data: Any, allow_dead: bool = False) -> Moments:
+    def from_data(cls, gates: Any, data: Any, allow_dead: bool = False) -> Moments:
         """Of rows, or of a distribution that can be enumerated (single pulse); O(n K² d²)."""
-        rows = Rows.of(data)
+        rows = WeightedRows.from_data(data)
         g = gate_table(gates, rows.x, allow_dead)
         features = gated_inputs(g, rows.x)
         weighted = features * rows.p[:, None]
@@ -167,7 +166,7 @@ class GDLN:
     >>> from pathlens.data import nlgp
     >>> from pathlens.theory.gates import random_half_spaces
     >>> data = nlgp(n=200, d=10, seed=0)
-    >>> net = GDLN.of(random_half_spaces(4, 10), data)
+    >>> net = GDLN.from_data(random_half_spaces(4, 10), data)
     >>> net
     GDLN(K=4 units, d=10 inputs, τ=1; primal form, 40 modes, slowest time ...)
     >>> net.w(3.0).shape, net.w([0.0, 1.0, 2.0]).shape
@@ -183,13 +182,12 @@ class GDLN:
 
     def __post_init__(self) -> None:
         if (self.moments is None) == (self._rows is None):
-            raise OptionError("GDLN: give moments, or build it from rows with GDLN.of(gates, data).")
-        if not (math.isfinite(self.tau) and self.tau > 0):
-            raise OptionError(f"GDLN: tau={self.tau}, expected a positive time constant.")
-        object.__setattr__(self, "w0", start_weights(self.w0, self.K, self.d, "GDLN"))
+            raise OptionError("GDLN: give moments, or build it from rows with GDLN.from_data(gates, data).")
+        check_positive("GDLN", tau=self.tau)
+        object.__setattr__(self, "w0", initial_weights(self.w0, self.K, self.d, "GDLN"))
 
     @classmethod
-    def of(
+    def from_data(
         cls, gates: Any, data: Any, w0: Any = None, *, tau: float = 1.0, form: str = "auto", allow_dead: bool = False
     ) -> GDLN:
         """From gates and data.
@@ -206,12 +204,12 @@ class GDLN:
         allow_dead : bool
             Let pass gates that are off on every row; their weights stay.
         """
-        rows = Rows.of(data)
+        rows = WeightedRows.from_data(data)
         table = gate_table(gates, rows.x, allow_dead)
         if form not in ("auto", "primal", "dual"):
             raise OptionError(f"GDLN: form={form!r}, expected 'auto', 'primal' or 'dual'.")
         if form == "primal" or (form == "auto" and rows.n >= table.shape[1] * rows.d):
-            return cls(Moments.of(table, rows, allow_dead=True), w0, tau)
+            return cls(Moments.from_data(table, rows, allow_dead=True), w0, tau)
         root = np.sqrt(rows.p)
         return cls(None, w0, tau, (table, rows.x * root[:, None], rows.y * root))
 
@@ -256,7 +254,7 @@ class GDLN:
 
     def w(self, t: Any) -> np.ndarray:
         """Weights at time t ≥ 0, shape (K, d), or (T, K, d) for T times; ``inf`` is the limit."""
-        times = moments_in_time(t, "GDLN.w")
+        times = as_times(t, "GDLN.w")
         if times.ndim == 0:
             return self._at(self._factor(float(times)))
         return np.stack([self.w(one) for one in times]) if len(times) else np.empty((0, self.K, self.d))
@@ -273,7 +271,7 @@ class GDLN:
 
     def loss(self, t: Any) -> Any:
         """½⟨(y − ŷ)²⟩ at time t: a float, or an array (T,) for T times; O(modes) each."""
-        times = moments_in_time(t, "GDLN.loss")
+        times = as_times(t, "GDLN.loss")
         m = self._modes
         decay = np.exp(-2 * np.multiply.outer(times, m.rates / (self.K**2 * self.tau)))
         losses = m.rest + 0.5 * decay @ m.energy
@@ -291,8 +289,7 @@ class GDLN:
         """
         if k < 0 or int(k) != k:
             raise OptionError(f"GDLN.iterate: k={k!r}, expected a count of steps ≥ 0.")
-        if not (math.isfinite(step) and step > 0):
-            raise OptionError(f"GDLN.iterate: step={step!r}, expected a positive number.")
+        check_positive("GDLN.iterate", step=step)
         m = self._modes
         a = step * m.rates / (self.K**2 * self.tau)
         if len(a) and a[-1] >= 2:

@@ -1,7 +1,6 @@
-"""Gates of a gated linear network: K functions of x that switch K units, and the usual ways to make them.
+"""Gates of a gated linear network: K functions of x that switch K units, and constructors for common choices.
 
-A gate is on where its score is positive, as everywhere in the package. Flows and losses that take gates live in the
-other modules. May import models, recording and errors.
+A gate is on where its score is positive, as everywhere in the package.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from pathlens.errors import NotFiniteError, OptionError, ShapeError
+from pathlens.errors import OptionError, ShapeError
 from pathlens.recording import record
-from pathlens.theory.rows import float_array
+from pathlens.theory.inputs import check_finite, float_array
 
 __all__ = ["Gates", "exclusive", "gate_table", "half_spaces", "random_half_spaces", "redundant", "single", "tiling"]
 
@@ -159,16 +158,16 @@ def redundant(gates: Gates, copies: int = 2) -> Gates:
 
 
 def gate_table(gates: Any, X: np.ndarray, allow_dead: bool = False) -> np.ndarray:
-    """The values g_k(x_s) on rows X, float64 (n, K), from whatever describes gates.
+    """The values g_k(x_s) on rows X, float64 (n, K), from any description of gates.
 
     Parameters
     ----------
     gates : Gates, function, array or network
-        A function of X returns scores, on where positive. An array (n, K) is taken as it is, so gates between 0 and 1
-        are possible. A network with one hidden layer of K units gives its hard gates.
+        A function of X returns scores; a gate is on where its score is positive. An array (n, K) is used unchanged, so
+        gates between 0 and 1 are possible. A network with one hidden layer of K units gives its hard gates.
     X : array (n, d)
     allow_dead : bool
-        Let pass gates that are off on every row.
+        Accept gates that are off on every row.
 
     Examples
     --------
@@ -185,8 +184,7 @@ def gate_table(gates: Any, X: np.ndarray, allow_dead: bool = False) -> np.ndarra
         table = float_array(gates)
     if table.ndim != 2 or len(table) != len(X) or table.shape[1] == 0:
         raise ShapeError(f"theory: the gate table has shape {table.shape}, expected ({len(X)}, K): one row per input.")
-    if not np.isfinite(table).all():
-        raise NotFiniteError("theory: the gate table contains NaN or infinity.")
+    check_finite("theory: the gate table", table)
     dead = np.flatnonzero(~table.any(0))
     if len(dead) and not allow_dead:
         raise OptionError(

@@ -1,7 +1,7 @@
-"""Which gates are best: the least loss a gating allows, in closed form, and searches for gatings that lower it.
+"""Which gates are best: the least loss that a gating allows, in closed form, and searches for gatings that lower it.
 
-For fixed gates the best weights are a regression of y on x̃ = g(x) ⊗ x, so a gating has one number. Making gates lives
-in gates, their dynamics in flow. May import linops, for progress and pictures.
+For fixed gates the best weights are a regression of y on x̃ = g(x) ⊗ x, so each gating has one least loss. Constructors
+of gates live in gates, their dynamics in flow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 from pathlens.theory.flow import CUTOFF
 from pathlens.theory.gates import Gates, gate_table, gated_inputs, half_spaces, random_half_spaces, single, tiling
-from pathlens.theory.rows import Rows
+from pathlens.theory.inputs import WeightedRows
 
 __all__ = ["Gating", "GatingTable", "class_separation", "gating_loss", "off_diagonal_mass", "search_gatings"]
 
@@ -35,7 +35,7 @@ def gating_loss(gates: Any, data: Any, test: Any = None) -> Any:
         Gates that never fire add nothing and are allowed. With `test`, not a table.
     data : DataSet, (X, y), (X, y, p) or SinglePulse
     test : the same, optional
-        Rows to score the fitted weights on.
+        WeightedRows to score the fitted weights on.
 
     Returns
     -------
@@ -51,7 +51,7 @@ def gating_loss(gates: Any, data: Any, test: Any = None) -> Any:
     >>> gating_loss(half_spaces([[1.0], [-1.0]]), (X, y)), gating_loss(half_spaces([[0.0]]), (X, y))
     (0.0, 1.0...)
     """
-    rows = Rows.of(data)
+    rows = WeightedRows.from_data(data)
     table = gate_table(gates, rows.x, allow_dead=True)
     root = np.sqrt(rows.p)
     features = gated_inputs(table, rows.x) * root[:, None]
@@ -62,7 +62,7 @@ def gating_loss(gates: Any, data: Any, test: Any = None) -> Any:
     loss = float(((rows.y * root - U[:, kept] @ inside) ** 2).sum())
     if test is None:
         return loss
-    other = Rows.of(test)
+    other = WeightedRows.from_data(test)
     predicted = gated_inputs(gate_table(gates, other.x, allow_dead=True), other.x) @ (Vt[kept].T @ (inside / s[kept]))
     return loss, float(other.p @ (predicted - other.y) ** 2)
 
@@ -84,7 +84,7 @@ def class_separation(gates: Any, data: Any) -> float:
     >>> round(class_separation(half_spaces([[1.0]]), (X, y)), 12)
     1.0
     """
-    rows = Rows.of(data)
+    rows = WeightedRows.from_data(data)
     present = np.unique(rows.y)
     if not np.isin(present, (0.0, 1.0)).all() or len(present) < 2:
         raise LabelError(
@@ -108,7 +108,7 @@ def off_diagonal_mass(gates: Any, data: Any) -> float:
     >>> off_diagonal_mass(tiling([1.0, 0.0], [0.0]), (X, y))
     0.0
     """
-    rows = Rows.of(data)
+    rows = WeightedRows.from_data(data)
     table = gate_table(gates, rows.x, allow_dead=True)
     features = gated_inputs(table, rows.x)
     plus = np.linalg.pinv((features * rows.p[:, None]).T @ features, rcond=1e-10, hermitian=True)
@@ -120,7 +120,7 @@ def off_diagonal_mass(gates: Any, data: Any) -> float:
 
 @dataclass(frozen=True)
 class Gating:
-    """One row of a search: how it was found, the gates, and the least loss on the rows and on test rows."""
+    """One result of a search: the method, the gates, and the least loss on the rows and on test rows."""
 
     method: str
     gates: Gates
@@ -140,8 +140,8 @@ class GatingTable:
         """The gating of least loss."""
         return self.rows[0]
 
-    def of(self, method: str) -> list[Gating]:
-        """Those that one method found, best first."""
+    def by_method(self, method: str) -> list[Gating]:
+        """The gatings that one method found, best first."""
         return [row for row in self.rows if row.method == method]
 
     def __len__(self) -> int:
@@ -153,7 +153,7 @@ class GatingTable:
     def __repr__(self) -> str:
         lines = [f"GatingTable: {len(self.rows)} gatings of K={self.K} units, least ⟨(y − ŷ)²⟩"]
         for method in dict.fromkeys(row.method for row in self.rows):
-            group = self.of(method)
+            group = self.by_method(method)
             test = "" if group[0].test_loss is None else f", test {group[0].test_loss:.4g}"
             lines.append(f"  {method:<10} best {group[0].loss:.4g}{test} of {len(group)}")
         return "\n".join(lines)
@@ -164,7 +164,7 @@ class GatingTable:
         methods = list(dict.fromkeys(row.method for row in self.rows))
         test = self.rows[0].test_loss is not None
         for i, method in enumerate(methods):
-            values = [row.test_loss if test else row.loss for row in self.of(method)]
+            values = [row.test_loss if test else row.loss for row in self.by_method(method)]
             ax.plot(values, np.full(len(values), len(methods) - i), "o", color="#0072b2", alpha=0.5)
         ax.set_yticks(range(len(methods), 0, -1), methods)
         ax.set(xlabel=f"least ⟨(y − ŷ)²⟩{' on test rows' if test else ''}", title=f"gatings of {self.K} units")
@@ -186,7 +186,7 @@ def search_gatings(
     seed: int = 0,
     progress: bool = True,
 ) -> GatingTable:
-    """Look for gates of low `gating_loss`, several ways.
+    """Search for gates of low `gating_loss` by several methods.
 
     Parameters
     ----------
@@ -207,8 +207,8 @@ def search_gatings(
 
     Notes
     -----
-    The least loss is a fact about the rows; with fewer than about ten rows per weight it flatters every gating, so pass
-    `test`. None of the methods is sure to find the best gating.
+    The least loss is measured on the rows it was fitted to; with fewer than about ten rows per weight it is too
+    optimistic, so pass `test`. None of the methods is guaranteed to find the best gating.
 
     Examples
     --------
@@ -218,15 +218,15 @@ def search_gatings(
     GatingTable: ... gatings of K=2 units, least ⟨(y − ŷ)²⟩
       ...
     """
-    rows = Rows.of(data)
-    held_out = None if test is None else Rows.of(test)
+    rows = WeightedRows.from_data(data)
+    held_out = None if test is None else WeightedRows.from_data(test)
     if K < 1 or trials < 1 or steps < 1:
         raise OptionError(f"search_gatings: K={K}, trials={trials}, steps={steps}, expected at least 1 each.")
     for method in methods:
         if method not in METHODS:
-            raise unknown_name("way to search for gates", method, METHODS)
+            raise unknown_name("search method", method, METHODS)
     if "network" in methods and not networks:
-        raise OptionError("search_gatings: method 'network' needs networks=[…], trained ones with one hidden layer.")
+        raise OptionError("search_gatings: method 'network' needs networks=[…] with one hidden layer each.")
     rng = np.random.default_rng(seed)
     makers: dict[str, Callable[[], list[Gates]]] = {
         "random": lambda: [random_half_spaces(K, rows.d, int(rng.integers(2**31))) for _ in range(trials)],
@@ -247,7 +247,7 @@ def search_gatings(
     return GatingTable(tuple(sorted(found, key=lambda g: g.loss if g.test_loss is None else g.test_loss)), K)
 
 
-def _of_network(net: Any, K: int, rows: Rows) -> Gates:
+def _of_network(net: Any, K: int, rows: WeightedRows) -> Gates:
     gates = Gates(lambda X: gate_table(net, X, allow_dead=True), "gates of a network")
     width = gates(rows.x[:1]).shape[1]
     if width != K:
@@ -255,7 +255,7 @@ def _of_network(net: Any, K: int, rows: Rows) -> Gates:
     return gates
 
 
-def _tiles(rows: Rows, K: int, rng: np.random.Generator) -> Gates:
+def _tiles(rows: WeightedRows, K: int, rng: np.random.Generator) -> Gates:
     v = rng.standard_normal(rows.d)
     along = rows.x @ v
     order = np.argsort(along)
@@ -266,7 +266,7 @@ def _tiles(rows: Rows, K: int, rng: np.random.Generator) -> Gates:
     return tiling(v, np.unique(edges)) if K > 1 else single()
 
 
-def _greedy(rows: Rows, K: int, trials: int, rng: np.random.Generator) -> Gates:
+def _greedy(rows: WeightedRows, K: int, trials: int, rng: np.random.Generator) -> Gates:
     chosen = np.empty((0, rows.d))
     for _ in range(K):
         draws = rng.standard_normal((trials, rows.d))
@@ -275,7 +275,7 @@ def _greedy(rows: Rows, K: int, trials: int, rng: np.random.Generator) -> Gates:
     return half_spaces(chosen)
 
 
-def _soft(rows: Rows, K: int, steps: int, rng: np.random.Generator) -> Gates:
+def _soft(rows: WeightedRows, K: int, steps: int, rng: np.random.Generator) -> Gates:
     """Adam on the normals; for soft gates the least loss is a differentiable function of them."""
     x, y, p = (torch.from_numpy(a) for a in (rows.x, rows.y, rows.p))
     v = torch.from_numpy(rng.standard_normal((K, rows.d))).requires_grad_()

@@ -1,8 +1,8 @@
 """Measures of localisation on a ring: how few neighbouring coordinates a receptive field uses, and where they lie.
 
 Each takes weights of shape (…, d) and returns one number per receptive field. A peak that sits on an offset (single
-pulses) needs ``centre="median"``. No measure alone tells a bump from a localised oscillation: `sign_alternation` does,
-the inverse participation ratio does not. May import rows and errors.
+pulses) needs ``centre="median"``. `sign_alternation` distinguishes a bump from a localised oscillation; the inverse
+participation ratio does not.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.errors import NotFiniteError, OptionError, ShapeError
-from pathlens.theory.rows import float_array
+from pathlens.errors import OptionError, ShapeError
+from pathlens.theory.inputs import check_finite, float_array
 
 __all__ = [
     "arc90",
@@ -29,8 +29,7 @@ def _fields(w: Any, where: str, centre: str | None) -> np.ndarray:
     fields = float_array(w)
     if fields.ndim == 0 or fields.shape[-1] < 2:
         raise ShapeError(f"{where}: weights have shape {fields.shape}, expected (…, d) with d ≥ 2.")
-    if not np.isfinite(fields).all():
-        raise NotFiniteError(f"{where}: weights contain NaN or infinity.")
+    check_finite(f"{where}: the array of weights", fields)
     if centre == "median":
         fields = fields - np.median(fields, axis=-1, keepdims=True)
     elif centre is not None:
@@ -51,7 +50,7 @@ def ipr(w: Any, centre: str | None = None) -> np.ndarray:
     Returns
     -------
     array (…,)
-        NaN for a field of zeros. See `ipr_references` for what noise and waves have.
+        NaN for a field of zeros. See `ipr_references` for the values of noise and waves.
 
     Examples
     --------
@@ -64,7 +63,7 @@ def ipr(w: Any, centre: str | None = None) -> np.ndarray:
 
 
 def ipr_references(d: int) -> dict[str, float]:
-    """What `ipr` is for fields that are not localised, and for the most localised one.
+    """Values of `ipr` for fields that are not localised, and for the most localised one.
 
     Examples
     --------
@@ -114,9 +113,9 @@ def sign_alternation(w: Any, centre: str | None = None) -> np.ndarray:
 
 
 def centre_of_mass(w: Any, centre: str | None = None) -> np.ndarray:
-    """Where on the ring a field lies: (d/2π) arg Σ_i w_i² e^{2πi·i/d}, in [0, d).
+    """Position of a field on the ring: (d/2π) arg Σ_i w_i² e^{2πi·i/d}, in [0, d).
 
-    NaN for a field that lies nowhere: zeros, or equal weights all around the ring.
+    NaN for a field without a position: zeros, or equal weights all around the ring.
 
     Examples
     --------
@@ -152,7 +151,7 @@ def kurtosis(w: Any) -> np.ndarray:
 def circular_correlation(a: Any, b: Any, d: float) -> float:
     """How well positions a predict positions b on a ring of length d: mean cos(2π(a − b)/d).
 
-    1 where they are equal, 0 on average where one of them is uniform and unrelated; a common shift is not forgiven.
+    1 where they are equal, 0 on average where one of them is uniform and unrelated; a common shift lowers the value.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """Switching instants: when the gates of a network change while it trains (Definition 3.3 of the NPF paper).
 
-Exact from the events of a ReLU flow; sampled from any training run whose records were kept. May import recording.
+Exact from the events of a ReLU flow; sampled from the records of a training run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Switching:
     Attributes
     ----------
     instants : array (m,)
-        T_i. Where sampled, T_i is the kept moment at which a change was first seen, so the true one lies before it.
+        T_i. Where sampled, T_i is the first recorded time after the change, so the true instant lies before it.
     changed : int array (m,)
         Gates that differ from just before; 0 at T_0.
     gates : int
@@ -44,7 +44,7 @@ class Switching:
 
 
 def switching_instants(run: ReluFlow | Trajectory) -> Switching:
-    """The switching instants of an exact flow, or those that the kept records of a training run show.
+    """The switching instants of an exact flow, or those that the records of a training run show.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def switching_instants(run: ReluFlow | Trajectory) -> Switching:
     if isinstance(run, ReluFlow):
         e = run.events
         e = e[(e["before"] == ON) != (e["after"] == ON)]
-        # a gate that goes on and off at one instant (while others settle) has not changed
+        # a gate that switches on and off at one instant has not changed
         net: dict[float, set[tuple[int, int]]] = {}
         for event in e:
             net.setdefault(float(event["time"]), set()).symmetric_difference_update(

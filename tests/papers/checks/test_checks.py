@@ -8,6 +8,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -15,8 +16,8 @@ from typer.testing import CliRunner
 from pathlens import cli
 from pathlens.errors import ArtifactError, OptionError, UnknownNameError
 from pathlens.papers import checks
+from pathlens.papers.checks import initialisation, registry
 from pathlens.papers.checks import reference as ref
-from pathlens.papers.checks import registry
 from pathlens.papers.checks.registry import Check, Measured, Result, check, errata_table, perform, select
 from pathlens.papers.pages import write_verification
 
@@ -108,6 +109,25 @@ def test_select() -> None:
     assert len(select()) == len(registry.names()) >= 60
     with pytest.raises(UnknownNameError, match=r"Did you mean 'dgn.lemma2.1'"):
         select(["dgn.lema2.1"])
+
+
+# --- formulas that only the checks use ------------------------------------------------------------------------------
+
+
+def test_fixed_random_gates_whiten_by_one_power_per_hidden_layer() -> None:
+    own, cross = initialisation.frg_overlap(20, 3, 0.6)
+    assert cross / own == pytest.approx(0.6**3)
+
+
+def test_the_overlap_bound_holds_and_is_reached() -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(50):
+        ratio, bound = initialisation.gate_overlap_decay([(generator.random((5, 8)) < 0.6) * 1.0 for _ in range(3)])
+        assert ratio <= bound + 1e-12
+    same = [np.array([[1, 1, 0], [1, 0, 1]])] * 3
+    assert initialisation.gate_overlap_decay(same) == pytest.approx((0.125, 0.125))
+    with pytest.raises(ValueError, match="fewer than two inputs"):
+        initialisation.gate_overlap_decay([np.zeros((3, 2))])
 
 
 # --- references ----------------------------------------------------------------------------------------------------

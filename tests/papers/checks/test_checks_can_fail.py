@@ -14,7 +14,8 @@ from pathlens.linops import GramSum
 from pathlens.models import gates
 from pathlens.papers.checks import perform, select
 from pathlens.regions.partitions import Slice2D
-from pathlens.theory import dgn, evolving, flow
+from pathlens.theory import evolving, flow
+from pathlens.theory.deep_gated import moments
 
 MUTANTS = [(one, mutant) for one in select() for mutant in one.mutants]
 
@@ -93,7 +94,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[pytest.MonkeyPatch], None]]] 
     ),
     "variance of normal weights": (
         ("dgn.variance", "dgn.variance_linear"),
-        lambda m: m.setattr(dgn, "_moments", lambda x, s, v, e, f=dgn._moments: f(x, s, v, 0.0)),
+        lambda m: m.setattr(moments, "_moments", lambda x, s, v, e, f=moments._moments: f(x, s, v, 0.0)),
     ),
 }
 

@@ -17,8 +17,8 @@ from pathlens.models import GatedNetwork
 from pathlens.papers.checks import reference as ref
 from pathlens.papers.checks.registry import Measured, check
 from pathlens.papers.checks.subjects import BETA, EPSILON, build, gate_layers, soft_galu, soft_gates, values
-from pathlens.theory.dgn_gates import gate_slopes, printed_threshold, sensitive_threshold
-from pathlens.theory.dgn_gradients import Adaptation, adaptation, gate_gradient_overlap
+from pathlens.theory.deep_gated.gradients import Adaptation, adaptation, gate_gradient_overlap
+from pathlens.theory.deep_gated.sensitive_gates import gate_slopes, printed_threshold, sensitive_threshold
 
 X = ref.draw(4, 2, seed=2)
 SIGMA, WIDTHS, D = 0.7, (2, 2), 3

@@ -13,7 +13,7 @@ from pathlens import kernels
 from pathlens.models import CircularConvNet, GatedNetwork, gated_twin
 from pathlens.papers.checks import reference as ref
 from pathlens.papers.checks.registry import check
-from pathlens.theory.dgn_convolution import path_bundles
+from pathlens.theory.deep_gated.bundles import path_bundles
 
 LENGTH, KERNEL, LAYERS, SIGMA = 5, 2, 2, 0.8
 X = ref.draw(3, 1, LENGTH, seed=4)

@@ -19,7 +19,7 @@ from pathlens.models import GatedNetwork
 from pathlens.papers.checks import reference as ref
 from pathlens.papers.checks.registry import Measured, check
 from pathlens.papers.checks.subjects import build, first_output, gate_layers, set_table, soft_galu, soft_gates, values
-from pathlens.theory.dgn_gradients import signal_wire
+from pathlens.theory.deep_gated.gradients import signal_wire
 
 X = ref.draw(4, 2, seed=2)
 Y = ref.draw(4, seed=3)

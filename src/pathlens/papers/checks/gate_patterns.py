@@ -54,7 +54,7 @@ def _first_block(G: np.ndarray, w0: np.ndarray, t: float, over: float = K) -> np
 def equation19(formula: Callable[..., np.ndarray]) -> float:
     G, w0 = gates_on_rows("exclusive"), start_weights()
     flow = ref.affine_flow(loss_of(G), w0)
-    package = GDLN.of(G, (X, TARGET), w0.numpy().reshape(K, N))
+    package = GDLN.from_data(G, (X, TARGET), w0.numpy().reshape(K, N))
     return max(
         max(ref.distance(formula(G, w0.numpy(), t), flow(t)[:N]), ref.distance(package.w(t)[0], flow(t)[:N]))
         for t in TIMES
@@ -66,7 +66,7 @@ def equation19(formula: Callable[..., np.ndarray]) -> float:
     "equation 26",
     "exclusive gates: w_k(∞) = K times least squares on the rows of gate k",
     tolerance=1e-9,
-    formula=lambda G, k: GDLN.of(G, (X, TARGET)).limit()[k],
+    formula=lambda G, k: GDLN.from_data(G, (X, TARGET)).limit()[k],
     printed=lambda G, k: np.linalg.solve(moments_of(G).block(k, k), moments_of(G).b[k * N : (k + 1) * N]),
     erratum="printed without K, and with an exponential that is still there at t = ∞",
 )
@@ -105,7 +105,7 @@ def _pair_as_printed(G: np.ndarray, w0: np.ndarray, t: float) -> np.ndarray:
 
 def _package_pair(G: np.ndarray, w0: np.ndarray, t: float) -> np.ndarray:
     """The package's flow in the note's convention: K w and τ/K in place of w and τ."""
-    net = GDLN.of(G, (X, TARGET), K * w0.reshape(K, N), tau=TAU / K, form="primal")
+    net = GDLN.from_data(G, (X, TARGET), K * w0.reshape(K, N), tau=TAU / K, form="primal")
     return net.w(t)[:2].reshape(-1) / K
 
 
@@ -176,7 +176,7 @@ def copies(formula: Callable[..., np.ndarray]) -> float:
         G = gate_table(redundant(random_half_spaces(1, N, seed=3), r), X.numpy())
         w0 = ref.draw(r * N, seed=30 + r)
         flow = ref.affine_flow(loss_of(G), w0)
-        package = GDLN.of(G, (X, TARGET), w0.numpy().reshape(r, N))
+        package = GDLN.from_data(G, (X, TARGET), w0.numpy().reshape(r, N))
         worst = max(
             worst,
             *(

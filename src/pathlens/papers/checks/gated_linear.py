@@ -55,7 +55,7 @@ def start_weights(seed: int = 25) -> Tensor:
 
 
 def moments_of(G: np.ndarray) -> Moments:
-    return Moments.of(G, (X, TARGET), allow_dead=True)
+    return Moments.from_data(G, (X, TARGET), allow_dead=True)
 
 
 # --- gradient flow -----------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def _printed_flow(A: np.ndarray, b: np.ndarray, w0: np.ndarray, t: float) -> np.
 
 
 def package_flow(G: np.ndarray, w0: np.ndarray, t: float, form: str = "primal") -> np.ndarray:
-    return GDLN.of(G, (X, TARGET), w0.reshape(K, N), form=form, allow_dead=True).w(t).reshape(-1)
+    return GDLN.from_data(G, (X, TARGET), w0.reshape(K, N), form=form, allow_dead=True).w(t).reshape(-1)
 
 
 def _worst_over_times(G: np.ndarray, formula: Callable[..., np.ndarray]) -> float:
@@ -211,7 +211,7 @@ def _least_squares(G: np.ndarray, w0: np.ndarray) -> np.ndarray:
     "after equation 11",
     "w(∞) = K A⁻¹b: K times the least-squares weights",
     tolerance=1e-9,
-    formula=lambda G, w0: GDLN.of(G, (X, TARGET), w0.reshape(K, N)).limit().reshape(-1),
+    formula=lambda G, w0: GDLN.from_data(G, (X, TARGET), w0.reshape(K, N)).limit().reshape(-1),
     printed=lambda G, w0: np.linalg.solve(moments_of(G).A, moments_of(G).b),
     erratum="printed w(∞) = A⁻¹b, off by the factor K (error 1 − 1/K)",
 )
@@ -225,7 +225,7 @@ def limit(formula: Callable[..., np.ndarray]) -> float:
     "equations 9 to 11, A singular",
     "w(∞) = K A⁺b + (I − A⁺A) w(0): the null space keeps w(0)",
     tolerance=1e-8,
-    formula=lambda G, w0: GDLN.of(G, (X, TARGET), w0.reshape(K, N), form="primal").limit().reshape(-1),
+    formula=lambda G, w0: GDLN.from_data(G, (X, TARGET), w0.reshape(K, N), form="primal").limit().reshape(-1),
     mutants={
         "the null space forgotten": lambda G, w0: K * np.linalg.pinv(moments_of(G).A, rcond=1e-12) @ moments_of(G).b
     },
@@ -260,7 +260,7 @@ def dual(formula: Callable[..., np.ndarray]) -> float:
 )
 def descent(formula: Callable[..., np.ndarray]) -> float:
     G, w = gates_on_rows("general"), start_weights()
-    net = GDLN.of(G, (X, TARGET), w.numpy().reshape(K, N))
+    net = GDLN.from_data(G, (X, TARGET), w.numpy().reshape(K, N))
     gradient = torch.func.grad(loss_of(G))
     for _ in range(50):
         w = w - 0.5 * gradient(w)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,8 @@ from pathlens.models import GatedNetwork
 from pathlens.papers.checks import reference as ref
 from pathlens.papers.checks.registry import Measured, check
 from pathlens.papers.checks.subjects import build, gate_layers, set_table, soft_galu, soft_gates
-from pathlens.theory.dgn import (
+from pathlens.theory.deep_gated.moments import (
     frg_moments,
-    frg_overlap,
-    gate_overlap_decay,
     gram_moments,
     ideal_gram,
     ideal_spectrum,
@@ -209,6 +207,11 @@ def law(formula: Callable[[int, int], float]) -> Measured:
 MU = 0.6
 
 
+def frg_overlap(width: int, hidden_layers: int, probability: float = 0.5) -> tuple[float, float]:
+    """E λ(s, s) = (μw)^L and E λ(s, s′) = (μ²w)^L of fixed random gates, L = d − 1 hidden layers."""
+    return (probability * width) ** hidden_layers, (probability**2 * width) ** hidden_layers
+
+
 @functools.cache
 def _expected_overlaps(w: int = 3, layers: int = 2) -> tuple[float, float, int, int]:
     """E[λ(s, s)] and E[λ(s, s′)] over all tables of gates of two examples, with their probabilities."""
@@ -230,8 +233,12 @@ def _expected_overlaps(w: int = 3, layers: int = 2) -> tuple[float, float, int, 
 )
 def lemma2_4(formula: Callable[..., Any]) -> float:
     own, shared, w, d = _expected_overlaps()
-    found = formula(w, d)
-    return ref.distance([found.own, found.cross], [own, shared])
+    return ref.distance(formula(w, d), [own, shared])
+
+
+def _overlap_ratio(w: int, hidden_layers: int) -> float:
+    own, cross = frg_overlap(w, hidden_layers, MU)
+    return cross / own
 
 
 @check(
@@ -239,7 +246,7 @@ def lemma2_4(formula: Callable[..., Any]) -> float:
     "section 1, Depth Phenomena I",
     "the overlap of two examples' gates falls as μ^(d−1)",
     tolerance=1e-12,
-    formula=lambda w, d: frg_overlap(w, d - 1, MU).ratio,
+    formula=lambda w, d: _overlap_ratio(w, d - 1),
     printed=lambda w, d: MU**d,
     erratum="printed 'λ(s, s′)/λ(s, s) ≤ μ^d': there are d − 1 layers of gates",
 )
@@ -278,6 +285,25 @@ def equation5(formula: Callable[..., tuple[Any, Any]]) -> float:
     K = torch.einsum("b,bij->ij", chance, torch.func.vmap(kernel, chunk_size=64)(bits)).detach() / D
     large, spectrum = formula(50, 6, 0.5)
     return max(ref.distance(formula(n, D, MU)[0], K), ref.distance(spectrum, np.linalg.eigvalsh(large)))
+
+
+def gate_overlap_decay(gates: Sequence[Any]) -> tuple[float, float]:
+    """max λ(s, s′)/λ(s, s) over s ≠ s′ for given gates, and the bound η^L that DGN states for it.
+
+    With τ_l(s, s′) = Σ_i g_{l,i}(s) g_{l,i}(s′), η = max_{s≠s′, l} τ_l(s, s′)/τ_l(s, s). The bound is for given gates,
+    not for their mean as printed. Inputs without an active path have no ratio and are left out.
+
+    >>> gate_overlap_decay([np.array([[1, 1, 0], [0, 1, 1]]), np.array([[1, 0], [1, 1]])])
+    (0.5, 1.0)
+    """
+    shares = np.stack([np.asarray(g, dtype=np.float64) @ np.asarray(g, dtype=np.float64).T for g in gates])
+    own = np.diagonal(shares, axis1=1, axis2=2)
+    active = own.prod(0) > 0
+    if active.sum() < 2:
+        raise ValueError("gate_overlap_decay: fewer than two inputs have an active path.")
+    pairs = active[:, None] & ~np.eye(len(active), dtype=bool)
+    ratios = np.stack([t[pairs] / np.broadcast_to(o[:, None], t.shape)[pairs] for t, o in zip(shares, own)])
+    return float(ratios.prod(0).max()), float(ratios.max() ** len(ratios))
 
 
 @check(

@@ -18,7 +18,7 @@ from pathlens.models import GatedNetwork
 from pathlens.papers.checks import reference as ref
 from pathlens.papers.checks.registry import Measured, check
 from pathlens.papers.checks.subjects import build, first_output, gate_layers, set_values, values
-from pathlens.theory.dgn_gradients import path_table, rho_bound
+from pathlens.theory.deep_gated.gradients import path_table, rho_bound
 
 X = ref.draw(4, 2, seed=7)
 Y = ref.draw(4, seed=8)

@@ -1,7 +1,7 @@
 """Wide value networks behind fixed gates: how fast their tangent kernel approaches the path kernel (NPF, Theorem 5.1).
 
-The limits themselves are in :mod:`pathlens.kernels`; the moments that predict the distance at finite width are in dgn.
-May import models, kernels, recording and linops.
+The limits themselves are in :mod:`pathlens.kernels`; the moments that predict the distance at finite width are in
+moments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlens.models import Init, galu
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 from pathlens.recording import record
-from pathlens.theory.dgn import gram_moments
+from pathlens.theory.deep_gated.moments import gram_moments
 
 __all__ = ["WidthSweep", "width_sweep"]
 
@@ -75,7 +75,7 @@ def width_sweep(
 ) -> WidthSweep:
     """Theorem 5.1 by measurement: K^V of a network with fixed random ReLU gates against dσ^{2(d−1)}H, σ² = 2/w.
 
-    Gates are drawn anew at each width, so that H is the path kernel of the very network that K belongs to.
+    Gates are drawn anew at each width, and H is the path kernel of the same network as K.
 
     Parameters
     ----------

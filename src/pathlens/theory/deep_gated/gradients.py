@@ -1,7 +1,7 @@
-"""What the gradient of a gated network consists of: signal and wire, strengths and gates, paths and their values.
+"""Parts of the gradient of a gated network: signal and wire, strengths and gates, paths and their values.
 
-Kernels themselves come from :mod:`pathlens.kernels`; here they are taken apart, or rebuilt from every path of a tiny
-network. Initialisation lives in dgn, active and sensitive gates in dgn_gates. May import models, kernels, recording.
+Kernels come from :mod:`pathlens.kernels`; this module splits them, or rebuilds them from every path of a tiny network.
+Initialisation lives in moments, active and sensitive gates in sensitive_gates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlens.kernels.overlap import check_chain
 from pathlens.models import GatedNetwork
 from pathlens.paths.trellis import take_trellis
 from pathlens.recording import record
-from pathlens.theory.rows import float_array
+from pathlens.theory.inputs import float_array
 
 __all__ = [
     "Adaptation",
@@ -35,7 +35,7 @@ __all__ = [
     "signal_wire",
 ]
 
-MOST_PATHS = 20_000  #: that are listed one by one; a P × P kernel of them takes 3 GB
+MOST_PATHS = 20_000  #: largest number of paths that `path_table` lists; a P × P kernel of them takes 3 GB
 
 
 # --- signal and wire -----------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class SignalWire:
 
 
 def signal_wire(net: GatedNetwork, X: Any, *, output: int = 0) -> SignalWire:
-    """Take the kernel of the values apart into signal and wire (DGN, Lemma 2.1, with the terms it lacks).
+    """Split the kernel of the values into signal and wire (DGN, Lemma 2.1, with the terms that it omits).
 
     With the gates of s fixed, f(s) = Σ_i x_s(i) η_s(i), and κ(s, t, i, j) = ⟨∂η_s(i)/∂Θ, ∂η_t(j)/∂Θ⟩
     = Σ_l (H_{s,l−1} H_{t,l−1}ᵀ)_ij (δ_{s,l}·δ_{t,l}), H_{s,l} the layer's response to the unit vectors behind the gates
@@ -118,22 +118,23 @@ def signal_wire(net: GatedNetwork, X: Any, *, output: int = 0) -> SignalWire:
     return SignalWire(x, kappa)
 
 
-def _check_gated(what: str, net: Any) -> None:
+def check_gated(what: str, net: Any) -> None:
+    """Raise OptionError unless `net` is a GatedNetwork."""
     if not isinstance(net, GatedNetwork):
         raise OptionError(f"{what}: expected a GatedNetwork, got {type(net).__name__}. Convert it with gated_twin.")
 
 
 def _chain(what: str, net: GatedNetwork, X: Any, output: int) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """What the values read, the value weights (w_l, w_{l−1}) and the gates (n, w_l) of a fully connected network."""
-    _check_gated(what, net)
+    """Inputs of the value network, its weights (w_l, w_{l−1}) and the gates (n, w_l) of a fully connected network."""
+    check_gated(what, net)
     rec = record(net, X, sensitivities=False, stream=False)
     if not 0 <= output < rec.outputs:
-        raise OptionError(f"{what}: output {output} asked for, the network has {rec.outputs}, numbered from 0.")
+        raise OptionError(f"{what}: output={output}, but the network has {rec.outputs} outputs, numbered from 0.")
     check_chain(what, rec)  # type: ignore[arg-type]
     layers = [layer for layer in rec.layers if layer.part != "gate"]
     parameters = dict(net.named_parameters())
     if any(f"{layer.name}.bias" in parameters for layer in layers):
-        raise RecordError(f"{what}: the values have biases, which start paths of their own. Build it with bias=False.")
+        raise RecordError(f"{what}: the value network has biases, which start further paths. Build it with bias=False.")
     read = rec.layer_inputs[layers[0].name][0]  # type: ignore[union-attr]
     gates = [rec.gates(site) for site in rec.sites]  # type: ignore[union-attr]
     weights = [parameters[f"{layer.name}.weight"] for layer in layers]
@@ -159,7 +160,7 @@ class Adaptation:
 
     @property
     def cross(self) -> np.ndarray:
-        """K − K^w − K^a = Ψ^wᵀΨ^a + Ψ^aᵀΨ^w: zero (to rounding) where gates have weights of their own."""
+        """K − K^w − K^a = Ψ^wᵀΨ^a + Ψ^aᵀΨ^w: zero (to rounding) where the gates come from a separate network."""
         return self.total - self.strength - self.gate
 
     @property
@@ -191,7 +192,7 @@ def adaptation(net: GatedNetwork, X: Any) -> Adaptation:
     >>> bool(abs(own.cross).max() > 1e-3), bool(abs(apart.cross).max() < 1e-12)
     (True, True)
     """
-    _check_gated("adaptation", net)
+    check_gated("adaptation", net)
     total = float_array(ntk(net, X).dense())
     if net.gate.hard or net.trained == "values":
         return Adaptation(total, total, np.zeros_like(total))
@@ -217,16 +218,18 @@ def gate_gradient_overlap(net: GatedNetwork, X: Any) -> np.ndarray:
     >>> gate_gradient_overlap(models.soft_galu(2, hidden=(3, 3), seed=0).double(), torch.ones(1, 2)).shape
     (1, 1)
     """
-    _check_gated("gate_gradient_overlap", net)
+    check_gated("gate_gradient_overlap", net)
     if net.source is None or net.gate.hard:
-        raise OptionError("gate_gradient_overlap: it needs soft gates with weights of their own. Use models.soft_galu.")
+        raise OptionError("gate_gradient_overlap: expected soft gates from a separate network. Use models.soft_galu.")
     source: dict[str, Tensor] = {k: p.detach() for k, p in net.named_parameters() if k.startswith("source.")}
     x = as_numbers(X).to(next(iter(source.values())))
 
     def gates(parameters: dict[str, Tensor], row: Tensor) -> tuple[Tensor, ...]:
-        return torch.func.functional_call(_Gates(net), {f"net.{k}": p for k, p in parameters.items()}, (row[None],))
+        return torch.func.functional_call(
+            GateOutputs(net), {f"net.{k}": p for k, p in parameters.items()}, (row[None],)
+        )
 
-    values = [float_array(g) for g in _Gates(net)(x)]
+    values = [float_array(g) for g in GateOutputs(net)(x)]
     slopes = []  # per input, per layer: (w_l, all weights of the gates)
     for row in x:
         found = torch.func.jacrev(gates)(source, row)
@@ -246,8 +249,8 @@ def gate_gradient_overlap(net: GatedNetwork, X: Any) -> np.ndarray:
     return delta
 
 
-class _Gates(torch.nn.Module):
-    """The gates of a network as its output, in order of its sites."""
+class GateOutputs(torch.nn.Module):
+    """A module whose outputs are the gates of a network, in the order of its sites."""
 
     def __init__(self, net: GatedNetwork) -> None:
         super().__init__()
@@ -331,15 +334,15 @@ def path_table(net: GatedNetwork, X: Any, *, output: int = 0) -> PathTable:
     x, weights, gates = _chain("path_table", net, X, output)
     if not take_trellis("path_table", net, X, include_inputs=True).direct:
         raise RecordError(
-            "path_table: the first layer does not read the inputs as they are, so that its columns name none of them. "
-            "Change the inputs before the network: path_table(net, change(X))."
+            "path_table: the first layer reads transformed inputs, so its columns do not correspond to input nodes. "
+            "Apply the transformation before the network: path_table(net, transform(X))."
         )
     sizes = [x.shape[1], *(g.shape[1] for g in gates)]
     total = math.prod(sizes)
     if total > MOST_PATHS:
         raise OptionError(
             f"path_table: the network has {total} paths, at most {MOST_PATHS} are listed. "
-            "Kernels of larger networks need no list: pathlens.kernels.npk and ntk."
+            "For larger networks use pathlens.kernels.npk and ntk, which need no list of paths."
         )
     units = np.stack([k.ravel() for k in np.meshgrid(*map(np.arange, sizes), indexing="ij")], axis=1)
     ends = [*units.T, np.full(total, output)]

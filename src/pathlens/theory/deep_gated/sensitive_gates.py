@@ -1,7 +1,7 @@
 """Active and sensitive gates of soft networks, and the sub-networks that they form (DGN, section 3.1).
 
-An active gate is nearly open, a sensitive one moves when a weight of the gates does. Kernels of the gates' gradient are
-in dgn_gradients. May import models, recording and linops (progress).
+An active gate is nearly open; a sensitive gate changes when a weight of the gate network does. Kernels of the gates'
+gradient are in gradients.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def sensitive_threshold(active: float, beta: float, epsilon: float = 0.0, slope:
     if not top / 2 - 1e-6 <= active < top:  # ε of a network is a float32
         raise OptionError(
             f"sensitive_threshold: active={active} must lie in [(1 + ε)/2, 1 + ε) = [{top / 2:g}, "
-            f"{top:g}): below it, gates that count as active move faster than those at the threshold."
+            f"{top:g}): below it, active gates can have larger slopes than gates at the threshold."
         )
     return beta * slope * active * (1 - active / top)
 
 
 def printed_threshold(active: float, epsilon: float = 0.0) -> float:
-    """|dχ_ε/dv| at χ_ε(v) = τ_A, what DGN prints (without the modulus); it lacks the factor β |∂q/∂θ|."""
+    """|dχ_ε/dv| at χ_ε(v) = τ_A, as DGN prints it (without the modulus); the factor β |∂q/∂θ| is missing."""
     return active * (1 - active / (1 + epsilon))
 
 
@@ -68,7 +68,7 @@ def printed_threshold(active: float, epsilon: float = 0.0) -> float:
 
 @dataclass(frozen=True)
 class GateSlopes:
-    """Gates of a soft network and how fast each moves.
+    """Gates of a soft network and their slopes.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ def _gate_layers(net: GatedNetwork) -> list[tuple[Tensor, Tensor | None]]:
     where = "gate_slopes"
     if not isinstance(net, GatedNetwork) or not isinstance(net.gate, Soft):
         raise OptionError(
-            f"{where}: it needs a gated network with soft gates; hard gates have no slope. "
+            f"{where}: expected a gated network with soft gates; hard gates have no slope. "
             "Use models.soft_galu, soft_relu or dlgn."
         )
     if net.source is not None and not isinstance(net.source, GraphSource):
@@ -197,7 +197,7 @@ class SubNetworks:
     active_gates, sensitive_gates, both : (n, L)
         Gates per layer with G > τ_A, with slope > τ_S, and with both (empty above `sensitive_threshold`).
     active_paths : (n,)
-        Paths all of whose gates are active: they hold what is learned for this input.
+        Paths all of whose gates are active: they carry what was learned for this input.
     sensitive_paths : (n,)
         Paths with one sensitive gate and the others active: they learn.
     floor : float
@@ -232,7 +232,7 @@ def subnetworks(
     Parameters
     ----------
     net : GatedNetwork or GateSlopes
-        A network with ``X``, or its slopes, where several thresholds are tried.
+        A network together with ``X``, or its slopes, to compare several thresholds.
     X : (n, d), optional
     active : float
         τ_A.

@@ -1,13 +1,11 @@
 """Deep gated networks at initialisation: the exact mean and variance of the Gram matrix K₀, and its ideal spectrum.
 
 Values are drawn independently of the gates (DGN, Assumptions 1 and 2), so that both moments are finite sums over paths,
-which a recursion over layers adds up without listing a path. Gradients during training live in dgn_gradients. May
-import rows and the errors; everything is float64 NumPy.
+which a recursion over layers adds up without listing the paths. Gradients during training live in gradients.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,62 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.errors import NotFiniteError, OptionError, ShapeError
-from pathlens.theory.rows import float_array
+from pathlens.errors import OptionError, ShapeError
+from pathlens.theory.inputs import check_finite, float_array
 
 __all__ = [
     "GramMoments",
-    "Overlap",
     "frg_moments",
-    "frg_overlap",
-    "gate_overlap_decay",
     "gram_moments",
     "ideal_gram",
     "ideal_spectrum",
     "printed_variance_bound",
-    "sample_grams",
     "variance_law",
 ]
 
 Sigma = float | Sequence[float]
 
 
-# --- what is ideal: the mean over fixed random gates --------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """Mean number of paths from one input node that are active for one input, and for two different ones.
-
-    Attributes
-    ----------
-    own
-        E λ(s, s).
-    cross
-        E λ(s, s′), s ≠ s′.
-    """
-
-    own: float
-    cross: float
-
-    @property
-    def ratio(self) -> float:
-        """cross / own: how alike two inputs look to the gates; 0 is white."""
-        return self.cross / self.own
-
-
-def frg_overlap(width: int, hidden_layers: int, probability: float = 0.5) -> Overlap:
-    """Mean overlap of fixed random gates: E λ(s, s) = (μw)^L, E λ(s, s′) = (μ²w)^L (DGN, Lemma 2.4).
-
-    Their ratio is μ^L with L = d − 1 hidden layers; the paper's introduction prints μ^d.
-
-    Examples
-    --------
-    >>> frg_overlap(width=500, hidden_layers=3).ratio
-    0.125
-    """
-    w, L, mu = _count("width", width), _count("hidden_layers", hidden_layers), _probability(probability)
-    return Overlap((mu * w) ** L, (mu * mu * w) ** L)
+# --- the mean over fixed random gates --------------------------------------------------------------
 
 
 def ideal_gram(X: Any, hidden_layers: int, probability: float = 0.5) -> np.ndarray:
@@ -82,7 +41,7 @@ def ideal_gram(X: Any, hidden_layers: int, probability: float = 0.5) -> np.ndarr
     array([[1.  , 0.25],
            [0.25, 1.  ]])
     """
-    x = _inputs(X)
+    x = _matrix("X", X)
     gram = (x @ x.T) * _probability(probability) ** _count("hidden_layers", hidden_layers)
     gram[np.diag_indices(len(x))] = np.square(x).sum(1)
     return gram
@@ -102,28 +61,6 @@ def ideal_spectrum(n: int, hidden_layers: int, probability: float = 0.5) -> np.n
     return np.append(np.full(_count("n", n) - 1, 1 - share), 1 + (n - 1) * share)
 
 
-def gate_overlap_decay(gates: Sequence[Any]) -> tuple[float, float]:
-    """How fast depth whitens given gates: max λ(s, s′)/λ(s, s) over s ≠ s′, and the bound η^L that DGN states for it.
-
-    With τ_l(s, s′) = Σ_i g_{l,i}(s) g_{l,i}(s′), η = max_{s≠s′, l} τ_l(s, s′)/τ_l(s, s). The bound is for these gates,
-    not for their mean as printed. Rows that no path is active for have no ratio and do not count.
-
-    Examples
-    --------
-    >>> gate_overlap_decay([[[1, 1, 0], [0, 1, 1]], [[1, 0], [1, 1]]])
-    (0.5, 1.0)
-    """
-    layers = _gates(gates)
-    shares = [g @ g.T for g in layers]
-    own = [np.diagonal(t) for t in shares]
-    seen = np.prod(own, axis=0) > 0
-    if seen.sum() < 2:
-        raise OptionError("gate_overlap_decay: fewer than two inputs have an active path, so that nothing overlaps.")
-    pairs = seen[:, None] & ~np.eye(len(seen), dtype=bool)
-    ratios = np.stack([t[pairs] / np.broadcast_to(o[:, None], t.shape)[pairs] for t, o in zip(shares, own)])
-    return float(ratios.prod(0).max()), float(ratios.max() ** len(layers))
-
-
 # --- mean and variance of K₀ --------------------------------------------------------------------------------------
 
 
@@ -141,12 +78,12 @@ class GramMoments:
 
     @property
     def relative_error(self) -> float:
-        """√(E‖K₀ − E K₀‖²_F)/‖E K₀‖_F: what one draw of the values is off by."""
+        """√(E‖K₀ − E K₀‖²_F)/‖E K₀‖_F: the relative error of one draw of the values."""
         return float(np.sqrt(self.variance.sum()) / np.linalg.norm(self.mean))
 
     def __repr__(self) -> str:
         n = len(self.mean)
-        return f"GramMoments(E[K₀] and Var[K₀], {n} × {n}; one draw is off by {self.relative_error:.2g} in norm)"
+        return f"GramMoments(E[K₀] and Var[K₀], {n} × {n}; relative error of one draw {self.relative_error:.2g})"
 
 
 def gram_moments(X: Any, gates: Sequence[Any], sigma: Sigma, *, excess: float = -2.0) -> GramMoments:
@@ -165,7 +102,7 @@ def gram_moments(X: Any, gates: Sequence[Any], sigma: Sigma, *, excess: float = 
     Parameters
     ----------
     X : (n, d)
-        What the values read.
+        Inputs of the value network.
     gates : L arrays (n, w_l)
         Hard or soft, of any origin that is independent of the values.
     sigma : float or L + 1 floats
@@ -181,13 +118,16 @@ def gram_moments(X: Any, gates: Sequence[Any], sigma: Sigma, *, excess: float = 
     --------
     >>> moments = gram_moments([[1.0]], [np.ones((1, 4)), np.ones((1, 4))], sigma=0.5)
     >>> moments
-    GramMoments(E[K₀] and Var[K₀], 1 × 1; one draw is off by 0.29 in norm)
+    GramMoments(E[K₀] and Var[K₀], 1 × 1; relative error of one draw 0.29)
     >>> moments.mean, moments.variance
     (array([[3.]]), array([[0.75]]))
     """
-    x, layers = _inputs(X), _gates(gates)
-    if len(x) != len(layers[0]):
-        raise ShapeError(f"gram_moments: X has {len(x)} rows, the gates {len(layers[0])}. Use the same inputs.")
+    x, layers = _matrix("X", X), [_matrix(f"gates[{layer}]", g) for layer, g in enumerate(gates)]
+    if not layers:
+        raise OptionError("gram_moments: gates is empty. Give the gates of at least one hidden layer.")
+    rows = {len(g) for g in layers}
+    if rows != {len(x)}:
+        raise ShapeError(f"gram_moments: X has {len(x)} rows, the gates {max(rows)}. Use the same inputs.")
     sums = []
     for g in layers:
         both, squares = g @ g.T, np.square(g)
@@ -219,7 +159,7 @@ def frg_moments(
     >>> frg_moments([[1.0]], hidden=(100,) * 3, probability=1.0).variance.round(3)  # leading order: 0.2
     array([[0.198]])
     """
-    x, mu = _inputs(X), _probability(probability)
+    x, mu = _matrix("X", X), _probability(probability)
     widths = [_count("width", w) for w in hidden]
     if not widths:
         raise OptionError("frg_moments: hidden is empty. Give the width of each hidden layer.")
@@ -282,61 +222,15 @@ def printed_variance_bound(width: float, hidden_layers: int) -> float:
     return max(d**2 / width, d**3 / width**2)
 
 
-def sample_grams(X: Any, gates: Sequence[Any], sigma: Sigma, draws: int, seed: int = 0) -> np.ndarray:
-    """K₀ of ``draws`` independent values of ±σ behind the same gates, (draws, n, n): `gram_moments` by sampling.
-
-    K₀ = Σ_l (h_{l−1} h_{l−1}ᵀ) ∘ (δ_l δ_lᵀ); each draw costs a forward and a backward pass and 2n² Σ 2w_l.
-
-    Examples
-    --------
-    >>> sample_grams([[2.0]], [[[1.0, 0.0]]], sigma=1.0, draws=2)  # 4·1 from the first layer, 4 from the second
-    array([[[8.]],
-    <BLANKLINE>
-           [[8.]]])
-    """
-    x, layers = _inputs(X), _gates(gates)
-    sizes = [x.shape[1], *(g.shape[1] for g in layers), 1]
-    sigmas = _sigmas(sigma, len(layers) + 1)
-    generator = np.random.default_rng(seed)
-    found = np.empty((_count("draws", draws), len(x), len(x)))
-    for k in range(draws):
-        shapes = [(b, a) for a, b in itertools.pairwise(sizes)]
-        weights = [s * (2.0 * generator.integers(0, 2, shape) - 1) for s, shape in zip(sigmas, shapes)]
-        read = [x]
-        for g, w in zip(layers, weights):
-            read.append(g * (read[-1] @ w.T))
-        behind = np.ones((len(x), 1))
-        total = read[-1] @ read[-1].T
-        for g, w, h in zip(reversed(layers), reversed(weights), reversed(read[:-1])):
-            behind = g * (behind @ w)
-            total = total + (h @ h.T) * (behind @ behind.T)
-        found[k] = total
-    return found
-
-
 # --- arguments -----------------------------------------------------------------------------------------------------
 
 
-def _array(what: str, value: Any) -> np.ndarray:
-    array = float_array(value)
-    if array.ndim != 2 or array.size == 0:
-        raise ShapeError(f"{what} has shape {array.shape}, expected two axes, one row per input.")
-    if not np.isfinite(array).all():
-        raise NotFiniteError(f"{what} of shape {array.shape} contains NaN or infinity.")
-    return array
-
-
-def _inputs(X: Any) -> np.ndarray:
-    return _array("X", X)
-
-
-def _gates(gates: Sequence[Any]) -> list[np.ndarray]:
-    layers = [_array(f"gates[{layer}]", g) for layer, g in enumerate(gates)]
-    if not layers:
-        raise OptionError("gates: at least one hidden layer is needed.")
-    if len({len(g) for g in layers}) > 1:
-        raise ShapeError(f"gates have {[len(g) for g in layers]} rows, expected as many in every layer.")
-    return layers
+def _matrix(what: str, value: Any) -> np.ndarray:
+    matrix = float_array(value)
+    if matrix.ndim != 2 or matrix.size == 0:
+        raise ShapeError(f"{what} has shape {matrix.shape}, expected two axes, one row per input.")
+    check_finite(f"{what} of shape {matrix.shape}", matrix)
+    return matrix
 
 
 def _sigmas(sigma: Sigma, layers: int) -> np.ndarray:

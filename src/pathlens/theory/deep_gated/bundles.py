@@ -1,7 +1,7 @@
 """Circular convolutions as bundles of paths that share all their weights (DGN, section 4 and Lemma 4.1).
 
-Only tiny networks are listed bundle by bundle; the path kernel of any convolutional network is
-:func:`pathlens.kernels.npk`. May import models and recording.
+Bundles are listed one by one, so networks must be tiny; the path kernel of any convolutional network is
+:func:`pathlens.kernels.npk`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from torch import nn
 from pathlens.errors import OptionError, ShapeError
 from pathlens.models import GatedNetwork
 from pathlens.recording import as_rows
-from pathlens.theory.rows import float_array
+from pathlens.theory.deep_gated.gradients import check_gated
+from pathlens.theory.inputs import float_array
 
 __all__ = ["Bundles", "path_bundles"]
 
-MOST_BUNDLES = 20_000  #: that are listed one by one
+MOST_BUNDLES = 20_000  #: largest number of bundles that `path_bundles` lists
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Bundles:
     def rotations(self) -> np.ndarray:
         """H split by the distance r of the two paths' positions, (P, n, n): H = Σ_r H_r.
 
-        H_0 is what a single site, without pooling, has; the rest compares s with rotations of t.
+        H_0 is the kernel of a single position, without pooling; the other terms compare s with rotations of t.
         """
         P = self.terms.shape[2]
         turned = (np.roll(self.terms, -r, axis=2) for r in range(P))
@@ -94,7 +95,7 @@ def path_bundles(net: GatedNetwork, X: Any, *, gates: Sequence[Any] | None = Non
     X : (n, C, P)
         Inputs of P positions.
     gates : L arrays (n, C_l, P), optional
-        In place of the network's own, such as gates that do not follow a rotation of the input.
+        Replace the network's own gates, for example by gates that do not rotate with the input.
 
     Returns
     -------
@@ -107,8 +108,7 @@ def path_bundles(net: GatedNetwork, X: Any, *, gates: Sequence[Any] | None = Non
     >>> path_bundles(models.gated_twin(models.CircularConvNet(3, (1, 1, 1, 1)), "galu", example=X), X)
     Bundles(24 paths in 8 bundles of 3, 2 inputs)
     """
-    if not isinstance(net, GatedNetwork):
-        raise OptionError(f"path_bundles: expected a GatedNetwork, got {type(net).__name__}. Convert with gated_twin.")
+    check_gated("path_bundles", net)
     convolutions = [m for m in net.values.modules() if isinstance(m, nn.Conv1d)]
     dense = [m for m in net.values.modules() if isinstance(m, nn.Linear)]
     pooled = any(isinstance(m, nn.AdaptiveAvgPool1d) for m in net.values.modules())
@@ -120,7 +120,7 @@ def path_bundles(net: GatedNetwork, X: Any, *, gates: Sequence[Any] | None = Non
         )
     if not 0 <= output < dense[0].out_features:
         count = dense[0].out_features
-        raise OptionError(f"path_bundles: output {output} asked for, the network has {count}, numbered from 0.")
+        raise OptionError(f"path_bundles: output={output}, but the network has {count} outputs, numbered from 0.")
     x = as_rows(X, net)
     with torch.no_grad():
         own = [float_array(g) for g in net.gates(x).values()]

@@ -1,7 +1,7 @@
-"""Weighted rows: the data of a flow as one checked triple of float64 arrays.
+"""Inputs of the theory functions as checked float64 NumPy: arrays, times, initial weights, and weighted rows of data.
 
 Every mean ⟨·⟩ of the theory is a weighted sum over rows, so a sample (equal weights) and a distribution with finitely
-many inputs (its probabilities) are the same thing here. May import data and errors.
+many inputs (its probabilities) have the same form.
 """
 
 from __future__ import annotations
@@ -16,22 +16,35 @@ from pathlens.errors import EmptyDataError, LabelError, NotFiniteError, OptionEr
 
 
 def float_array(value: Any) -> np.ndarray:
-    """A tensor (on any device, attached or not) or anything like an array, as float64 NumPy."""
+    """A tensor (on any device, with or without gradient) or anything like an array, as float64 NumPy."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().double().numpy()  # NumPy has no bfloat16
     return np.asarray(value, dtype=np.float64)
 
 
+def check_finite(what: str, *arrays: np.ndarray) -> None:
+    """Raise NotFiniteError if an array contains NaN or infinity; `what` is the beginning of the message."""
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise NotFiniteError(f"{what} contains NaN or infinity. Remove such values.")
+
+
+def check_positive(where: str, **values: float) -> None:
+    """Raise OptionError unless every named value is a finite positive number."""
+    for name, value in values.items():
+        if not (np.isfinite(value) and value > 0):
+            raise OptionError(f"{where}: {name}={value!r}, expected a positive number.")
+
+
 @dataclass(frozen=True, eq=False)
-class Rows:
+class WeightedRows:
     """Inputs x (n, d), targets y (n,) and weights p (n,) that sum to 1, all float64.
 
     Examples
     --------
     >>> from pathlens.data import SinglePulse
-    >>> Rows.of(SinglePulse(d=12, xi1=(0.25, 0.34), xi2=(0.0, 0.17)))
-    Rows(72 rows of 12 inputs, weighted)
-    >>> Rows.of(([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0])).p
+    >>> WeightedRows.from_data(SinglePulse(d=12, xi1=(0.25, 0.34), xi2=(0.0, 0.17)))
+    WeightedRows(72 rows of 12 inputs, weighted)
+    >>> WeightedRows.from_data(([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0])).p
     array([0.5, 0.5])
     """
 
@@ -40,15 +53,15 @@ class Rows:
     p: np.ndarray
 
     @classmethod
-    def of(cls, data: Any) -> Rows:
+    def from_data(cls, data: Any) -> WeightedRows:
         """From a DataSet, ``(X, y)``, ``(X, y, p)``, or a SinglePulse sampler, whose inputs are enumerated exactly.
 
         Raises
         ------
         ShapeError, EmptyDataError, NotFiniteError, OptionError
-            For rows and targets that do not match, no rows, NaN, or weights that are no probabilities.
+            For rows and targets that do not match, no rows, NaN, or weights that are not probabilities.
         """
-        if isinstance(data, Rows):
+        if isinstance(data, WeightedRows):
             return data
         if isinstance(data, SinglePulse):
             data = data.enumerate()
@@ -78,8 +91,7 @@ class Rows:
         if x.size == 0:
             raise EmptyDataError(f"theory: no rows: X has shape {x.shape}. Give at least one.")
         p = float_array(data[2]) if len(data) == 3 else np.full(n, 1 / n)
-        if not (np.isfinite(x).all() and np.isfinite(y).all()):
-            raise NotFiniteError("theory: X or y contains NaN or infinity. Remove such rows.")
+        check_finite("theory: X or y", x, y)
         if p.shape != (n,) or not (p >= 0).all() or abs(p.sum() - 1) > 1e-9:
             raise OptionError(
                 f"theory: weights p must be {n} numbers ≥ 0 that sum to 1, got shape {p.shape} and sum "
@@ -98,23 +110,22 @@ class Rows:
         return self.x.shape[1]
 
     def __repr__(self) -> str:
-        return f"Rows({self.n} rows of {self.d} inputs{'' if np.ptp(self.p) == 0 else ', weighted'})"
+        return f"WeightedRows({self.n} rows of {self.d} inputs{'' if np.ptp(self.p) == 0 else ', weighted'})"
 
 
-def start_weights(w0: Any, K: int, d: int, where: str) -> np.ndarray:
+def initial_weights(w0: Any, K: int, d: int, where: str) -> np.ndarray:
     """Initial weights (K, d) as a float64 copy; None is zeros."""
     if w0 is None:
         return np.zeros((K, d))
     w = float_array(w0).copy()
     if w.shape != (K, d):
         raise ShapeError(f"{where}: w0 has shape {w.shape}, expected ({K}, {d}): one row per unit.")
-    if not np.isfinite(w).all():
-        raise NotFiniteError(f"{where}: w0 contains NaN or infinity.")
+    check_finite(f"{where}: w0", w)
     return w
 
 
-def moments_in_time(t: Any, where: str) -> np.ndarray:
-    """Times as a float64 array; negative or NaN ones are refused, infinity is the limit."""
+def as_times(t: Any, where: str) -> np.ndarray:
+    """Times as a float64 array; raises OptionError for negative times and NaN, infinity stands for the limit."""
     times = float_array(t)
     if not (times >= 0).all():
         raise OptionError(f"{where}: t={t!r}, expected times ≥ 0. The flow starts at t = 0.")

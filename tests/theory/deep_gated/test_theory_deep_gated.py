@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pathlens import kernels, models, theory
+from pathlens import kernels, models
 from pathlens.errors import OptionError, RecordError, ShapeError
 from pathlens.testing.jacobians import jacobian
+from pathlens.theory import deep_gated
 
 
 def inputs(n, d, seed=0):
@@ -60,7 +61,7 @@ def test_moments_are_those_of_all_signs(widths, d, hard):
     gates = [(g > 0.3).astype(float) for g in gates] if hard else gates
     sigmas = list(0.5 + generator.random(len(widths) + 1))
     mean, variance = every_sign(x, gates, sigmas)
-    found = theory.gram_moments(x, gates, sigmas)
+    found = deep_gated.gram_moments(x, gates, sigmas)
     assert np.allclose(found.mean, mean, rtol=1e-12, atol=1e-13)
     assert np.allclose(found.variance, variance, rtol=1e-10, atol=1e-13)
 
@@ -71,10 +72,10 @@ def test_moments_over_gates_are_those_of_all_gates():
     for bits in itertools.product((0.0, 1.0), repeat=2 * 2 * w):
         gates = np.array(bits).reshape(2, 2, w)
         chance = np.prod(np.where(gates > 0, mu, 1 - mu))
-        one = theory.gram_moments(x, list(gates), 0.7)
+        one = deep_gated.gram_moments(x, list(gates), 0.7)
         mean += chance * one.mean
         square += chance * (one.variance + one.mean**2)
-    found = theory.frg_moments(x, (w, w), mu, 0.7)
+    found = deep_gated.frg_moments(x, (w, w), mu, 0.7)
     assert np.allclose(found.mean, mean) and np.allclose(found.variance, square - mean**2)
 
 
@@ -82,14 +83,16 @@ def test_moments_of_normal_weights_have_no_excess():
     generator = np.random.default_rng(0)
     x, gates = generator.normal(size=(1, 2)), [generator.random((1, 3))]
     draws = [gram(x, gates, [generator.normal(size=(3, 2)), generator.normal(size=(1, 3))]) for _ in range(20000)]
-    found = theory.gram_moments(x, gates, 1.0, excess=0.0)
+    found = deep_gated.gram_moments(x, gates, 1.0, excess=0.0)
     assert np.var(draws) == pytest.approx(found.variance[0, 0], rel=0.1)
-    assert theory.gram_moments(x, gates, 1.0).variance[0, 0] < 0.8 * found.variance[0, 0]
+    assert deep_gated.gram_moments(x, gates, 1.0).variance[0, 0] < 0.8 * found.variance[0, 0]
 
 
 def test_samples_have_the_moments():
     x, gates = inputs(3, 2).numpy(), [np.random.default_rng(k).random((3, 5)) for k in range(2)]
-    draws, found = theory.sample_grams(x, gates, 0.5, 4000), theory.gram_moments(x, gates, 0.5)
+    generator, shapes = np.random.default_rng(0), [(5, 2), (5, 5), (1, 5)]
+    signs = ([0.5 * (2.0 * generator.integers(0, 2, s) - 1) for s in shapes] for _ in range(4000))
+    draws, found = np.stack([gram(x, gates, weights) for weights in signs]), deep_gated.gram_moments(x, gates, 0.5)
     error = np.sqrt(found.variance / len(draws))
     assert (abs(draws.mean(0) - found.mean) < 5 * error + 1e-12).all()
     assert np.allclose(draws.var(0), found.variance, rtol=0.25)
@@ -97,33 +100,23 @@ def test_samples_have_the_moments():
 
 def test_the_variance_grows_like_the_cube_of_depth_over_width():
     exact = {
-        (w, d): theory.frg_moments([[1.0]], (w,) * (d - 1), 1.0).variance[0, 0]
+        (w, d): deep_gated.frg_moments([[1.0]], (w,) * (d - 1), 1.0).variance[0, 0]
         for w in (200, 400, 4000)
         for d in (4, 8, 16, 32)
     }
     assert exact[200, 8] / exact[400, 8] == pytest.approx(2, rel=0.02)
     for d in (4, 8, 16):
-        assert exact[4000, d] == pytest.approx(theory.variance_law(4000, d - 1), rel=0.02)
+        assert exact[4000, d] == pytest.approx(deep_gated.variance_law(4000, d - 1), rel=0.02)
     assert exact[4000, 32] / exact[4000, 16] == pytest.approx(8, rel=0.2)
-    bound = {d: theory.printed_variance_bound(4000, d - 1) for d in (16, 32)}
+    bound = {d: deep_gated.printed_variance_bound(4000, d - 1) for d in (16, 32)}
     assert exact[4000, 32] / bound[32] > 1.9 * exact[4000, 16] / bound[16]  # no constant saves the printed order
 
 
 def test_fixed_random_gates_whiten_by_one_power_per_hidden_layer():
-    assert theory.frg_overlap(20, 3, 0.6).ratio == pytest.approx(0.6**3)
     x, mu, w = np.ones((3, 1)), 0.4, 10
-    found = theory.frg_moments(x, (w,) * 3, mu).mean / 4
-    assert np.allclose(found, theory.ideal_gram(x, 3, mu))
-    assert np.allclose(np.linalg.eigvalsh(found), theory.ideal_spectrum(3, 3, mu))
-
-
-def test_the_overlap_bound_holds_and_is_reached():
-    generator = np.random.default_rng(1)
-    for _ in range(50):
-        ratio, bound = theory.gate_overlap_decay([(generator.random((5, 8)) < 0.6) * 1.0 for _ in range(3)])
-        assert ratio <= bound + 1e-12
-    same = [np.array([[1, 1, 0], [1, 0, 1]])] * 3
-    assert theory.gate_overlap_decay(same) == pytest.approx((0.125, 0.125))
+    found = deep_gated.frg_moments(x, (w,) * 3, mu).mean / 4
+    assert np.allclose(found, deep_gated.ideal_gram(x, 3, mu))
+    assert np.allclose(np.linalg.eigvalsh(found), deep_gated.ideal_spectrum(3, 3, mu))
 
 
 # --- signal and wire, strengths and gates --------------------------------------------------------------------------
@@ -133,11 +126,11 @@ def test_the_overlap_bound_holds_and_is_reached():
 def test_signal_times_wire_is_the_tangent_kernel(build):
     net, x = build(3, hidden=(4, 5), outputs=2, seed=1).double(), inputs(4, 3)
     for output in (0, 1):
-        found = theory.signal_wire(net, x, output=output)
+        found = deep_gated.signal_wire(net, x, output=output)
         want = kernels.ntk(net, x, outputs=output).dense().numpy()
         assert np.allclose(found.gram, want, atol=1e-13)
         assert np.linalg.norm(found.printed - want) > 0.01 * np.linalg.norm(want)
-    one = theory.signal_wire(build(1, hidden=(4, 5), seed=1).double(), inputs(4, 1))
+    one = deep_gated.signal_wire(build(1, hidden=(4, 5), seed=1).double(), inputs(4, 1))
     assert np.allclose(one.printed, one.gram)  # with one input node nothing is missing
 
 
@@ -152,7 +145,7 @@ def with_signs(net, sigma):
 
 def test_the_missing_terms_vanish_in_the_mean():
     net, x = models.galu(2, hidden=(2,), seed=4).double(), inputs(3, 2)
-    found = [theory.signal_wire(net, x) for net in with_signs(net, 0.7)]
+    found = [deep_gated.signal_wire(net, x) for net in with_signs(net, 0.7)]
     off = [wire.gram - wire.printed for wire in found]
     assert abs(np.mean(off, 0)).max() < 1e-14 and abs(off[0]).max() > 0.01
 
@@ -161,12 +154,12 @@ def test_soft_relu_has_cross_terms_and_soft_galu_has_none():
     x = inputs(4, 3)
     for build in (models.soft_relu, models.soft_galu):
         net = build(3, hidden=(4, 4), seed=0).double()
-        found = theory.adaptation(net, x)
+        found = deep_gated.adaptation(net, x)
         J = jacobian(net, x)[:, 0]
         assert np.allclose(found.total, (J @ J.T).numpy(), atol=1e-12)
         size = np.linalg.norm(found.cross) / np.linalg.norm(found.total)
         assert size < 1e-12 if build is models.soft_galu else size > 1e-3
-    hard = theory.adaptation(models.relu(3, hidden=(4, 4), seed=0).double(), x)
+    hard = deep_gated.adaptation(models.relu(3, hidden=(4, 4), seed=0).double(), x)
     assert not hard.gate.any() and hard.gate_share == 0
 
 
@@ -188,7 +181,7 @@ def test_the_mean_of_both_parts_over_every_sign():
         return (rows @ rows.mT).mean(0).numpy()
 
     signal = (x @ x.T).numpy()
-    delta = theory.gate_gradient_overlap(net, x)
+    delta = deep_gated.gate_gradient_overlap(net, x)
     assert np.allclose(mean_gram(0), sigma ** (2 * d) * signal * delta, atol=1e-13)
     overlap = math.prod(g @ g.T for g in net.gates(x).values()).detach().numpy()
     assert np.allclose(mean_gram(1), d * sigma ** (2 * (d - 1)) * signal * overlap)  # the paper lacks the factor d
@@ -199,7 +192,7 @@ def test_the_mean_of_both_parts_over_every_sign():
 
 def test_paths_rebuild_the_output_and_both_kernels():
     net, x = models.relu(2, hidden=(3, 4), seed=2).double(), inputs(5, 2)
-    table = theory.path_table(net, x)
+    table = deep_gated.path_table(net, x)
     assert np.allclose(table.outputs, net(x).detach().numpy()[:, 0])
     assert np.allclose(table.kernel, kernels.npk(net, x).dense().numpy())
     assert np.allclose(table.gram, kernels.ntk(net, x).dense().numpy())
@@ -209,7 +202,7 @@ def test_the_value_tangent_kernel_ignores_gates():
     relu, x = models.relu(2, hidden=(3, 3), seed=0).double(), inputs(3, 2)
     dln = models.dln(2, hidden=(3, 3), seed=1).double()
     dln.load_state_dict(relu.state_dict())
-    tables = [theory.path_table(net, x) for net in (relu, dln)]
+    tables = [deep_gated.path_table(net, x) for net in (relu, dln)]
     assert np.array_equal(tables[0].value_tangent_kernel, tables[1].value_tangent_kernel)
     assert not np.array_equal(tables[0].features, tables[1].features)
 
@@ -218,7 +211,7 @@ def test_the_value_tangent_kernel_ignores_gates():
 @given(st.integers(0, 10_000))
 def test_the_smallest_eigenvalue_is_bounded(seed):
     net, x = models.relu(3, hidden=(4, 4), seed=seed).double(), inputs(3, 3, seed)
-    found = theory.rho_bound(net, x)
+    found = deep_gated.rho_bound(net, x)
     assert found.ntk_smallest <= found.bound + 1e-12
 
 
@@ -226,7 +219,7 @@ def test_the_smallest_eigenvalue_is_bounded(seed):
 def test_the_bound_is_for_one_output_and_the_gates_as_they_are(build):
     for seed in range(10):
         net, x = build(3, hidden=(6, 6), outputs=40, seed=seed).double(), inputs(2, 3, seed)
-        found, table = theory.rho_bound(net, x, output=7), theory.path_table(net, x, output=7)
+        found, table = deep_gated.rho_bound(net, x, output=7), deep_gated.path_table(net, x, output=7)
         assert found.ntk_smallest <= found.bound * (1 + 1e-9) + 1e-14
         for value, kernel in ((found.ntk_smallest, table.gram), (found.npk_smallest, table.kernel)):
             assert value == pytest.approx(np.linalg.eigvalsh(kernel)[0], abs=1e-12 * np.trace(kernel))
@@ -246,7 +239,7 @@ def test_the_bound_is_for_one_output_and_the_gates_as_they_are(build):
 )
 def test_slopes_are_the_largest_entries_of_the_jacobian(build, options):
     net, x = build(2, hidden=(3, 4, 3), seed=0, **options).double(), inputs(3, 2)
-    found = theory.gate_slopes(net, x)
+    found = deep_gated.gate_slopes(net, x)
     names = [k for k, _ in net.named_parameters() if net.source is None or k.startswith("source.")]
     parameters = {k: p.detach() for k, p in net.named_parameters() if k in names}
     for kind, function in (("slopes", net.gates), ("scores", net.preactivations)):
@@ -264,20 +257,20 @@ def test_slopes_are_the_largest_entries_of_the_jacobian(build, options):
 
 def test_no_gate_is_active_and_sensitive_above_the_threshold_and_some_are_above_the_printed_one():
     net, x = models.soft_galu(4, hidden=(16,) * 3, beta=8.0, seed=0).double(), 3 * inputs(20, 4)
-    slopes = theory.gate_slopes(net, x)
+    slopes = deep_gated.gate_slopes(net, x)
     for active in (0.55, 0.8, 1.0):
-        found = theory.subnetworks(slopes, active=active)
+        found = deep_gated.subnetworks(slopes, active=active)
         assert found.both.sum() == 0 and found.active_gates.sum() > 0
-        printed = theory.subnetworks(slopes, active=active, sensitive=theory.printed_threshold(active, 0.1))
+        printed = deep_gated.subnetworks(slopes, active=active, sensitive=deep_gated.printed_threshold(active, 0.1))
         assert printed.both.sum() > 0
     with pytest.raises(OptionError, match="below it"):
-        theory.sensitive_threshold(0.5, 4.0, 0.1)
+        deep_gated.sensitive_threshold(0.5, 4.0, 0.1)
 
 
 def test_sensitive_paths_are_counted_and_exceed_the_floor():
     net, x = models.soft_galu(2, hidden=(3, 3, 3), beta=8.0, epsilon=0.0, seed=1).double(), 2 * inputs(2, 2)
-    slopes = theory.gate_slopes(net, x)
-    found = theory.subnetworks(slopes, active=0.6, sensitive=0.5)
+    slopes = deep_gated.gate_slopes(net, x)
+    found = deep_gated.subnetworks(slopes, active=0.6, sensitive=0.5)
     for s in range(2):
         counted = 0
         for path in itertools.product(range(3), repeat=3):
@@ -300,7 +293,7 @@ def test_sensitive_paths_are_counted_and_exceed_the_floor():
 def test_bundles_rebuild_the_output_and_the_path_kernel(channels, kind):
     x = torch.randn(3, channels[0], 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     net = models.gated_twin(models.CircularConvNet(4, channels, 2).double(), kind, example=x)
-    found = theory.path_bundles(net, x)
+    found = deep_gated.path_bundles(net, x)
     assert np.allclose(found.outputs, net(x).detach().numpy()[:, 0], atol=1e-13)
     soft = not net.gate.hard
     assert np.allclose(found.kernel, kernels.npk(net, x, soft=soft).dense().numpy(), atol=1e-13)
@@ -318,14 +311,14 @@ def test_lemma_4_1_over_every_sign():
             torch.nn.utils.vector_to_parameters(torch.tensor(signs, dtype=torch.float64), weights)
             f = net(x)[:, 0].numpy()
             mean += np.outer(f, f) / 64
-    assert np.allclose(mean, sigma**6 * theory.path_bundles(net, x).kernel, atol=1e-14)
+    assert np.allclose(mean, sigma**6 * deep_gated.path_bundles(net, x).kernel, atol=1e-14)
 
 
 # --- width, and what is refused ------------------------------------------------------------------------------------
 
 
 def test_the_kernel_converges_at_the_predicted_rate():
-    sweep = theory.width_sweep(inputs(6, 3), 3, widths=(32, 128, 512), seeds=range(4))
+    sweep = deep_gated.width_sweep(inputs(6, 3), 3, widths=(32, 128, 512), seeds=range(4))
     assert np.median(sweep.rates) == pytest.approx(-0.5, abs=0.15)
     root = np.sqrt(np.square(sweep.errors).mean(1)) / np.sqrt(np.square(sweep.predicted).mean(1))
     assert ((root > 0.5) & (root < 2)).all()
@@ -335,24 +328,24 @@ def test_the_kernel_converges_at_the_predicted_rate():
 def test_what_does_not_fit_is_refused():
     x = inputs(3, 2)
     with pytest.raises(ShapeError, match="3 rows, the gates 2"):
-        theory.gram_moments(x, [np.ones((2, 4))], 1.0)
+        deep_gated.gram_moments(x, [np.ones((2, 4))], 1.0)
     with pytest.raises(OptionError, match="one per weight layer"):
-        theory.gram_moments(x, [np.ones((3, 4))], [1.0, 1.0, 1.0])
+        deep_gated.gram_moments(x, [np.ones((3, 4))], [1.0, 1.0, 1.0])
     with pytest.raises(OptionError, match="paths"):
-        theory.path_table(models.relu(2, hidden=(200, 200), seed=0), x.float())
-    for call in (theory.signal_wire, theory.path_table):
-        with pytest.raises(OptionError, match="output 1 asked for, the network has 1"):
+        deep_gated.path_table(models.relu(2, hidden=(200, 200), seed=0), x.float())
+    for call in (deep_gated.signal_wire, deep_gated.path_table):
+        with pytest.raises(OptionError, match="output=1, but the network has 1"):
             call(models.relu(2, hidden=(4,), seed=0), x.float(), output=1)
     with pytest.raises(RecordError, match="biases"):
-        theory.signal_wire(models.relu(2, hidden=(4,), bias=True, seed=0), x.float())
+        deep_gated.signal_wire(models.relu(2, hidden=(4,), bias=True, seed=0), x.float())
     with pytest.raises(OptionError, match="soft gates"):
-        theory.gate_slopes(models.relu(2, hidden=(4,), seed=0), x.float())
+        deep_gated.gate_slopes(models.relu(2, hidden=(4,), seed=0), x.float())
     with pytest.raises(OptionError, match="CircularConvNet"):
-        theory.path_bundles(models.relu(2, hidden=(4,), seed=0), x.float())
+        deep_gated.path_bundles(models.relu(2, hidden=(4,), seed=0), x.float())
     net = models.gated_twin(models.CircularConvNet(3, (1, 1)), "galu", example=torch.randn(2, 1, 3))
-    with pytest.raises(OptionError, match="output 1 asked for, the network has 1"):
-        theory.path_bundles(net, torch.randn(2, 1, 3), output=1)
-    for call in (theory.adaptation, theory.gate_gradient_overlap, theory.rho_bound):
+    with pytest.raises(OptionError, match="output=1, but the network has 1"):
+        deep_gated.path_bundles(net, torch.randn(2, 1, 3), output=1)
+    for call in (deep_gated.adaptation, deep_gated.gate_gradient_overlap, deep_gated.rho_bound):
         with pytest.raises(OptionError, match="expected a GatedNetwork, got Linear"):
             call(torch.nn.Linear(2, 1), x.float())
 
@@ -364,6 +357,9 @@ def test_a_table_of_paths_names_inputs_that_the_first_layer_reads_as_they_are() 
 
     layers = torch.nn.Linear(2, 3, bias=False), torch.nn.ReLU(), torch.nn.Linear(3, 1, bias=False)
     X = torch.randn(4, 2)
-    assert theory.path_table(models.gated_twin(torch.nn.Sequential(*layers), "relu", X[:2]), X).units.shape == (6, 2)
+    assert deep_gated.path_table(models.gated_twin(torch.nn.Sequential(*layers), "relu", X[:2]), X).units.shape == (
+        6,
+        2,
+    )
     with pytest.raises(RecordError, match="path_table: the first layer"):
-        theory.path_table(models.gated_twin(Flipped(*layers), "relu", X[:2]), X)
+        deep_gated.path_table(models.gated_twin(Flipped(*layers), "relu", X[:2]), X)
