@@ -256,8 +256,8 @@ def _limits(run: Run, X: Any) -> dict[str, np.ndarray]:
     import torch
 
     from pathlens import kernels
-    from pathlens.theory.deep_gated import width_sweep
     from pathlens.models import galu
+    from pathlens.theory.deep_gated import width_sweep
 
     size = run.sizes("npk.limits")
     L, w, draws = size["hidden_layers"], size["widths"][-1], size["draws"]
