@@ -101,8 +101,8 @@ def test_explanations_are_exact_and_agree_with_paths(fitted):
     estimator, X = fitted
     told = estimator.explain(X[:20])
     f = estimator.model_.outputs(X[:20].to_numpy())
-    np.testing.assert_allclose(told.contributions.sum(2) + told.bias, f, rtol=0, atol=1e-12 * np.abs(f).max())
-    assert told.fidelity < 1e-12 and (told.cancellation >= 1 - 1e-12).all()
+    np.testing.assert_allclose(told.contributions.sum(2) + told.rest, f, rtol=0, atol=1e-12 * np.abs(f).max())
+    assert told.relative_error < 1e-12 and (told.cancellations >= 1 - 1e-12).all()
     units = paths.groups(estimator.network(), X[:20].to_numpy(), output=f.shape[1] - 1)
     merged = units.merge(estimator.model_.groups)
     order = np.argsort([int(name) for name in merged.names])
@@ -118,17 +118,17 @@ def test_explanations_by_any_layer_add_up_and_agree_with_paths(fitted):
     f, net = estimator.model_.outputs(x), estimator.network()
     for layer in range(1, len(estimator.hidden) + 1):
         told = estimator.explain(X[:20], layer=layer)
-        assert told.fidelity < 1e-12 and told.layer == layer
+        assert told.relative_error < 1e-12 and told.layer == layer
         by = paths.groups(net, x, by=layer - 1, output=c - 1)
-        np.testing.assert_allclose(told.bias[:, -1], by.rest, rtol=0, atol=1e-9 * np.abs(f).max())
+        np.testing.assert_allclose(told.rest[:, -1], by.rest, rtol=0, atol=1e-9 * np.abs(f).max())
         np.testing.assert_allclose(
             told.contributions[:, -1].sum(1), by.contributions.sum(1), rtol=0, atol=1e-9 * np.abs(f).max()
         )
     features = estimator.explain(X[:20], layer=0)
     assert features.rules == tuple(X.columns) and "  features at their means" in repr(features)
-    assert features.fidelity < 1e-12 and features.layer == 0
+    assert features.relative_error < 1e-12 and features.layer == 0
     means = estimator.model_.outputs(X.to_numpy().mean(0)[None])[0]
-    np.testing.assert_allclose(features.bias, np.broadcast_to(means, f.shape), rtol=0, atol=1e-9 * np.abs(f).max())
+    np.testing.assert_allclose(features.rest, np.broadcast_to(means, f.shape), rtol=0, atol=1e-9 * np.abs(f).max())
     for wrong in (-1, len(estimator.hidden) + 1, "gates", 1.0):
         with pytest.raises(OptionError, match="or 0 for features"):
             estimator.explain(X[:1], layer=wrong)
@@ -139,11 +139,11 @@ def test_the_class_or_target_to_explain_can_be_asked_for(flowers, pair, iris):
     logits = model.decision_function(X)
     for k, label in enumerate(model.classes_):
         told = model.explain(X, of=label)
-        assert (told.chosen == k).all() and told.fidelity < 1e-12 and f"logit of {label} = " in repr(told)
+        assert (told.chosen == k).all() and told.relative_error < 1e-12 and f"logit of {label} = " in repr(told)
         np.testing.assert_allclose(told.outputs[:, k], logits[:, k])
     X, model = X[50:], pair
     first, second = (model.explain(X, layer=0, of=label) for label in model.classes_)
-    assert f"log-odds of {model.classes_[0]} = " in repr(first) and first.fidelity < 1e-12
+    assert f"log-odds of {model.classes_[0]} = " in repr(first) and first.relative_error < 1e-12
     assert np.array_equal(first.contributions, -second.contributions) and np.array_equal(first.outputs, -second.outputs)
     np.testing.assert_allclose(second.outputs[:, 0], model.decision_function(X))
     with pytest.raises(LabelError, match="explain: no class 'none'; there are"):
@@ -478,9 +478,11 @@ def test_errors_that_users_expect(flowers, iris, quick):
         DLGNClassifier(**quick).fit(X, y, -np.ones(len(y)))
     with pytest.raises(ShapeError, match=r"Rule: expected rows of 4 features, got shape \(150, 3\)"):
         flowers.rules()[0](X[:, :3])
-    with pytest.raises(ShapeError, match="not those of the fit"):  # as predict: it would read them in the wrong order
+    with pytest.raises(
+        ShapeError, match="differ from those of the fit"
+    ):  # as predict: it would read them in the wrong order
         flowers.rules()[0](iris[0][iris[0].columns[::-1]])
-    with pytest.raises(ShapeError, match="not those of the fit"):
+    with pytest.raises(ShapeError, match="differ from those of the fit"):
         flowers.rules()[0](iris[0].iloc[0][iris[0].columns[::-1]])
     assert flowers.rules()[0](iris[0].iloc[0]) == flowers.rules()[0](iris[0])[0]
     for option in ("digits", "terms", "top"):

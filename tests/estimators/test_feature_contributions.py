@@ -62,8 +62,8 @@ def test_a_fitted_model_that_is_constant_on_cells_has_jumps():
     a, b = np.abs(explained.contributions[:, 0]).mean(0)
     assert a == pytest.approx(np.abs(step - 2.0 * (X[:, 0].mean() > 0)).mean(), abs=0.1)
     assert b == pytest.approx(np.abs(slope - slope.mean()).mean(), abs=0.05)
-    assert explained.fidelity < 1e-10 and explained.contributions.shape == (300, 1, 2)
-    np.testing.assert_allclose(explained.bias[:, 0], model.predict(X.mean(0)[None])[0])
+    assert explained.relative_error < 1e-10 and explained.contributions.shape == (300, 1, 2)
+    np.testing.assert_allclose(explained.rest[:, 0], model.predict(X.mean(0)[None])[0])
 
 
 @pytest.mark.parametrize("constant", [False, True])
@@ -169,9 +169,9 @@ def test_each_class_that_is_asked_for_adds_up(flowers, pair, iris):
             explained = model.explain(rows, layer=0, of=label)
             wanted = f[:, k] if f.shape[1] > 1 else (2 * k - 1) * f[:, 0]
             out = explained.chosen[0]
-            total = explained.bias[:, out] + explained.contributions[:, out].sum(1)
+            total = explained.rest[:, out] + explained.contributions[:, out].sum(1)
             np.testing.assert_allclose(total, wanted, atol=1e-10)
-            assert np.ptp(explained.bias[:, out]) == 0  # the model's output at the means: the same for every row
+            assert np.ptp(explained.rest[:, out]) == 0  # the model's output at the means: the same for every row
 
 
 def test_a_page_of_a_constant_model_shows_what_it_looks_at(iris, tmp_path):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import pathlens as pl
 from pathlens import paths
 from pathlens.errors import RowIndexError
+from pathlens.explanations import r_squared
 from pathlens.models import GatedNetwork
-from pathlens.paths.explanation import r_squared
 
 matplotlib.use("Agg")
 
@@ -41,7 +41,7 @@ def test_groups_are_sums_of_paths(kind: str, bias: bool, layer: int) -> None:
         assert torch.allclose(got.contributions[:, unit], want, rtol=0, atol=1e-14)
     f = net(X)[:, 1].detach()
     assert torch.allclose(got.contributions.sum(1) + got.rest, f, rtol=1e-12, atol=1e-15)
-    assert got.fidelity == pytest.approx(1, abs=1e-12) and got.curve[-1] == pytest.approx(1, abs=1e-12)
+    assert got.r2 == pytest.approx(1, abs=1e-12) and got.curve[-1] == pytest.approx(1, abs=1e-12)
     late = sum(v for path, v in every.items() if path[layer] < 0) if bias else torch.zeros(5)
     assert torch.allclose(got.rest, late.double(), rtol=1e-12, atol=1e-15)
     size = got.contributions.abs().sum(1) + got.rest.abs()
@@ -110,14 +110,14 @@ def test_exactly_one_rule_holds_and_its_value_is_the_mean() -> None:
     assert (times == 1).all() and len(got.rules) <= 12
     told = got.predict(net, X)
     want = 1 - float((f - told).square().sum() / (f - f.mean()).square().sum())
-    assert got.fidelity == pytest.approx(want, abs=1e-12) and got.held_out == pytest.approx(want, abs=1e-12)
+    assert got.r2 == pytest.approx(want, abs=1e-12) and got.r2_held_out == pytest.approx(want, abs=1e-12)
     assert paths.tree(net, X, leaves=1).rules[0].conditions == ()
 
 
 def test_enough_leaves_tell_a_piecewise_constant_network_in_full() -> None:
     net, X = network("pwc", hidden=(6, 6, 6), outputs=1), ring(500)
     got = paths.tree(net, X, leaves=100)
-    assert got.fidelity > 1 - 1e-12 and got.held_out is not None and got.held_out > 0.9
+    assert got.r2 > 1 - 1e-12 and got.r2_held_out is not None and got.r2_held_out > 0.9
 
 
 # --- refit -----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_a_refit_is_what_it_says(method: str, kind: str) -> None:
         told, size = told + inside * height, size + (inside * height).abs()
     f = net(X)[:, 1].detach()
     want = 1 - float((f - told).square().sum() / (f - f.mean()).square().sum())
-    assert got.fidelity == pytest.approx(want, abs=1e-9) and got.held_out == pytest.approx(want, abs=1e-9)
+    assert got.r2 == pytest.approx(want, abs=1e-9) and got.r2_held_out == pytest.approx(want, abs=1e-9)
     assert got.cancellation == pytest.approx(float((size / told.abs()).median()), rel=1e-6)
     assert torch.allclose(got.predict(net, X), told)
     assert want > 0.5
@@ -151,7 +151,7 @@ def test_a_refit_finds_a_region_that_is_there() -> None:
     a, b = divmod(int((shares - 0.2).abs().argmin()), 5)  # some region of about a fifth of the rows
     y = 3 * bits[0][:, a] * bits[1][:, b] - 1
     got = paths.refit(net, X, y, paths=1)
-    assert got.fidelity == pytest.approx(1, abs=1e-9) and got.target == "y"
+    assert got.r2 == pytest.approx(1, abs=1e-9) and got.target == "y"
     assert got.intercept == pytest.approx(-1) and got.constants.tolist() == pytest.approx([3])
     assert torch.equal(bits[0][:, got.paths[0, 0]] * bits[1][:, got.paths[0, 1]], bits[0][:, a] * bits[1][:, b])
     assert len(paths.refit(net, X, torch.ones(200, 1), paths=3).paths) == 0  # nothing is left to tell
@@ -208,7 +208,7 @@ def test_pruning_cuts_the_edges_through_which_least_goes(kind: str, bias: bool) 
     assert got.edges == (len(keep), len(sizes))
     old_f, new_f = net(X).detach().flatten(), got.net(X).detach().flatten()
     want = 1 - float((old_f - new_f).square().sum() / (old_f - old_f.mean()).square().sum())
-    assert got.fidelity == pytest.approx(want, abs=1e-9) and got.held_out == pytest.approx(want, abs=1e-9)
+    assert got.r2 == pytest.approx(want, abs=1e-9) and got.r2_held_out == pytest.approx(want, abs=1e-9)
     opened = got.net.with_gate("open") if kind == "pwc" else None
     if opened is not None:  # with ones, open gates and random weights a path counts where its value is not zero
         left = [table(opened, X[:1], k) for k in (0, 1)]
@@ -265,12 +265,12 @@ def trained() -> tuple[GatedNetwork, GatedNetwork, Tensor]:
 def test_on_the_circle_groups_trees_and_refits_tell_what_the_largest_paths_do_not(trained: Any) -> None:
     net, _, X = trained
     largest = paths.top(net, X, k=100)
-    assert largest.cancellation > 3 and largest.fidelity < 0.3 and "misleads" in repr(largest)
+    assert largest.cancellation > 3 and largest.r2 < 0.3 and "misleads" in repr(largest)
     parts = paths.groups(net, X)
     assert parts.cancellation < 2 and parts.needed(0.9) < 16
-    assert paths.tree(net, X, leaves=30).fidelity > 0.95
+    assert paths.tree(net, X, leaves=30).r2 > 0.95
     few = paths.refit(net, X, paths=20)
-    assert few.fidelity > 0.95 and few.held_out > 0.9 and few.cancellation < 3
+    assert few.r2 > 0.95 and few.r2_held_out > 0.9 and few.cancellation < 3
 
 
 def test_on_the_circle_the_path_norm_leaves_little_to_cancel_and_few_paths(trained: Any) -> None:
@@ -278,8 +278,8 @@ def test_on_the_circle_the_path_norm_leaves_little_to_cancel_and_few_paths(train
     before, after = paths.cancellation(plain, X).median, paths.cancellation(penalised, X).median
     assert after < before / 2
     pruned = paths.prune(penalised, X, keep=0.25)
-    assert pruned.fidelity > 0.8 and pruned.paths < pruned.total / 50
-    assert pruned.fidelity > paths.prune(plain, X, keep=0.25).fidelity + 0.3
+    assert pruned.r2 > 0.8 and pruned.paths < pruned.total / 50
+    assert pruned.r2 > paths.prune(plain, X, keep=0.25).r2 + 0.3
 
 
 def test_explanations_say_fidelity_and_cancellation_first_and_can_be_drawn(trained: Any) -> None:
@@ -293,7 +293,7 @@ def test_explanations_say_fidelity_and_cancellation_first_and_can_be_drawn(train
     ]
     for explanation in made:
         first = repr(explanation).splitlines()[0]
-        assert f"R² {explanation.fidelity:.3f}" in first and f"cancellation {explanation.cancellation:.3g}" in first
+        assert f"R² {explanation.r2:.3f}" in first and f"cancellation {explanation.cancellation:.3g}" in first
         assert isinstance(explanation, paths.Explanation)
     for explanation in made[:4]:
         ax = explanation.plot()  # type: ignore[attr-defined]
@@ -330,5 +330,5 @@ def test_a_refit_does_not_depend_on_the_units_of_the_inputs() -> None:
     x = torch.randn(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     told = paths.refit(net, x * torch.tensor([1e8, 1e-9], dtype=torch.float64), paths=1)
     assert told.slopes is not None
-    assert told.fidelity > 1 - 1e-9
+    assert told.r2 > 1 - 1e-9
     torch.testing.assert_close(told.slopes[0], net.values.linear1.weight[0].detach(), rtol=1e-6, atol=0.0)

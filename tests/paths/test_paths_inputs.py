@@ -49,7 +49,7 @@ def test_the_sum_is_the_output_for_every_kind_and_wiring(kind, template):
         f = net(x)[:, 2].double()
     assert torch.allclose(found.contributions.flatten(1).sum(1) + found.rest, f, atol=1e-5)
     assert torch.allclose(found.f, f, atol=1e-5)
-    assert found.fidelity == pytest.approx(1.0, abs=1e-9)
+    assert found.r2 == pytest.approx(1.0, abs=1e-9)
     assert len(found.contributions) == 7
 
 
@@ -84,7 +84,7 @@ def test_max_pooling_keeps_the_units_that_won(kind, pool):
     moved = found.rest.sum() + (near * slope).sum()  # the rest does not move with x
     assert moved.item() == pytest.approx(values(near).item(), abs=1e-10)
     assert torch.allclose(found.f, net(x)[:, 1], atol=1e-10)
-    assert found.fidelity == pytest.approx(1.0, abs=1e-9)
+    assert found.r2 == pytest.approx(1.0, abs=1e-9)
 
 
 def test_at_hard_gates_a_relu_networks_slope_is_its_gradient():

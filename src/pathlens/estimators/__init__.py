@@ -5,7 +5,7 @@
 
 from pathlens.estimators.counterfactuals import Counterfactual
 from pathlens.estimators.dlgn import DLGNClassifier, DLGNRegressor
-from pathlens.estimators.explanations import Explanation, Rule, Rules
+from pathlens.estimators.explanations import PredictionExplanation, Rule, Rules
 from pathlens.estimators.halfspaces import HalfSpaceModel, predict_from_export
 from pathlens.estimators.kernel import PathKernelClassifier, PathKernelRegressor
 
@@ -13,10 +13,10 @@ __all__ = [
     "Counterfactual",
     "DLGNClassifier",
     "DLGNRegressor",
-    "Explanation",
     "HalfSpaceModel",
     "PathKernelClassifier",
     "PathKernelRegressor",
+    "PredictionExplanation",
     "Rule",
     "Rules",
     "predict_from_export",

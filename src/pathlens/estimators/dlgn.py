@@ -7,7 +7,6 @@ What is predicted is what is explained: after fitting only the hard half-spaces 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from pathlens.errors import EmptyDataError, LabelError, OptionError, ShapeError, unknown_name
 from pathlens.estimators.counterfactuals import Counterfactual, Goal, counterfactual
-from pathlens.estimators.explanations import Explanation, Rules, explanation_of, plot_rules, rules_of
+from pathlens.estimators.explanations import PredictionExplanation, Rules, explain_rows, plot_rules, rules_of
 from pathlens.estimators.files import load_estimator, save_estimator
 from pathlens.estimators.fitting import fit, parted
 from pathlens.estimators.halfspaces import HalfSpaceModel
@@ -183,7 +182,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         return rules_of(self.model_, self._names(), digits, terms, top, hasattr(self, "feature_names_in_"))
 
-    def explain(self, X: Any, *, layer: int | None = None, of: Any = None) -> Explanation:
+    def explain(self, X: Any, *, layer: int | None = None, of: Any = None) -> PredictionExplanation:
         """Each prediction as an exact sum of contributions of last-layer half-spaces, and a bias.
 
         Half-spaces that hold the same training rows are one term. Memory n·c·w numbers. The repr prints how exact the
@@ -206,10 +205,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         rows = self._rows(X)
         outputs = self.model_.outputs(rows)
         labels, chosen, sign = self._explained(outputs, of)
-        told = explanation_of(self.model_, rows, outputs, self._names(), labels, chosen, layer)
-        if sign > 0:
-            return told
-        return replace(told, contributions=-told.contributions, bias=-told.bias, outputs=-told.outputs)
+        return explain_rows(self.model_, rows, outputs, self._names(), labels, chosen, sign, layer)
 
     def plot_halfspaces(self, *, top: int = 20, ax: Any = None) -> Any:
         """The most important half-spaces as rows of a picture, features as columns; returns matplotlib axes."""

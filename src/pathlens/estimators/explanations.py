@@ -1,8 +1,4 @@
-"""What a fitted model says about itself: its half-spaces as readable rules, and predictions as sums over half-spaces.
-
-Results are data first; `plot` draws them (matplotlib is loaded then). Fitting and scikit-learn's interface live
-elsewhere.
-"""
+"""The half-spaces of a fitted model as readable rules, and its predictions as sums over half-spaces or features."""
 
 from __future__ import annotations
 
@@ -12,9 +8,11 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+import torch
 
 from pathlens.errors import OptionError, ShapeError
 from pathlens.estimators.halfspaces import HalfSpaceModel
+from pathlens.explanations import Explanation, TabularResult, r_squared
 from pathlens.indexing import as_number
 from pathlens.plotting import get_axes, plot_sum
 
@@ -32,13 +30,13 @@ class Rule:
     normal : (d,), offset : float
         Not rounded.
     importance : float
-        Mean over the training rows of |what closing the gate would change|, summed over outputs.
+        Mean over the training rows of |change of the outputs if the gate were closed|, summed over outputs.
     open_share : float
-        Share of the training rows inside.
+        Share of the training rows inside the half-space.
     text : str
-        Features in order of their influence |coefficient| × standard deviation; rounded, with a bound to match.
+        The inequality as text, rounded; features in order of |coefficient| × standard deviation.
     names : tuple of str
-        The columns that it reads; empty where the model was fitted to an array.
+        Column names; empty where the model was fitted to an array.
     """
 
     layer: int
@@ -55,7 +53,8 @@ class Rule:
         labels = X.columns if hasattr(X, "columns") else X.index if hasattr(X, "to_frame") else self.names  # of a row
         if self.names and tuple(map(str, labels)) != self.names:
             raise ShapeError(
-                "Rule: the columns of the table are not those of the fit in their order. Give X[list(rule.names)]."
+                "Rule: the columns of the table differ from those of the fit, or their order does. "
+                "Give X[list(rule.names)]."
             )
         rows = np.asarray(X, dtype=np.float64)
         if rows.shape[-1:] != self.normal.shape:
@@ -66,13 +65,23 @@ class Rule:
         return self.text
 
 
-@dataclass(frozen=True)
-class Rules:
+@dataclass(frozen=True, repr=False)
+class Rules(TabularResult):
     """The half-spaces of a model, most important first; ``rules[0]``, iteration and ``len`` work as for a list."""
 
     rules: tuple[Rule, ...]
     digits: int
-    total: float  #: importance of all half-spaces of the model, those left out by ``top`` too
+    total: float  #: importance of all half-spaces of the model, including those that ``top`` left out
+
+    def table(self) -> dict[str, list[Any]]:
+        """One row per half-space: gate, share of all importance, share of the training rows inside, inequality."""
+        return {
+            "layer": [r.layer for r in self.rules],
+            "unit": [r.unit for r in self.rules],
+            "importance": [r.importance / self.total for r in self.rules],
+            "open": [r.open_share for r in self.rules],
+            "half-space": [r.text for r in self.rules],
+        }
 
     def __len__(self) -> int:
         return len(self.rules)
@@ -98,10 +107,10 @@ class Rules:
 def rules_of(
     model: HalfSpaceModel, names: Sequence[str], digits: int, terms: int | None, top: int | None, named: bool
 ) -> Rules:
-    """Every half-space that cuts the training rows in two, as a `Rule`, by importance; `named` are those of a table."""
+    """Every half-space that separates training rows, as a `Rule`, by importance; `named`: rules keep column names."""
     for name, value in (("digits", digits), ("terms", terms), ("top", top)):
         if value is not None and not (isinstance(value, Integral) and value >= 1):
-            raise OptionError(f"rules: {name} must be a whole number of at least 1, got {value!r}.")
+            raise OptionError(f"rules: {name} must be an integer of at least 1, got {value!r}.")
     found = [
         Rule(
             layer + 1,
@@ -124,7 +133,7 @@ def rules_of(
 def rule_text(
     model: HalfSpaceModel, layer: int, unit: int, names: Sequence[str], digits: int, terms: int | None
 ) -> str:
-    """`a·x + o > 0` of a gate, layers counted from 0, as text: see `inequality`."""
+    """The inequality of a gate as text; layers count from 0."""
     normal, offset = model.normals[layer][unit], float(model.offsets[layer][unit])
     return inequality(normal, offset, model.centre, model.spread, names, digits, terms)
 
@@ -138,10 +147,10 @@ def inequality(
     digits: int,
     terms: int | None,
 ) -> str:
-    """`a·x + o > 0` as text: the most influential features first, the largest coefficient scaled to a power of ten.
+    """`a·x + o > 0` as text: the most influential features first, coefficients scaled by a power of ten.
 
-    What rounding the coefficients adds at the mean of the features, the bound takes back, and it has as many digits as
-    it needs to be as fine as they are: else a feature that varies little around a large mean would make the text wrong.
+    The bound compensates for the rounding of the coefficients at the mean of the features, and has enough digits to be
+    as precise as they are. Otherwise a feature that varies little around a large mean would make the text wrong.
 
     Examples
     --------
@@ -173,38 +182,41 @@ def inequality(
 # --- explanations ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Predictions as exact sums: f_k(x) = bias_k + Σ_g contributions_{k,g}(x) over groups of a layer's half-spaces.
+@dataclass(frozen=True, repr=False)
+class PredictionExplanation(Explanation):
+    """Predictions as exact sums over groups of a layer's half-spaces, or over features.
 
-    Or over features: see `HalfSpaceModel.feature_contributions`.
+    f_k(x) = rest_k(x) + Σ_g contributions_{k,g}(x)
 
-    Half-spaces that hold the same training rows form a group; it bears the rule of its most important member. A row
-    gets a contribution from a half-space only if it lies inside. For classes, f is the log-odds of the second class
-    (two classes) or the centred logits; for regression it is the prediction.
+    Half-spaces that contain the same training rows form a group, named by the rule of its most important member. Only
+    half-spaces that contain a row contribute to its prediction. For classes, f is the log-odds of the second class (two
+    classes) or the centred logits; for regression it is the prediction. For features see
+    `HalfSpaceModel.feature_contributions`.
 
     Attributes
     ----------
     contributions : (n, c, G)
-    bias : (n, c)
-        The biases after the layer; before the last layer they depend on the row, since gates switch them. Of layer 0,
-        f at the means of the features, the same for every row.
+    rest : (n, c)
+        The biases after the layer; before the last layer they depend on the row, since gates switch them. For
+        layer 0, f at the means of the features, the same for every row.
     outputs : (n, c)
         f, computed without the decomposition.
     labels : tuple of str
-        The outputs' names.
+        Names of the outputs.
     chosen : (n,)
-        The output that each row is explained by: the one asked for, else the predicted class, or 0.
+        The output explained for each row: the one asked for, else the predicted class, or 0.
     rules : tuple of G str
-        The half-space of each group; of layer 0, the features.
+        The half-space of each group; for layer 0, the features.
     layer, layers : int
-        The layer that the groups are of, and how many there are.
+        The layer of the groups, and the number of layers.
     open_shares : (G,)
         Share of the training rows inside; 1 for features.
+    cancellations : (n,)
+        Σ_i |contribution_i| / |Σ_i contribution_i| of each row's chosen output; 1 without cancellation.
     """
 
     contributions: np.ndarray
-    bias: np.ndarray
+    rest: np.ndarray
     outputs: np.ndarray
     labels: tuple[str, ...]
     chosen: np.ndarray
@@ -212,19 +224,13 @@ class Explanation:
     layer: int
     layers: int
     open_shares: np.ndarray
+    cancellations: np.ndarray
 
     @property
-    def fidelity(self) -> float:
-        """Largest |f − bias − Σ contributions| over all rows and outputs, relative to the largest |f|: rounding."""
-        gap = np.abs(self.contributions.sum(2) + self.bias - self.outputs).max()
+    def relative_error(self) -> float:
+        """Largest |f − rest − Σ contributions| over all rows and outputs, relative to the largest |f|: rounding."""
+        gap = np.abs(self.contributions.sum(2) + self.rest - self.outputs).max()
         return float(gap / (np.abs(self.outputs).max() or 1.0))
-
-    @property
-    def cancellation(self) -> np.ndarray:
-        """Σ_i |contribution_i| / |Σ_i contribution_i| per row, of its chosen output (n,); 1 where nothing cancels."""
-        rows = self.contributions[np.arange(len(self.chosen)), self.chosen]
-        total, net = np.abs(rows).sum(1), np.abs(rows.sum(1))
-        return np.divide(total, net, out=np.where(total > 0, np.inf, 1.0), where=net > 0)
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -233,87 +239,121 @@ class Explanation:
         """The k largest contributions to a row's chosen output, with their half-spaces."""
         row = as_number(row, len(self), "rows")
         if not (isinstance(k, Integral) and k >= 0):
-            raise OptionError(f"Explanation: k must be a whole number of at least 0, got {k!r}.")
+            raise OptionError(f"PredictionExplanation: k must be an integer of at least 0, got {k!r}.")
         values = self.contributions[row, self.chosen[row]]
         order = [int(i) for i in np.argsort(-np.abs(values), kind="stable")[:k] if values[i] != 0]
         return [(float(values[i]), self.rules[i]) for i in order]
 
-    def _bars(self, row: int, k: int) -> list[tuple[float, str]]:
-        """What the output of a row is the sum of: the k largest contributions, the others as one, the biases."""
+    def terms(self, row: int, k: int) -> list[tuple[float, str]]:
+        """The terms that add up to a row's chosen output: the k largest, all others as one, and the rest."""
         shown, out = self.top(row, k), int(self.chosen[row])
         values = self.contributions[row, out]
         others = values[np.argsort(-np.abs(values), kind="stable")[len(shown) :]]
         kind = "features" if self.layer == 0 else "half-spaces"
-        rest = [(float(others.sum()), f"all other {kind}")] if others.any() else []
+        remaining = [(float(others.sum()), f"all other {kind}")] if others.any() else []
         biases = {0: "features at their means", self.layers: "bias"}.get(self.layer, "later biases")
-        return [*shown, *rest, (float(self.bias[row, out]), biases)]
+        return [*shown, *remaining, (float(self.rest[row, out]), biases)]
 
-    @property
-    def _unconditional(self) -> float:
-        """Share of Σ|contributions| in half-spaces that hold every training row: nothing is said about it."""
-        rows = np.abs(self.contributions[np.arange(len(self.chosen)), self.chosen])
-        return float(rows[:, self.open_shares == 1].sum() / (rows.sum() or 1.0))
+    def table(self) -> dict[str, list[Any]]:
+        """One row per term of each row's chosen output, largest contributions first."""
+        found = [(row, *term) for row in range(len(self)) for term in self.terms(row, len(self.rules))]
+        names = ("row", "contribution", "term")
+        return {name: [line[i] for line in found] for i, name in enumerate(names)}
 
-    def __repr__(self) -> str:
-        kind = "features" if self.layer == 0 else "groups of half-spaces"
-        lines = [
-            f"Explanation of {len(self)} rows by {len(self.rules)} {kind}: sums are exact (relative "
-            f"error {self.fidelity:.0e}), cancellation Σ|v|/|Σv| median {np.median(self.cancellation):.2f}"
-        ]
-        if self.layer > 0 and self._unconditional > 0.5:
+    def _lines(self) -> list[str]:
+        lines = []
+        sizes = np.abs(self.contributions[np.arange(len(self)), self.chosen])
+        if self.layer > 0 and sizes[:, self.open_shares == 1].sum() > 0.5 * sizes.sum():
             earlier = "layer=1 splits it by the half-spaces of the first layer, " if self.layer > 1 else ""
             lines.append(
-                f"Most of it lies in half-spaces that hold every training row: {earlier}layer=0 splits it by features"
+                "Most of it lies in half-spaces that contain every training row: "
+                f"{earlier}layer=0 splits it by features"
             )
         for row in range(min(len(self), 3)):
             k = int(self.chosen[row])
             lines.append(
-                f"row {row}: {self.labels[k]} = {self.outputs[row, k]:.4g}, cancellation {self.cancellation[row]:.2f}"
+                f"row {row}: {self.labels[k]} = {self.outputs[row, k]:.4g}, cancellation {self.cancellations[row]:.2f}"
             )
-            lines += [f"  {value:+.4g}  {text}" for value, text in self._bars(row, 5)]
-        if len(self) > 3:
-            lines.append(f"… and {len(self) - 3} more rows")
-        return "\n".join(lines)
+            lines += [f"  {value:+.4g}  {text}" for value, text in self.terms(row, 5)]
+        return lines if len(self) <= 3 else [*lines, f"… and {len(self) - 3} more rows"]
+
+    def __repr__(self) -> str:
+        kind = "features" if self.layer == 0 else "groups of half-spaces"
+        head = (
+            f"Explanation of {len(self)} rows by {len(self.rules)} {kind}: sums are exact (relative "
+            f"error {self.relative_error:.0e}), cancellation Σ|v|/|Σv| median {self.cancellation:.2f}"
+        )
+        return "\n".join([head, *self._lines()])
 
     def plot(self, row: int = 0, k: int = 8, ax: Any = None) -> Any:
         """Bars of the k largest contributions to one row's prediction, red for and blue against; returns the axes."""
-        bars = [(value, _short(text)) for value, text in self._bars(row, k)]
+        bars = [(value, text if len(text) <= 60 else text[:59] + "…") for value, text in self.terms(row, k)]
         out = int(self.chosen[row])
-        title = f"{self.labels[out]} = {self.outputs[row, out]:.4g}; cancellation {self.cancellation[row]:.2f}"
+        title = f"{self.labels[out]} = {self.outputs[row, out]:.4g}; cancellation {self.cancellations[row]:.2f}"
         return plot_sum(bars, ax, of=self.labels[out], title=title)
 
 
-def explanation_of(
+def explain_rows(
     model: HalfSpaceModel,
     X: np.ndarray,
     outputs: np.ndarray,
     names: Sequence[str],
     labels: tuple[str, ...],
     chosen: np.ndarray,
+    sign: float = 1.0,
     layer: int | None = None,
-) -> Explanation:
-    """The outputs of a model on rows X, split up by groups of a layer's half-spaces, or by features."""
+) -> PredictionExplanation:
+    """The outputs of a model on rows X, times a sign, split by groups of a layer's half-spaces, or by features."""
     layers = len(model.hidden)
     layer = layers if layer is None else layer
     if not isinstance(layer, Integral) or layer not in range(layers + 1):
-        raise OptionError(f"explain: layer must be a number from 1 to {layers}, or 0 for features, got {layer!r}.")
+        raise OptionError(f"explain: layer must be an integer from 1 to {layers}, or 0 for features, got {layer!r}.")
     if layer == 0:
         parts, base = model.feature_contributions(X)
-        bias = np.broadcast_to(base, outputs.shape)
-        return Explanation(parts, bias, outputs, labels, chosen, tuple(names), 0, layers, np.ones(model.d))
-    parts, bias = model.split(X, layer)
+        rest, texts, shares = np.broadcast_to(base, outputs.shape), tuple(names), np.ones(model.d)
+    else:
+        parts, rest, texts, shares = _by_half_spaces(model, X, names, layer)
+    parts, rest, outputs = sign * parts, sign * rest, sign * outputs
+    rows = np.arange(len(X))
+    terms = parts[rows, chosen]
+    total, net = np.abs(terms).sum(1), np.abs(terms.sum(1))
+    cancellations = np.divide(total, net, out=np.where(total > 0, np.inf, 1.0), where=net > 0)
+    sums, f = (torch.from_numpy(a[rows, chosen]) for a in (parts.sum(2) + rest, outputs))
+    return PredictionExplanation(
+        r2=r_squared(sums, f),
+        r2_held_out=None,
+        cancellation=float(np.median(cancellations)),
+        gates="hard",
+        contributions=parts,
+        rest=rest,
+        outputs=outputs,
+        labels=labels,
+        chosen=chosen,
+        rules=texts,
+        layer=int(layer),
+        layers=layers,
+        open_shares=shares,
+        cancellations=cancellations,
+    )
+
+
+def _by_half_spaces(
+    model: HalfSpaceModel, X: np.ndarray, names: Sequence[str], layer: int
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], np.ndarray]:
+    """Contributions of groups of a layer's half-spaces, the rest, the groups' texts and open shares."""
+    parts, rest = model.split(X, layer)
     shares = model.open_shares[layer - 1]
     groups = model.groups
-    if layer < layers:  # which rows the others hold is not kept: all, none, or some of its own
+    if layer < len(model.hidden):  # only the last layer's groups are stored: here, gates always open or always closed
         first = {share: int(np.argmax(shares == share)) for share in (0.0, 1.0)}
         groups = np.array([first.get(float(share), unit) for unit, share in enumerate(shares)])
     leaders, member_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    sums, texts = parts @ np.eye(len(leaders))[member_of], []
+    texts = []
     for unit, size in zip(leaders, sizes):
         text = rule_text(model, layer - 1, int(unit), names, 3, 6)
-        everywhere = {0.0: "holds no training row", 1.0: "holds every training row"}.get(float(shares[unit]))
+        everywhere = {0.0: "contains no training row", 1.0: "contains every training row"}.get(float(shares[unit]))
         texts.append((everywhere or text) + (f" ({size} half-spaces)" if size > 1 else ""))
-    return Explanation(sums, bias, outputs, labels, chosen, tuple(texts), layer, layers, shares[leaders])
+    return parts @ np.eye(len(leaders))[member_of], rest, tuple(texts), shares[leaders]
 
 
 def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any = None) -> Any:
@@ -321,7 +361,7 @@ def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any =
     if not len(rules):
         axes = get_axes(ax, "drawing a model", (5.0, 1.6))
         axes.set_axis_off()
-        axes.set_title("no half-space cuts the training rows in two", fontsize=10)
+        axes.set_title("no half-space separates training rows", fontsize=10)
         return axes
     columns = [j for j in range(len(names)) if spread[j] > 0]
     influence = np.array([r.normal[columns] * spread[columns] for r in rules])
@@ -343,7 +383,3 @@ def plot_rules(rules: Rules, spread: np.ndarray, names: Sequence[str], ax: Any =
     axes.set_title("half-spaces: normal × spread of the feature, largest = 1", fontsize=10)
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
     return axes
-
-
-def _short(text: str, length: int = 60) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"

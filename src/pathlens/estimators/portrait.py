@@ -38,7 +38,7 @@ def portrait(model: Any, X: Any, y: Any, within: Any, top: int, seconds: float) 
         "output": told.labels[0] if len(told.labels) == 1 else "logit of the predicted class",
         "half_spaces": sum(model.model_.hidden),
         "in_use": model.model_.in_use,
-        "error": max(told.fidelity, model.explain(X).fidelity),
+        "error": max(told.relative_error, model.explain(X).relative_error),
     }
     if classes is None:
         document |= _regression(truth.astype(float), predicted)
@@ -164,7 +164,7 @@ def _example(
             for j in order
         ],
         "rest": float(np.delete(values, order).sum()),
-        "base": float(by_feature.bias[0, out]),
+        "base": float(by_feature.rest[0, out]),
         "half_spaces": [{"text": text, "contribution": value} for value, text in by_rule.top(0, 4)],
     }
     if hasattr(model, "classes_"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, ShapeError
-from pathlens.paths.explanation import Explanation, r_squared, ratio
+from pathlens.explanations import Explanation, r_squared, ratio
 from pathlens.paths.trellis import take_trellis
 from pathlens.plotting import get_axes
 
@@ -20,7 +20,7 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True, repr=False)
-class Groups(Explanation):
+class PathGroups(Explanation):
     """f = rest + Σ_g contribution of group g, for every row, exactly.
 
     Attributes
@@ -36,7 +36,7 @@ class Groups(Explanation):
     curve : tuple of G floats
         R² of the rest and the j + 1 groups of largest mean |contribution|, in the order of ``order``.
     order : tuple of G int
-        Groups by mean |contribution|, largest first.
+        PathGroups by mean |contribution|, largest first.
     """
 
     contributions: Tensor
@@ -51,7 +51,7 @@ class Groups(Explanation):
         """How many groups, largest first, tell at least this R² of f; all of them if fewer never do."""
         return next((j + 1 for j, told in enumerate(self.curve) if told >= share), len(self.curve))
 
-    def merge(self, labels: Sequence[Any] | np.ndarray | Tensor) -> Groups:
+    def merge(self, labels: Sequence[Any] | np.ndarray | Tensor) -> PathGroups:
         """Add up the groups that have the same label, such as units whose half-spaces are the same.
 
         Parameters
@@ -74,10 +74,21 @@ class Groups(Explanation):
         """
         labels = labels.tolist() if isinstance(labels, (np.ndarray, Tensor)) else list(labels)
         if len(labels) != len(self.names):
-            raise ShapeError(f"Groups.merge: {len(labels)} labels for {len(self.names)} groups. Give one per group.")
+            raise ShapeError(
+                f"PathGroups.merge: {len(labels)} labels for {len(self.names)} groups. Give one per group."
+            )
         found = dict.fromkeys(labels)
         sums = [self.contributions[:, [i for i, own in enumerate(labels) if own == label]].sum(1) for label in found]
         return _groups(torch.stack(sums, dim=1), self.rest, tuple(str(label) for label in found), self.f, self.gates)
+
+    def table(self) -> dict[str, list[Any]]:
+        """One row per group, largest first: mean |contribution|, and the R² of it and all larger groups."""
+        size = self.contributions.abs().mean(0)[list(self.order)]
+        return {
+            "group": [self.names[g] for g in self.order],
+            "mean |contribution|": size.tolist(),
+            "cumulative r2": list(self.curve),
+        }
 
     def _lines(self) -> list[str]:
         n, count = self.contributions.shape
@@ -106,11 +117,11 @@ class Groups(Explanation):
         return ax
 
 
-def _groups(contributions: Tensor, rest: Tensor, names: tuple[str, ...], f: Tensor, gates: str) -> Groups:
+def _groups(contributions: Tensor, rest: Tensor, names: tuple[str, ...], f: Tensor, gates: str) -> PathGroups:
     order = contributions.abs().mean(0).sort(descending=True, stable=True).indices
     sums = rest[:, None] + contributions[:, order].cumsum(1)
     ratios = ratio(contributions.abs().sum(1) + rest.abs(), f)
-    return Groups(
+    return PathGroups(
         r_squared(rest + contributions.sum(1), f),
         None,
         float(ratios.median()),
@@ -132,7 +143,7 @@ def groups(
     *,
     labels: Sequence[Any] | np.ndarray | Tensor | None = None,
     output: int = 0,
-) -> Groups:
+) -> PathGroups:
     """Each prediction as a sum over the units of one layer: what all paths through a unit contribute together.
 
     The paths through unit i of layer l add up to h_{l,i}(x) · ∂f/∂h_{l,i} at fixed gates, a forward and a backward
@@ -148,12 +159,12 @@ def groups(
         the paths through that unit, and those through the others of its layer.
     labels : sequence of w_l, optional
         Clusters of the layer's units, such as ``regions.halfspaces(net).groups(angle=1).labels(site, w)``; the units of
-        a cluster are added up, as by `Groups.merge`.
+        a cluster are added up, as by `PathGroups.merge`.
 
     Returns
     -------
-    Groups
-        Exact: fidelity 1, up to rounding, for all groups together; `Groups.curve` is what the largest tell.
+    PathGroups
+        Exact: r2 1, up to rounding, for all groups together; `PathGroups.curve` is what the largest tell.
 
     Examples
     --------

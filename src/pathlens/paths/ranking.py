@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from pathlens.budgets import blocks
 from pathlens.errors import OptionError, ShapeError
+from pathlens.explanations import MISLEADING, Explanation, r_squared, ratio
 from pathlens.indexing import as_number
-from pathlens.paths.explanation import MISLEADING, Explanation, positive, r_squared, ratio, shown
-from pathlens.paths.trellis import Trellis, reads_ones, take_trellis
+from pathlens.paths.trellis import Trellis, check_positive, path_text, reads_ones, take_trellis
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 
@@ -57,6 +57,16 @@ class TopPaths(Explanation):
     total: int
     output: int
 
+    def table(self) -> dict[str, list[Any]]:
+        """One row per listed path of each row of X: its rank from 1, units and contribution."""
+        places = [(row, i) for row, count in enumerate(self.listed.tolist()) for i in range(count)]
+        return {
+            "row": [row for row, _ in places],
+            "rank": [i + 1 for _, i in places],
+            "path": [path_text(self.paths[place].tolist()) for place in places],
+            "contribution": [float(self.contributions[place]) for place in places],
+        }
+
     def _lines(self) -> list[str]:
         n, k = self.contributions.shape
         lines = []
@@ -71,7 +81,7 @@ class TopPaths(Explanation):
             f"row 0: f = {float(self.f[0]):.4g} = listed {told:.4g} + remainder {float(self.remainder[0]):.4g}"
         )
         for i in range(min(int(self.listed[0]), 5)):
-            lines.append(f"{float(self.contributions[0, i]):+.4g}  {shown(self.paths[0, i].tolist())}")
+            lines.append(f"{float(self.contributions[0, i]):+.4g}  {path_text(self.paths[0, i].tolist())}")
         return lines
 
     def plot(self, row: int = 0, ax: Any = None) -> Any:
@@ -133,7 +143,7 @@ def top(net: nn.Module, X: Any, k: int = 10, *, output: int = 0, include_inputs:
     >>> torch.allclose(largest.contributions.sum(1) + largest.remainder, largest.f)
     True
     """
-    positive("paths.top", k=k)
+    check_positive("paths.top", k=k)
     trellis = take_trellis("paths.top", net, X, include_inputs)
     output = trellis.check_output("paths.top", output)
     paths, contributions = best(trellis, output, int(k))

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from pathlens.data.inputs import as_numbers
 from pathlens.errors import NotFiniteError, OptionError, ShapeError, unknown_name
-from pathlens.paths.explanation import Explanation, positive, r_squared, ratio, shown
+from pathlens.explanations import Explanation, r_squared, ratio
 from pathlens.paths.ranking import best
-from pathlens.paths.trellis import Trellis, reads_ones, split, take_trellis
+from pathlens.paths.trellis import Trellis, check_positive, path_text, reads_ones, split, take_trellis
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 
@@ -42,7 +42,7 @@ class Refit(Explanation):
     intercept : float
         a_0.
     target : str
-        What was fitted: "f" or "y"; fidelity is R² to that.
+        What was fitted: "f" or "y"; r2 is R² to that.
     """
 
     paths: Tensor
@@ -64,12 +64,17 @@ class Refit(Explanation):
         first = torch.full((trellis.n, 1), self.intercept, dtype=torch.float64, device=inside.device)
         return torch.cat([first, inside * heights], dim=1)
 
+    def table(self) -> dict[str, list[Any]]:
+        """One row per path region: its path, constant and slopes."""
+        slopes = {} if self.slopes is None else {f"slope {j}": s.tolist() for j, s in enumerate(self.slopes.T)}
+        return {"path": [path_text(p) for p in self.paths.tolist()], "constant": self.constants.tolist(), **slopes}
+
     def _lines(self) -> list[str]:
         kind = "constant" if self.slopes is None else "affine"
         lines = [f"{len(self.paths)} path regions, {kind} on each, fitted to {self.target}; R² is to {self.target}"]
         lines.append(f"{self.intercept:+.4g} everywhere")
         for path, height in list(zip(self.paths.tolist(), self.constants.tolist()))[:_SHOWN]:
-            lines.append(f"{height:+.4g}{'' if self.slopes is None else ' + b·x'} where {shown(path)} is active")
+            lines.append(f"{height:+.4g}{'' if self.slopes is None else ' + b·x'} where {path_text(path)} is active")
         return lines if len(self.paths) <= _SHOWN else [*lines, f"… and {len(self.paths) - _SHOWN} more regions"]
 
     def plot(self, ax: Any = None) -> Any:
@@ -79,9 +84,10 @@ class Refit(Explanation):
         """
         ax = get_axes(ax, "drawing a refit")
         ax.bar(range(len(self.paths)), self.constants.cpu().numpy())
-        ax.set_xticks(range(len(self.paths)), [shown(p) for p in self.paths.tolist()], rotation=90, fontsize="small")
-        held = "" if self.held_out is None else f", held out {self.held_out:.3f}"
-        title = f"R² {self.fidelity:.3f}{held}, cancellation {self.cancellation:.3g}"
+        ax.set_xticks(
+            range(len(self.paths)), [path_text(p) for p in self.paths.tolist()], rotation=90, fontsize="small"
+        )
+        title = f"{self._score}, cancellation {self.cancellation:.3g}"
         height = "height of the region" if self.slopes is None else "constant part of the region, without b·x"
         ax.set(ylabel=height, title=title)
         return ax
@@ -145,10 +151,10 @@ def refit(
     >>> net = models.dlgn(2, hidden=(8, 8), gate="hard", piecewise_constant=True, seed=0)
     >>> angles = torch.linspace(0, 6.28, 200)
     >>> told = refit(net, torch.stack([angles.cos(), angles.sin()], dim=1), paths=12)
-    >>> told.fidelity > 0.9, told.paths.shape[1]
+    >>> told.r2 > 0.9, told.paths.shape[1]
     (True, 2)
     """
-    positive("paths.refit", paths=paths)
+    check_positive("paths.refit", paths=paths)
     choose: dict[str, Callable[..., list[tuple[int, ...]]]] = {"greedy": _greedy, "l1": _lasso}
     if method not in choose:
         raise unknown_name("method of refit", method, choose)
@@ -172,8 +178,8 @@ def refit(
     ratios = ratio(terms.abs().sum(1), terms.sum(1))
     return replace(
         made,
-        fidelity=r_squared(terms.sum(1), told),
-        held_out=r_squared(made._terms(unseen).sum(1), judged),
+        r2=r_squared(terms.sum(1), told),
+        r2_held_out=r_squared(made._terms(unseen).sum(1), judged),
         cancellation=float(ratios.median()),
     )
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from pathlens.errors import OptionError, RecordError
+from pathlens.explanations import Explanation, r_squared, ratio
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import unwrapped
-from pathlens.paths.explanation import Explanation, r_squared, ratio
 from pathlens.paths.trellis import Trellis, take_record, take_trellis
+from pathlens.plotting import get_axes
 from pathlens.recording import Record
 
 # functions and methods between dense layers through which every path goes as it is
@@ -148,6 +149,18 @@ class Pruned(Explanation):
     edges: tuple[int, int]
     paths: int
     total: int
+
+    def table(self) -> dict[str, list[Any]]:
+        """Edges and paths: how many are left, and how many there were."""
+        kept, of = self.edges
+        return {"count of": ["edges", "paths"], "left": [kept, self.paths], "before": [of, self.total]}
+
+    def plot(self, ax: Any = None) -> Any:
+        """Shares of edges and paths that are left; needs matplotlib."""
+        ax = get_axes(ax, "drawing a pruned network")
+        ax.bar(["edges", "paths"], [self.edges[0] / self.edges[1], self.paths / self.total])
+        ax.set(ylabel="share left", title=f"{self._score}, cancellation {self.before:.3g} → {self.cancellation:.3g}")
+        return ax
 
     def _lines(self) -> list[str]:
         kept, of = self.edges

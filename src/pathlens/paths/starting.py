@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError
+from pathlens.explanations import Explanation, r_squared, ratio
 from pathlens.indexing import as_number
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import max_pools, unwrapped
-from pathlens.paths.explanation import Explanation, r_squared, ratio
 from pathlens.plotting import get_axes, plot_sum
 from pathlens.precision import exact_precision
 from pathlens.recording import as_rows
@@ -56,6 +56,12 @@ class Inputs(Explanation):
                 "(channels, height, width) have maps. Use .contributions."
             )
         return self.contributions.sum(1)
+
+    def table(self) -> dict[str, list[Any]]:
+        """One row per row of X and input: its index, of images (channel, row, column), and its contribution."""
+        row, *place = torch.cartesian_prod(*(torch.arange(s) for s in self.contributions.shape)).T.tolist()
+        index = place[0] if len(place) == 1 else list(zip(*place))
+        return {"row": row, "input": index, "contribution": self.contributions.flatten().tolist()}
 
     def _lines(self) -> list[str]:
         shape = " × ".join(str(s) for s in self.contributions.shape[1:])
@@ -112,7 +118,7 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
     Returns
     -------
     Inputs
-        Exact: fidelity 1, up to rounding.
+        Exact: r2 1, up to rounding.
 
     Examples
     --------

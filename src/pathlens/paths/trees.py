@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathlens.paths.explanation import Explanation, positive, r_squared
-from pathlens.paths.trellis import Trellis, split, take_trellis
+from pathlens.explanations import Explanation, r_squared
+from pathlens.paths.trellis import Trellis, check_positive, split, take_trellis
 from pathlens.plotting import get_axes
 
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Rule:
+class GateRule:
     """One leaf: the cell where these gates are as said, and what f is there.
 
     Attributes
@@ -37,9 +37,14 @@ class Rule:
     value: float
     share: float
 
+    @property
+    def text(self) -> str:
+        """The conditions as text."""
+        texts = (f"({layer}, {unit}) {'on' if on else 'off'}" for layer, unit, on in self.conditions)
+        return " and ".join(texts) or "anything"
+
     def __str__(self) -> str:
-        told = " and ".join(f"({layer}, {unit}) {'on' if on else 'off'}" for layer, unit, on in self.conditions)
-        return f"f ≈ {self.value:.4g} where {told or 'anything'} ({100 * self.share:.1f} % of rows)"
+        return f"f ≈ {self.value:.4g} where {self.text} ({100 * self.share:.1f} % of rows)"
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,11 +53,11 @@ class Tree(Explanation):
 
     Attributes
     ----------
-    rules : tuple of Rule
+    rules : tuple of GateRule
         One per leaf, largest share first. Exactly one holds for any input, so nothing cancels.
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[GateRule, ...]
 
     def predict(self, net: nn.Module, X: Any) -> Tensor:
         """What the rules say of other inputs of the same network, (n,), float64."""
@@ -67,6 +72,15 @@ class Tree(Explanation):
             told[holds] = rule.value
         return told
 
+    def table(self) -> dict[str, list[Any]]:
+        """One row per rule: its conditions, value and share of rows."""
+        rules = self.rules
+        return {
+            "conditions": [rule.text for rule in rules],
+            "value": [rule.value for rule in rules],
+            "share": [rule.share for rule in rules],
+        }
+
     def _lines(self) -> list[str]:
         lines = [f"{len(self.rules)} disjoint cells, gates as (layer, unit), hard"]
         lines += [str(rule) for rule in self.rules[:_SHOWN]]
@@ -78,11 +92,10 @@ class Tree(Explanation):
         rules = sorted(self.rules, key=lambda rule: rule.value)
         edges = np.cumsum([0.0, *(rule.share for rule in rules)])
         ax.stairs([rule.value for rule in rules], edges, fill=True)
-        held = "" if self.held_out is None else f", held out {self.held_out:.3f}"
         ax.set(
             xlabel="share of rows",
             ylabel="value of the cell",
-            title=f"{len(rules)} cells, R² {self.fidelity:.3f}{held}",
+            title=f"{len(rules)} cells, {self._score}",
         )
         return ax
 
@@ -118,10 +131,10 @@ def tree(net: nn.Module, X: Any, leaves: int = 30, *, output: int = 0, held_out:
     >>> net = models.dlgn(2, hidden=(8, 8), gate="hard", piecewise_constant=True, seed=0)
     >>> angles = torch.linspace(0, 6.28, 200)
     >>> told = tree(net, torch.stack([angles.cos(), angles.sin()], dim=1), leaves=20)
-    >>> told.fidelity > 0.99, told.cancellation, len(told.rules) <= 20
+    >>> told.r2 > 0.99, told.cancellation, len(told.rules) <= 20
     (True, 1.0, True)
     """
-    positive("paths.tree", leaves=leaves)
+    check_positive("paths.tree", leaves=leaves)
     whole = take_trellis("paths.tree", net, X)
     output = whole.check_output("paths.tree", output)
     seen, unseen = split("paths.tree", net, whole, held_out, seed)
@@ -129,26 +142,26 @@ def tree(net: nn.Module, X: Any, leaves: int = 30, *, output: int = 0, held_out:
 
     bits, f = torch.cat(seen.bits, dim=1).cpu().numpy(), seen.f[:, output]
     if leaves == 1:  # scikit-learn wants two
-        rules: list[Rule] = [Rule((), float(f.mean()), 1.0)]
+        rules: list[GateRule] = [GateRule((), float(f.mean()), 1.0)]
     else:
         fitted = DecisionTreeRegressor(max_leaf_nodes=leaves, random_state=seed).fit(bits, f.cpu().numpy())
         units = [(layer, unit) for layer, width in enumerate(seen.widths) for unit in range(width)]
         rules = _rules(fitted.tree_, units)
     made = Tree(0.0, None, 1.0, seen.label, tuple(sorted(rules, key=lambda rule: -rule.share)))
     judged = r_squared(made._told(unseen), unseen.f[:, output])
-    return replace(made, fidelity=r_squared(made._told(seen), f), held_out=judged)
+    return replace(made, r2=r_squared(made._told(seen), f), r2_held_out=judged)
 
 
-def _rules(fitted: Any, units: list[tuple[int, int]]) -> list[Rule]:
+def _rules(fitted: Any, units: list[tuple[int, int]]) -> list[GateRule]:
     """Leaves of a scikit-learn tree as rules; a path down the tree never asks the same bit twice."""
-    found: list[Rule] = []
+    found: list[GateRule] = []
     open_nodes: list[tuple[int, tuple[tuple[int, int, bool], ...]]] = [(0, ())]
     while open_nodes:
         node, conditions = open_nodes.pop()
         left, right = int(fitted.children_left[node]), int(fitted.children_right[node])
         if left < 0:
             share = float(fitted.n_node_samples[node] / fitted.n_node_samples[0])
-            found.append(Rule(tuple(sorted(conditions)), float(fitted.value[node, 0, 0]), share))
+            found.append(GateRule(tuple(sorted(conditions)), float(fitted.value[node, 0, 0]), share))
             continue
         layer, unit = units[int(fitted.feature[node])]
         open_nodes.append((right, (*conditions, (layer, unit, True))))

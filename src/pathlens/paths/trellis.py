@@ -6,6 +6,7 @@ enumerated. Convolutional networks have no trellis here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -301,3 +302,19 @@ def split(what: str, net: nn.Module, whole: Trellis, held_out: Any, seed: int) -
         raise EmptyDataError(f"{what}: {whole.n} rows cannot be split. Give more, or held_out=other inputs.")
     order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(seed)).to(whole.f.device)
     return whole.rows(order[away:].sort().values), whole.rows(order[:away].sort().values)
+
+
+def check_positive(what: str, **numbers: Any) -> None:
+    """Refuse values that are not integers of at least 1; the keyword is their name in the message."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise OptionError(f"{what}: {name} must be an integer of at least 1, got {value!r}.")
+
+
+def path_text(path: Sequence[int]) -> str:
+    """A path as text: its units; dots stand before the layer at whose bias a path starts.
+
+    >>> path_text([-1, 3, 0])
+    '·→3→0'
+    """
+    return "→".join("·" if unit < 0 else str(unit) for unit in path)

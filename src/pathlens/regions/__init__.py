@@ -5,7 +5,7 @@ polyhedron (`path_region`); planes and segments are cut into cells exactly for t
 `segment1d`).
 """
 
-from pathlens.regions.halfspaces import Group, Groups, HalfSpaces, Member, halfspaces
+from pathlens.regions.halfspaces import Group, HalfSpaceGroups, HalfSpaces, Member, halfspaces
 from pathlens.regions.partitions import Plane, Segment1D, SegmentRegion, Slice2D, SliceRegion
 from pathlens.regions.polyhedra import Farkas, Interior, PathRegion, path_region
 from pathlens.regions.slices import segment1d, slice2d
@@ -14,7 +14,7 @@ from pathlens.regions.summaries import SliceSummary
 __all__ = [
     "Farkas",
     "Group",
-    "Groups",
+    "HalfSpaceGroups",
     "HalfSpaces",
     "Interior",
     "Member",

@@ -61,7 +61,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Groups:
+class HalfSpaceGroups:
     """All half-spaces of some sites, sorted into groups, largest first, and those that are constant.
 
     Attributes
@@ -94,8 +94,8 @@ class Groups:
     def __repr__(self) -> str:
         members = [m for g in self.groups for m in g.members]
         return (
-            f"Groups({len(members)} half-spaces in {len(self.groups)} groups within {self.degrees:g}° and offset "
-            f"{self.offset:g}, largest {max(map(len, self.groups), default=0)}; "
+            f"HalfSpaceGroups({len(members)} half-spaces in {len(self.groups)} groups within {self.degrees:g}° and "
+            f"offset {self.offset:g}, largest {max(map(len, self.groups), default=0)}; "
             f"{sum(m.flipped for m in members)} flipped; {len(self.always_on)} always on, "
             f"{len(self.always_off)} always off)"
         )
@@ -238,7 +238,9 @@ class HalfSpaces:
         """Which gates of a site are on, from normals and offsets: (n, d) or (n, *input shape) → (n, units)."""
         return as_points(X, self.dim) @ self.normals(site).T + self.offsets(site) > 0
 
-    def groups(self, angle: float = 1.0, offset: float = 1e-6, sites: Sequence[str | int] | None = None) -> Groups:
+    def groups(
+        self, angle: float = 1.0, offset: float = 1e-6, sites: Sequence[str | int] | None = None
+    ) -> HalfSpaceGroups:
         """Half-spaces whose boundaries nearly coincide.
 
         In order of sites and units, a half-space joins the first group whose representative lies within `angle`
@@ -303,7 +305,7 @@ class HalfSpaces:
                 members.append([Member(name, unit, False, 0.0)])
         order = sorted(range(len(members)), key=lambda k: -len(members[k]))
         made = tuple(Group(tuple(members[k]), heads[k].copy(), float(head_offsets[k])) for k in order)
-        return Groups(made, tuple(fixed[1]), tuple(fixed[-1]), angle, offset)
+        return HalfSpaceGroups(made, tuple(fixed[1]), tuple(fixed[-1]), angle, offset)
 
     def plot(self, site: str | int = 0, ax: Any = None, **style: Any) -> Any:
         """For two inputs the boundary lines of a site, else its normals as tiles; see `pictures.plot_halfspaces`."""
@@ -364,6 +366,6 @@ def halfspaces(net: Any, input_shape: Sequence[int] | None = None, *, max_bytes:
     >>> H.normals("relu2@0").shape, H.offsets(1)
     ((3, 2), array([0., 0., 0.]))
     >>> H.groups(angle=30, sites=[1])
-    Groups(3 half-spaces in ... groups within 30° and offset 1e-06, ...)
+    HalfSpaceGroups(3 half-spaces in ... groups within 30° and offset 1e-06, ...)
     """
     return HalfSpaces(hard_network(net, "halfspaces", input_shape, linear_only=True), max_bytes)
