@@ -478,16 +478,15 @@ def test_errors_that_users_expect(flowers, iris, quick):
         DLGNClassifier(**quick).fit(X, y, -np.ones(len(y)))
     with pytest.raises(ShapeError, match=r"Rule: expected rows of 4 features, got shape \(150, 3\)"):
         flowers.rules()[0](X[:, :3])
-    with pytest.raises(
-        ShapeError, match="differ from those of the fit"
-    ):  # as predict: it would read them in the wrong order
+    # as predict: it would read them in the wrong order
+    with pytest.raises(ShapeError, match="differ from those of the fit"):
         flowers.rules()[0](iris[0][iris[0].columns[::-1]])
     with pytest.raises(ShapeError, match="differ from those of the fit"):
         flowers.rules()[0](iris[0].iloc[0][iris[0].columns[::-1]])
     assert flowers.rules()[0](iris[0].iloc[0]) == flowers.rules()[0](iris[0])[0]
     for option in ("digits", "terms", "top"):
         for wrong in (0, 2.5):
-            with pytest.raises(OptionError, match=f"rules: {option} must be a whole number of at least 1, got {wrong}"):
+            with pytest.raises(OptionError, match=f"rules: {option} must be an integer of at least 1, got {wrong}"):
                 flowers.rules(**{option: wrong})
     with pytest.raises(OptionError, match="k must be a whole number"):
         flowers.explain(iris[0][:1]).top(0, -1)
