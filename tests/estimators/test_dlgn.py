@@ -488,7 +488,7 @@ def test_errors_that_users_expect(flowers, iris, quick):
         for wrong in (0, 2.5):
             with pytest.raises(OptionError, match=f"rules: {option} must be an integer of at least 1, got {wrong}"):
                 flowers.rules(**{option: wrong})
-    with pytest.raises(OptionError, match="k must be a whole number"):
+    with pytest.raises(OptionError, match="k must be an integer"):
         flowers.explain(iris[0][:1]).top(0, -1)
     for use in (DLGNClassifier().transform, DLGNClassifier().predict, DLGNClassifier().explain):
         with pytest.raises(NotFittedError):
