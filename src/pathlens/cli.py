@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pathlens.data.store import SetStatus
-    from pathlens.papers.registry import Experiment, Progress
+    from pathlens.papers.experiment import Experiment, Progress
     from pathlens.papers.runner import Outcome, Plan
 
 __all__ = ["app", "main"]
@@ -131,8 +131,8 @@ def demo(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
 ) -> None:
     """Train three networks on the circle and write a page about them (about a minute)."""
+    from pathlens.papers.experiment import find
     from pathlens.papers.pages import headline, write_page
-    from pathlens.papers.registry import find
     from pathlens.papers.runner import Plan, run_all
 
     _need_matplotlib()  # say so before the training, not after
@@ -174,8 +174,8 @@ def run(
 ) -> None:
     """Run experiments; what is finished is kept, what was cut off goes on. Exit code 1 if one fails."""
     from pathlens.papers.artifact import load_folder
+    from pathlens.papers.experiment import select
     from pathlens.papers.pages import write_page
-    from pathlens.papers.registry import select
     from pathlens.papers.runner import Plan, run_all
 
     console = _console()
@@ -294,14 +294,14 @@ def results(
 def results_text(folder: Path) -> str:
     """The table of results, from a folder of artifacts and the list of experiments."""
     from pathlens.papers.artifact import load_folder
+    from pathlens.papers.experiment import Run, find, names
     from pathlens.papers.pages import Entry, not_run, remarks, results_page
     from pathlens.papers.pages.words import duration
-    from pathlens.papers.registry import Run, find, names
 
     entries = []
     for name in names():
         entry = find(name)
-        flops, minutes = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
+        flops, minutes = entry.estimate(Run("paper", tuple(range(entry.seed_count("paper")))))
         cost = duration(60 * minutes) + (f", {_scientific(flops)} operations" if flops is not None else "")
         entries.append(Entry(name, entry.paper, entry.what, cost))
     return results_page(entries, load_folder(folder), not_run(folder), remarks(folder))
@@ -538,8 +538,8 @@ def list_experiments(
     from rich.table import Table
     from rich.text import Text
 
+    from pathlens.papers.experiment import Run, select
     from pathlens.papers.pages.words import duration
-    from pathlens.papers.registry import Run, select
 
     for folder in folders or ():
         if not folder.is_dir():
@@ -563,13 +563,13 @@ def list_experiments(
         if entry.paper != paper:
             paper = entry.paper
             table.add_row("", Text(paper, style="bright_black"), "", "", "", "", "")
-        flops, _ = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
+        flops, _ = entry.estimate(Run("paper", tuple(range(entry.seed_count("paper")))))
         table.add_row(
             name,
             Text(entry.what),
             ", ".join(entry.data) or "–",
-            duration(60 * entry.minutes["quick"]),
-            duration(60 * entry.minutes["paper"]),
+            duration(60 * entry.minutes[0]),
+            duration(60 * entry.minutes[1]),
             "–" if flops is None else _scientific(flops),
             status.get(name, "[bright_black]not run[/]"),
         )

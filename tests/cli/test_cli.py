@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pathlens import __version__, cli, papers
+from pathlens import __version__, cli
 from pathlens.errors import DataMissingError, OptionError
-from pathlens.papers import registry
+from pathlens.papers import experiment as registry
 from pathlens.papers.artifact import Artifact, load
 from pathlens.papers.claim import Claim
-from pathlens.papers.registry import Experiment, Run
+from pathlens.papers.experiment import Experiment, Run
 
 runner = CliRunner()
 CLAIM = Claim("more on top", threshold=2, comparison=">", null=1)
@@ -50,7 +50,7 @@ def broken(run: Run) -> Artifact:
 @pytest.fixture(autouse=True)
 def only_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(registry, "_REGISTERED", {})
-    monkeypatch.setattr(papers, "MODULES", {})
+    monkeypatch.setattr(registry, "_discover", lambda: None)
     monkeypatch.setattr(cli, "DEMO", ("fake.one", "fake.two"))
     monkeypatch.delenv("PATHLENS_DEBUG", raising=False)
     monkeypatch.setenv("PATHLENS_DATA", str(tmp_path / "data"))
@@ -61,7 +61,6 @@ def only_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         registry.register(
             Experiment(
                 name,
-                "none",
                 "Fake",
                 f"what {name} [does]",
                 (CLAIM,),
@@ -70,7 +69,7 @@ def only_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                 flops=3e15,
             )
         )
-    registry.register(Experiment("fake.broken", "none", "Broken", "fails", (CLAIM,), broken))
+    registry.register(Experiment("fake.broken", "Broken", "fails", (CLAIM,), broken))
 
 
 def invoke(*words: str, code: int = 0) -> str:
@@ -122,14 +121,14 @@ def test_one_that_fails_stops_no_other(tmp_path: Path) -> None:
 
 
 def test_an_error_that_nobody_expected_leaves_its_traceback_in_a_file(tmp_path: Path) -> None:
-    registry.register(Experiment("fake.bug", "none", "Bug", "fails", (CLAIM,), lambda run: 1 / 0))  # type: ignore[arg-type, return-value]
+    registry.register(Experiment("fake.bug", "Bug", "fails", (CLAIM,), lambda run: 1 / 0))  # type: ignore[arg-type, return-value]
     output = invoke("run", "fake.bug", "--device", "cpu", code=1)
     assert "ZeroDivisionError: division by zero" in output and "Traceback" not in output
     assert "Traceback" in (tmp_path / "runs" / "errors" / "fake.bug.quick.txt").read_text()
 
 
 def test_an_error_whose_traceback_cannot_be_written_stops_no_other(tmp_path: Path) -> None:
-    registry.register(Experiment("fake.bug", "none", "Bug", "fails", (CLAIM,), lambda run: 1 / 0))  # type: ignore[arg-type, return-value]
+    registry.register(Experiment("fake.bug", "Bug", "fails", (CLAIM,), lambda run: 1 / 0))  # type: ignore[arg-type, return-value]
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "errors").write_text("a file where the folder should be, as a full disk has none")
     output = invoke("run", "fake.bug", "fake.one", "--device", "cpu", code=1)
@@ -341,7 +340,7 @@ def test_missing_data_in_an_experiment_is_one_paragraph() -> None:
     def needy(run: Run) -> Artifact:
         raise DataMissingError("MNIST is not on this machine. Run: pathlens data import FOLDER")
 
-    registry.register(Experiment("fake.needy", "none", "Needy", "needs data", (CLAIM,), needy))
+    registry.register(Experiment("fake.needy", "Needy", "needs data", (CLAIM,), needy))
     assert "pathlens data import FOLDER" in invoke("run", "fake.needy", "--device", "cpu", code=1)
 
 

@@ -10,36 +10,31 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pathlens import cli, papers
-from pathlens.papers import registry
+from pathlens import cli
+from pathlens.papers import experiment as registry
 from pathlens.papers.artifact import load
-from pathlens.papers.sizes import SIZES
 
 SOURCE = """
 from beside import VALUE
 
-from pathlens.papers.artifact import Artifact
-
 from pathlens.papers.claim import Claim
-from pathlens.papers.registry import experiment
+from pathlens.papers.experiment import experiment
 
 claim = Claim("more", threshold=1, comparison=">", null=0)
 
 
 @experiment("NAME", paper="mine", title="T", what="w", claims=[claim],
-            sizes={"quick": {"epochs": 2}, "paper": {"epochs": 9}})
+            sizes={"epochs": (2, 9)})
 def run_it(run):
-    values = [VALUE + run.sizes("NAME")["epochs"] for _ in run.seeds]
-    return Artifact("NAME", "T", "mine", run.scale, seeds=run.seeds, claims=[claim.measure(values)])
+    values = [VALUE + run.sizes["epochs"] for _ in run.seeds]
+    return run.artifact(claims=[claim.measure(values)])
 """
 
 
 @pytest.fixture(autouse=True)
 def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(registry, "_REGISTERED", {})
-    monkeypatch.setattr(papers, "MODULES", {})
-    for name in ("own.one", "own.two"):
-        monkeypatch.setitem(SIZES, name, {})
+    monkeypatch.setattr(registry, "_discover", lambda: None)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "beside", raising=False)  # that of the last test
     monkeypatch.delenv("PATHLENS_DEBUG", raising=False)
@@ -118,11 +113,13 @@ def test_sizes_are_changed_and_told() -> None:
 def test_wrong_files_are_told() -> None:
     assert "three.py: no such file" in invoke("run", "three.py", code=1)
     Path("empty.py").write_text("x = 1\n")
-    assert "empty.py registers no experiment" in invoke("run", "empty.py", code=1)
+    assert "empty.py declares no experiment" in invoke("run", "empty.py", code=1)
     Path("broken.py").write_text(SOURCE.replace("NAME", "own.one") + "\nwrong\n")
     assert "broken.py, line 16: NameError: name 'wrong' is not defined" in invoke("run", "broken.py", code=1)
     assert not registry._REGISTERED
     Path("syntax.py").write_text("def f(:\n")
     assert "syntax.py: SyntaxError" in invoke("run", "syntax.py", code=1)
-    Path("scales.py").write_text(SOURCE.replace("NAME", "own.one").replace('"quick"', '"fast"'))
-    assert "sizes needs 'quick' and 'paper', got ['fast', 'paper']" in invoke("run", "scales.py", code=1)
+    Path("scales.py").write_text(SOURCE.replace("NAME", "own.one").replace("(2, 9)", "(2, 5, 9)"))
+    assert "the size 'epochs' must be a pair (quick, paper) or one value for both, got (2, 5, 9)" in invoke(
+        "run", "scales.py", code=1
+    )

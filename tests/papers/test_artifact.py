@@ -555,7 +555,7 @@ def test_a_missing_folder_and_a_missing_file(tmp_path: Path) -> None:
 
 def test_no_torch_is_loaded_by_artifacts_report_and_help() -> None:
     code = (
-        "import sys, pathlens.papers.artifact, pathlens.papers.pages, pathlens.papers.registry, pathlens.cli\n"
+        "import sys, pathlens.papers.artifact, pathlens.papers.pages, pathlens.papers.experiment, pathlens.cli\n"
         "bad = {'torch', 'matplotlib', 'sklearn', 'scipy'} & set(sys.modules)\nassert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,13 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from small_sizes import shrink
 
 import pathlens as pl
-from pathlens.papers import deep_gated, deep_gated_gates
+from pathlens.papers import deep_gated_gates
+from pathlens.papers import deep_gated_synthetic as deep_gated
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.experiment import Run, find, perform, select
 from pathlens.papers.pages import write_page
-from pathlens.papers.registry import Run, find, perform, select
-from pathlens.papers.sizes import SIZES
 from pathlens.training import initialise
 
 NAMES = (
@@ -43,7 +44,7 @@ def small():
     """Seconds, and the same code."""
     with pytest.MonkeyPatch.context() as patch:
         for name, sizes in SMALL.items():
-            patch.setitem(SIZES[name], "quick", SIZES[name]["quick"] | sizes)
+            shrink(patch, name, sizes)
         yield
 
 

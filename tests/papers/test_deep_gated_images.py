@@ -12,8 +12,8 @@ import pathlens as pl
 from pathlens.data import DataSet
 from pathlens.papers import deep_gated_images, deep_gated_training
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.pages import write_page
-from pathlens.papers.registry import Run, find, perform
 from pathlens.testing.plain_loop import train_plainly
 
 NAMES = ("dgn.exp6", "dgn.tab4", "dgn.fig5", "dgn.fig6", "dgn.fig7", "dgn.fig8")
@@ -223,7 +223,7 @@ def test_losses_on_mnist_are_those_of_plain_trainings(found):
 
 @pytest.fixture(scope="module")
 def trained(found):
-    return deep_gated_training.train_all(found[1], found[1].sizes("dgn.fig6"))
+    return deep_gated_training.train_all(found[1], found[1].sizes_of("dgn.fig6"))
 
 
 def rows_of(trained):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import pathlens as pl
-from pathlens.papers import half_space
+from pathlens.papers import half_space_circle as half_space
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.pages import write_page
-from pathlens.papers.registry import Run, find, perform
 
 NAMES = ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6")
 

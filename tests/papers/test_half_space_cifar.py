@@ -10,8 +10,8 @@ from pathlens import training
 from pathlens.data import DataSet
 from pathlens.papers import half_space_cifar
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.pages import write_page
-from pathlens.papers.registry import Run, find, perform
 
 SMALL = {
     "side": 6,

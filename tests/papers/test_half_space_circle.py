@@ -16,8 +16,8 @@ from pathlens.papers import half_space_kernels as kernels
 from pathlens.papers import half_space_regions as regions
 from pathlens.papers import half_space_shapes as shapes
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.pages import write_page
-from pathlens.papers.registry import Run, find, perform
 from pathlens.regions import path_region, slice2d
 
 NAMES = ("hs.fig1", "hs.fig8", "hs.regions", "hs.fig4", "hs.spectral", "hs.failures")
@@ -258,7 +258,7 @@ def test_turning_moves_the_target_round_the_circle():
 
 def test_the_second_task_goes_on_from_the_first(done):
     found, run = done
-    sizes = run.sizes("hs.failures")
+    sizes = run.sizes_of("hs.failures")
     start = pl.data.circle(32, bottom=sizes["easy_frequency"], test_points=failures.TEST_POINTS)
     options = {"epochs": 4, "lr": sizes["lr"], "batch_size": 32, "evaluate": "running", "progress": False}
     first = pl.train(pl.models.relu(2, (8, 8)), start, seeds=run.seeds, **options)

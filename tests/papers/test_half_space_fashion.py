@@ -12,9 +12,9 @@ import pathlens as pl
 from pathlens.data import DataSet
 from pathlens.papers import half_space_early, half_space_fashion, half_space_remedies
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.half_space_allocation import BalancedPaths, GatesApart, Reweighted
 from pathlens.papers.pages import write_page
-from pathlens.papers.registry import Run, find, perform
 
 NAMES = ("hs.fig7", "hs.fig13", "hs.early", "hs.controls", "hs.remedies")
 SMALL = {
@@ -70,7 +70,7 @@ def found(images, tmp_path_factory):
 
 
 def trained(run, model):
-    return half_space_fashion.train_fashion(run, model, half_space_fashion.Setting.of(run.sizes("hs.fig7")))
+    return half_space_fashion.train_fashion(run, model, half_space_fashion.Setting.of(run.sizes_of("hs.fig7")))
 
 
 # --- what is written -------------------------------------------------------------------------------------------

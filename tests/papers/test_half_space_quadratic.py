@@ -10,8 +10,8 @@ from torch import nn
 from pathlens import training
 from pathlens.data import DataSet
 from pathlens.papers import half_space_quadratic
+from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.half_space_quadratic import KINDS
-from pathlens.papers.registry import Run, find, perform
 
 SMALL = {
     "points": 24,

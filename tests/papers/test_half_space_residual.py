@@ -11,8 +11,8 @@ from pathlens.errors import DataMissingError, OptionError
 from pathlens.models import resnet34, resnet110
 from pathlens.papers import half_space_residual
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.pages import write_page
-from pathlens.papers.registry import Run, find, perform
 
 SMALL = {
     "side": 8,
@@ -102,7 +102,7 @@ def test_a_dlgn_is_chosen_without_test_images(found, monkeypatch):
             again,
             half_space_residual.variant("straight_through", SMALL, data.x),
             first,
-            again.sizes("hs.best"),
+            again.sizes_of("hs.best"),
             "by hand",
             "test",
             seeds=(0,),
@@ -123,7 +123,7 @@ def test_a_choice_without_images_on_either_side_is_refused(held_out):
 
 def test_taught_rows_learn_from_the_relu_network_of_the_first_seed(found):
     run = found[1]
-    data, size = half_space_residual._data(run, "hs.best", "cifar10"), run.sizes("hs.best")
+    data, size = half_space_residual._data(run, "hs.best", "cifar10"), run.sizes_of("hs.best")
     teacher, taught = trained(run, "relu").networks[0].eval(), trained(run, "taught_relu")
     assert len(taught[0].history["loss"]) == SMALL["epochs"] + 1
     again = half_space_residual._train(

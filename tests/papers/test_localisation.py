@@ -7,8 +7,8 @@ import torch
 from pathlens import theory
 from pathlens.papers import localisation_runs
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.experiment import Run, find, perform, select
 from pathlens.papers.pages import write_page
-from pathlens.papers.registry import Run, find, perform, select
 
 NAMES = ("loc.gdln", "loc.flips", "loc.dft", "loc.location", "loc.flow", "loc.evolving", "loc.gates")
 

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from small_sizes import shrink
 
 from pathlens import kernels
-from pathlens.papers import deep_gated, path_features
+from pathlens.papers import deep_gated_synthetic as deep_gated
+from pathlens.papers import path_features_toy as path_features
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.experiment import Run, find, perform, select
 from pathlens.papers.pages import write_page
-from pathlens.papers.registry import Run, find, perform, select
-from pathlens.papers.sizes import SIZES
 
 NAMES = ("npk.fig1", "npk.limits", "npk.memorise")
 
@@ -33,8 +34,8 @@ def found():
     }
     grid = {"n": 10, "trained_depths": [2, 4, 6], "trained_widths": [6, 12], "epochs": 5}
     with pytest.MonkeyPatch.context() as patch:
-        for name, changed in (("npk.limits", sizes), ("npk.memorise", grid)):
-            patch.setitem(SIZES[name], "quick", SIZES[name]["quick"] | changed)
+        for name, changed in (("npk.limits", sizes), ("npk.memorise", grid), ("dgn.fig3", grid)):
+            shrink(patch, name, changed)
         run = Run("quick", seeds=(0, 1, 2))
         yield {name: perform(find(name), run) for name in NAMES}, run
 

@@ -14,9 +14,8 @@ from pathlens.errors import UnknownNameError
 from pathlens.papers import path_features_images as table
 from pathlens.papers import path_features_training as training
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.pages import write_page
-from pathlens.papers.registry import Run, find, perform
-from pathlens.papers.sizes import SIZES
 
 SEEDS = (0, 1, 2)
 SMALL = {
@@ -110,7 +109,7 @@ def test_dnpfl_has_the_gate_of_the_authors_code(found):
 
 @pytest.mark.parametrize("row", ["fc-adam", "vconv-adam", "gconv-adam"])
 def test_operations_are_counted_as_torch_counts_them(row):
-    size = SIZES["npk.tab2"]["paper"]
+    size = find("npk.tab2").sizes_at("paper")
     architecture = row.split("-")[0]
     x = torch.zeros(1, 784) if architecture == "fc" else torch.zeros(1, 3, 32, 32)
     template = {
@@ -187,7 +186,7 @@ def test_seeds_that_are_added_later_are_the_only_ones_that_are_trained(found, tm
 
 
 def test_a_word_that_is_no_row_is_refused():
-    assert training.selected({**SIZES["npk.tab2"]["paper"], "architectures": "gconv"}, "gconv-sgd", "relu")
+    assert training.selected({**find("npk.tab2").sizes_at("paper"), "architectures": "gconv"}, "gconv-sgd", "relu")
     with pytest.raises(UnknownNameError, match="GCONV"):
         perform(find("npk.tab2"), Run("paper", SEEDS, changes={"architectures": ["GCONV"]}))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
@@ -20,12 +22,10 @@ from typer.testing import CliRunner
 
 from pathlens import cli
 from pathlens.errors import CheckpointError, OptionError, UnknownNameError
-from pathlens.papers import image_runs, registry, runner
+from pathlens.papers import image_runs, runner
 from pathlens.papers.artifact import Artifact, load
-from pathlens.papers.registry import Run, find
+from pathlens.papers.experiment import Run, find, names
 from pathlens.papers.runner import Plan, run_all
-from pathlens.papers.sizes import SIZES
-from pathlens.papers.timesheet import Timesheet
 
 CIRCLE = ("hs.fig2", "hs.fig6")
 CHANGES = {"points": 32, "epochs": {"relu": 60, "dlgn_pwc": 100, "frozen": 60}}
@@ -108,8 +108,8 @@ def test_a_process_that_dies_takes_only_its_own_experiment_along(
 
     real = runner.multiprocessing.get_context("spawn")
     monkeypatch.setattr(runner.multiprocessing, "get_context", lambda kind: Context(real))
-    entries = [find(name) for name in ("dgn.fig9", "dgn.conv", "npk.fig1")]
-    assert entries[0].function.__module__ == entries[1].function.__module__
+    first, second, third = (find(name) for name in ("dgn.fig9", "dgn.conv", "npk.fig1"))
+    entries = [dataclasses.replace(first, shares="one"), dataclasses.replace(second, shares="one"), third]
     plan = Plan("quick", tmp_path, seeds=1)
     outcomes = run_all(entries, plan, jobs=2)
     assert [bool(outcome.error) for outcome in outcomes] == [True, False, False]
@@ -157,9 +157,8 @@ def test_trainings_shared_by_modules_run_in_one_process() -> None:
     assert [[entry.name for entry in group] for group in groups] == [["dgn.fig3", "npk.memorise"], ["npk.fig1"]]
 
 
-def test_seeds_are_the_experiments_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = find("hs.fig2")
-    monkeypatch.setitem(registry.SIZES["hs.fig2"]["paper"], "seeds", 3)
+def test_seeds_are_the_experiments_own() -> None:
+    entry = dataclasses.replace(find("hs.fig2"), seeds=(3, 5))
     assert Plan("quick", Path("unused")).run(entry).seeds == (0, 1, 2)
     assert Plan("quick", Path("unused"), seeds=1).run(entry).seeds == (0,)
 
@@ -185,29 +184,6 @@ def test_starting_over_forgets_checkpoints_once(tmp_path: Path) -> None:
     assert again.checkpoint("a") == place and not place.exists() and not numbers.exists()
     place.mkdir()
     assert again.checkpoint("a") == place and place.exists()  # what it has written since is its own
-
-
-def test_times_add_up_over_attempts_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 0.0
-    monkeypatch.setattr("pathlens.papers.timesheet.time.perf_counter", lambda: clock)
-    first = Timesheet(tmp_path)
-    first.begin("a")
-    with first.shared("training"):
-        clock += 100
-        first.tick()  # then it is killed
-    second = Timesheet(tmp_path)
-    second.begin("a")
-    with second.shared("training"):
-        clock += 20
-    clock += 3
-    assert second.end() == pytest.approx(123)
-    other = Timesheet(tmp_path)  # another process
-    other.begin("b")
-    other.use("training")
-    clock += 1
-    assert other.end() == pytest.approx(121)
-    other.begin("b")  # it had ended: a new attempt is a new one
-    assert other.end() == 0
 
 
 def test_two_runs_do_not_compute_the_same_at_once(tmp_path: Path) -> None:
@@ -252,7 +228,7 @@ def test_a_size_for_some_of_the_networks_leaves_the_others(tmp_path: Path) -> No
     ):
         plan = Plan("paper", tmp_path, changes={"epochs": changes})
         plan.check([find("hs.fig2")])
-        assert plan.run(find("hs.fig2")).sizes("hs.fig2")["epochs"] == epochs
+        assert plan.run(find("hs.fig2")).sizes_of("hs.fig2")["epochs"] == epochs
         assert find("hs.fig2").estimate(plan.run(find("hs.fig2")))[1] < 12
 
 
@@ -305,8 +281,7 @@ def test_a_wrong_size_is_told_before_its_cost_is_estimated(tmp_path: Path) -> No
 
 
 def test_every_size_can_be_set_to_itself_and_to_that_of_the_other_scale(tmp_path: Path) -> None:
-    for name, scales in SIZES.items():
-        for sizes in scales.values():
-            for other, there in scales.items():
-                changes = {key: value for key, value in sizes.items() if key in there and key != "seeds"}
-                Plan(other, tmp_path, changes=changes).check([find(name)])
+    for name in names():
+        for one, other in itertools.product(("quick", "paper"), repeat=2):
+            changes = {key: value for key, value in find(name).sizes_at(one).items() if key != "seeds"}
+            Plan(other, tmp_path, changes=changes).check([find(name)])

@@ -1,4 +1,4 @@
-"""The list of experiments, the table of sizes, and what `perform` makes of both."""
+"""The list of experiments, their sizes, and the mark REDUCED."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from pathlens.errors import OptionError
 from pathlens.papers.artifact import Artifact, load, load_folder
 from pathlens.papers.claim import Claim
-from pathlens.papers.registry import Experiment, Run, find, names, perform, select
-from pathlens.papers.sizes import SIZES
+from pathlens.papers.experiment import Experiment, Run, find, names, perform, select
 
 RESULTS = Path(__file__).parents[2] / "results"
 CLAIM = Claim("more", threshold=2, comparison=">", null=1, needs=1)
@@ -25,21 +23,14 @@ WANTED = {
 }
 
 
-def small(**sizes: Any) -> Experiment:
-    """An experiment that reports these sizes, whatever it was told."""
+def small(**settings: Any) -> Experiment:
+    """An experiment that reports these settings."""
 
     def function(run: Run) -> Artifact:
-        paper = sizes.pop("paper", {})
-        return Artifact("t.a", "", "", run.scale, sizes, run.seeds, [CLAIM.measure([3.0])], paper_config=paper)
+        return run.artifact(claims=[CLAIM.measure([3.0])], config=settings)
 
-    return Experiment("t.a", "none", "A", "what", (CLAIM,), function)
-
-
-@pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
-    rows = {"quick": {"epochs": 2}, "paper": {"epochs": 9, "hidden": (4, 4), "seeds": 3}}
-    monkeypatch.setitem(SIZES, "t.a", rows)
-    return rows
+    sizes = {"epochs": (2, 9), "hidden": [4, 4]}
+    return Experiment("t.a", "A", "what", (CLAIM,), function, sizes=sizes, seeds=(1, 3))
 
 
 def test_everything_that_was_wanted_is_there_in_order() -> None:
@@ -54,20 +45,19 @@ def test_everything_that_was_wanted_is_there_in_order() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_experiment_has_sizes_and_estimates(name: str) -> None:
-    entry, rows = find(name), SIZES[name]
-    assert set(rows) == {"quick", "paper"} and set(rows["quick"]) <= set(rows["paper"])
-    assert 0 < entry.minutes["quick"] <= 3 and entry.minutes["paper"] > 0
-    flops, minutes = entry.estimate(Run("paper", tuple(range(entry.seeds("paper")))))
+    entry = find(name)
+    assert 0 < entry.minutes[0] <= 3 and entry.minutes[1] > 0
+    flops, minutes = entry.estimate(Run("paper", tuple(range(entry.seed_count("paper")))))
     assert flops is not None and flops > 0
-    assert minutes == pytest.approx(entry.minutes["paper"])
+    assert minutes == pytest.approx(entry.minutes[1])
     # a set that is named in the sizes is a set that is needed
-    words = [word for size in rows["paper"].values() for word in (size if isinstance(size, list) else [size])]
+    words = [word for size in entry.sizes_at("paper").values() for word in (size if isinstance(size, list) else [size])]
     wanted = {word.split(",")[0].lower().replace("-", "") for word in words if isinstance(word, str)}
     assert wanted & {"mnist", "fashion_mnist", "cifar10", "cifar100"} <= set(entry.data)
 
 
 def test_all_of_them_at_quick_scale_fit_an_hour_on_two_cores() -> None:
-    assert sum(entry.minutes["quick"] for entry in select(["all"])) < 2 * 60
+    assert sum(entry.minutes[0] for entry in select(["all"])) < 2 * 60
 
 
 def test_a_smaller_run_costs_less() -> None:
@@ -80,33 +70,24 @@ def test_a_smaller_run_costs_less() -> None:
 
 def test_one_value_is_for_all_networks_that_have_a_size_each() -> None:
     run = Run("quick", changes={"epochs": 3, "points": 64})
-    assert run.sizes("hs.fig2")["epochs"] == {"relu": 3, "dlgn_pwc": 3, "frozen": 3}
-    assert run.sizes("hs.fig2")["points"] == 64
+    assert run.sizes_of("hs.fig2")["epochs"] == {"relu": 3, "dlgn_pwc": 3, "frozen": 3}
+    assert run.sizes_of("hs.fig2")["points"] == 64
 
 
-def test_a_run_cannot_forget_that_it_is_smaller(table: dict[str, dict[str, Any]]) -> None:
+def test_a_run_with_other_sizes_is_reduced() -> None:
     run = Run("paper", seeds=(0, 1, 2), changes={"epochs": 5})
-    artifact = perform(small(), run)  # says nothing of its sizes
+    artifact = perform(small(), run)
     assert artifact.config == {"epochs": 5, "hidden": [4, 4]} and artifact.reductions == {"epochs": (5, 9)}
     assert artifact.verdict == "cannot tell"
     assert perform(small(), Run("paper", seeds=(0, 1, 2))).verdict == "reproduced"
     assert perform(small(), Run("paper", seeds=(0,))).reductions == {"seeds": (1, 3)}
     assert perform(small(hidden=[4, 2]), Run("paper", seeds=(0, 1, 2))).reductions == {"hidden": ([4, 2], [4, 4])}
-    assert perform(small(), Run("quick", seeds=(0, 1, 2))).reductions == {"epochs": (2, 9), "hidden": (None, [4, 4])}
+    assert perform(small(), Run("quick", seeds=(0, 1, 2))).reductions == {"epochs": (2, 9)}
 
 
-def test_the_paper_has_one_size(table: dict[str, dict[str, Any]]) -> None:
-    assert perform(small(paper=table["paper"]), Run("paper", seeds=(0, 1, 2))).verdict == "reproduced"
-    for wrong in ({"epochs": 2}, {"width": 3}):
-        with pytest.raises(OptionError, match="the table of sizes has"):
-            perform(small(paper=wrong), Run("paper", seeds=(0, 1, 2)))
-
-
-def test_sizes_tell_how_many_seeds_there_are(table: dict[str, dict[str, Any]]) -> None:
-    assert Run("paper", seeds=(0, 1)).sizes("t.a") == {"epochs": 9, "hidden": (4, 4), "seeds": 2}
-    assert (small().seeds("quick"), small().seeds("paper")) == (3, 3)
-    table["quick"]["seeds"] = 1
-    assert small().seeds("quick") == 1
+def test_sizes_include_the_number_of_seeds() -> None:
+    assert Run("paper", seeds=(0, 1)).sizes_of(small()) == {"epochs": 9, "hidden": [4, 4], "seeds": 2}
+    assert (small().seed_count("quick"), small().seed_count("paper")) == (1, 3)
 
 
 # --- the results that are kept ---------------------------------------------------------------------------------
@@ -115,7 +96,7 @@ def test_sizes_tell_how_many_seeds_there_are(table: dict[str, dict[str, Any]]) -
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_results_are_held_against_the_table(path: Path) -> None:
     artifact = load(path)
-    rows = Artifact("t.a", "", "", "paper", paper_config=SIZES[artifact.name]["paper"]).paper_config
+    rows = Artifact("t.a", "", "", "paper", paper_config=find(artifact.name).sizes_at("paper")).paper_config
     assert artifact.paper_config == rows, "the table has changed: run the experiment again"
     ours = {**artifact.config, "seeds": len(artifact.seeds)}
     smaller = {key for key, value in rows.items() if ours.get(key) != value}

@@ -1,28 +1,13 @@
-"""Tables, figures and claims of the papers, a few modules per paper, found by name.
+"""The reproduction of the papers: experiments with claims, checks of theorems, artifacts and pages.
 
-This file only lists the modules; :mod:`pathlens.papers.registry` imports those that a name asks for. Experiments
-return artifacts and draw nothing. They may import everything but report and the command line.
+One folder per paper, one file per experiment; `pathlens.papers.experiment` finds them. This package imports the
+library; the library never imports this package.
 """
 
-from __future__ import annotations
-
-__all__ = ["MODULES"]
-
-# the word before the first dot of an experiment's name -> the modules that register such experiments
-MODULES: dict[str, tuple[str, ...]] = {
-    "hs": (
-        "half_space",
-        "half_space_fashion",
-        "half_space_early",
-        "half_space_remedies",
-        "half_space_regions",
-        "half_space_kernels",
-        "half_space_failures",
-        "half_space_cifar",
-        "half_space_residual",
-        "half_space_quadratic",
-    ),
-    "dgn": ("deep_gated", "deep_gated_images", "deep_gated_training"),
-    "npk": ("path_features", "path_features_images"),
-    "loc": ("localisation",),
+#: first word of an experiment's name → title of the paper, in the order of lists and pages
+PAPERS = {
+    "hs": "Half-Space Feature Learning",
+    "dgn": "Deep Gated Networks",
+    "npk": "Neural Path Features",
+    "loc": "Gated Deep Linear Networks and Localisation",
 }

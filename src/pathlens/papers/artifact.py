@@ -72,7 +72,7 @@ class Artifact:
     figures : sequence of Panel
         What a page draws of the arrays; a panel that refers to an array that is not there is refused.
     duration_seconds, created, environment, source
-        Filled by :func:`pathlens.papers.registry.perform`; ``created`` is ISO 8601 in UTC, ``source`` the SHA-256
+        Filled by :func:`pathlens.papers.experiment.perform`; ``created`` is ISO 8601 in UTC, ``source`` the SHA-256
         of the file that registered an experiment of the user's own, empty for those of the package.
 
     Examples

@@ -13,7 +13,7 @@ import numpy as np
 from pathlens.papers import deep_gated_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.registry import Run, experiment
+from pathlens.papers.experiment import Run, experiment
 
 PAPER = "Deep Gated Networks"
 ROUNDING = 1e-10
@@ -72,12 +72,10 @@ def _signals(n: int, length: int, seed: int) -> Any:
 
 @experiment(
     "dgn.fig9",
-    paper=PAPER,
     title="Eight path strengths",
     what="circular convolution, kernel 2, three inputs, global average pooling: all paths of a real network",
     claims=[_EIGHT, _REBUILT],
-    quick_minutes=0.1,
-    paper_minutes=0.1,
+    minutes=(0.1, 0.1),
     flops=1e5,
 )
 def fig9(run: Run) -> Artifact:
@@ -184,12 +182,10 @@ def _lemma_error(net: Any, x: Any, sigma: float = 0.7) -> tuple[float, float]:
 
 @experiment(
     "dgn.conv",
-    paper=PAPER,
     title="Convolution and pooling as bundles of paths",
     what="Lemma 4.1 over all signs of the weights; invariance of the path kernel with and without pooling",
     claims=[_LEMMA, _INVARIANT, _NOT_INVARIANT],
-    quick_minutes=0.1,
-    paper_minutes=0.1,
+    minutes=(0.1, 0.1),
     flops=1e7,
 )
 def conv(run: Run) -> Artifact:
@@ -199,7 +195,7 @@ def conv(run: Run) -> Artifact:
     from pathlens.kernels import npk
     from pathlens.theory.deep_gated import path_bundles
 
-    n, length = run.sizes("dgn.conv")["inputs"], 8
+    n, length = run.sizes_of("dgn.conv")["inputs"], 8
     lemma, site, changes = [], [], {"pooling": [], "no pooling": [], "gates that stay": []}  # type: ignore[var-annotated]
     split = []
     for seed in run.seeds:
@@ -311,13 +307,11 @@ def _weakest(slopes: Any, active: float, sensitive: float) -> float:
 
 @experiment(
     "dgn.subnetworks",
-    paper=PAPER,
     title="Active and sensitive gates while training",
     what="soft-GaLU on 4 against 7: sizes of the active and the sensitive sub-networks over training",
     claims=[_DISJOINT, _PRINTED, _FLOOR],
     data=("mnist",),
-    quick_minutes=0.6,
-    paper_minutes=20,
+    minutes=(0.6, 20),
     # 12,107 images of a 4 or a 7; gates and values are a network each
     flops=lambda size: (
         12.0
@@ -333,7 +327,7 @@ def subnetworks(run: Run) -> Artifact:
     from pathlens.theory import deep_gated
     from pathlens.training import train
 
-    size = run.sizes("dgn.subnetworks")
+    size = run.sizes_of("dgn.subnetworks")
     data = _two_digits(run)
     hidden = (size["width"],) * size["hidden_layers"]
     epochs = sorted({0, 1, 3, 10, 30, size["epochs"]} & set(range(size["epochs"] + 1)))
@@ -436,12 +430,10 @@ _FITS = Claim(
 
 @experiment(
     "dgn.unfittable",
-    paper=PAPER,
     title="Two points that no ReLU network fits",
     what="(x, 1) and (2x, −1) without biases: ReLU, GaLU, fixed random gates, soft gates, ReLU with biases",
     claims=[_STUCK, _FITS],
-    quick_minutes=0.5,
-    paper_minutes=2,
+    minutes=(0.5, 2),
     flops=lambda size: (
         6 * 12.0 * (size["fit_hidden_layers"] - 1) * size["fit_width"] ** 2 * size["fit_steps"] * size["seeds"]
     ),
@@ -451,7 +443,7 @@ def unfittable(run: Run) -> Artifact:
     from pathlens import data, models
     from pathlens.training import train
 
-    size = run.sizes("dgn.unfittable")
+    size = run.sizes_of("dgn.unfittable")
     hidden = (size["fit_width"],) * size["fit_hidden_layers"]
     points = data.unfittable()
     networks = {

@@ -20,6 +20,7 @@ import numpy as np
 from pathlens.papers import deep_gated_image_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.image_runs import (
     accuracy,
     hard_accuracies,
@@ -30,7 +31,6 @@ from pathlens.papers.image_runs import (
     shrunk,
     spread,
 )
-from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 __all__ = ["Row", "exp6", "fig5", "fit", "tab4"]
@@ -204,18 +204,16 @@ def _gates_only(name: str) -> Row:
 
 @experiment(
     "dgn.exp6",
-    paper=PAPER,
     title="The lottery is in the gates",
     what="Experiment 6: CIFAR-10 with random values that stay, gates that learn; soft and straight-through gates",
     claims=[_ALONE, _CHANCE, _LINEAR],
     data=("cifar10",),
-    quick_minutes=2,
-    paper_minutes=45,
+    minutes=(2, 45),
     flops=lambda size: _passes(size, 5 * len(size["gates"]) + 3),  # two networks, but no gradients by the values
 )
 def exp6(run: Run) -> Artifact:
     """Experiment 6: four convolutions and three dense layers; Θʷ stays as drawn."""
-    size = run.sizes("dgn.exp6")
+    size = run.sizes_of("dgn.exp6")
     rows = [*(_gates_only(name) for name in size["gates"]), DLN]
     found = {row.name: fit(run, size, row) for row in rows}
     claims = []
@@ -318,18 +316,16 @@ def _table_rows(size: Mapping[str, Any]) -> list[Row]:
 
 @experiment(
     "dgn.tab4",
-    paper=PAPER,
     title="Soft-ReLU over β and ε",
     what="Experiment 7: CIFAR-10, a convolutional DLN, ReLU, and soft-ReLU with β 1 to 24 and ε .1, .4",
     claims=[_MATCHES, _BEHIND, _FAR, _FITS],
     data=("cifar10",),
-    quick_minutes=1.5,
-    paper_minutes=120,
+    minutes=(1.5, 120),
     flops=lambda size: _passes(size, 3 * (2 + len(size["betas"]) * len(size["epsilons"]))),
 )
 def tab4(run: Run) -> Artifact:
     """Table 4, all 18 rows."""
-    size = run.sizes("dgn.tab4")
+    size = run.sizes_of("dgn.tab4")
     rows = _table_rows(size)
     found = {}
     for i, row in enumerate(rows):
@@ -402,13 +398,11 @@ _BETTER = Claim(
 
 @experiment(
     "dgn.fig5",
-    paper=PAPER,
     title="GaLU trains faster, ReLU generalises better",
     what="MNIST, with random labels, with random pixels: training of ReLU and of GaLU with frozen gates; test accuracy",
     claims=[_FASTER, _BETTER],
     data=("mnist",),
-    quick_minutes=1,
-    paper_minutes=15,
+    minutes=(1, 15),
     # three passes for ReLU, four for GaLU, whose gates go forward only
     flops=lambda size: (
         14
@@ -424,7 +418,7 @@ def fig5(run: Run) -> Artifact:
     from pathlens import models
     from pathlens.training import train
 
-    size = run.sizes("dgn.fig5")
+    size = run.sizes_of("dgn.fig5")
     hidden = tuple(size["hidden"])
     loss, fitted, test = {}, {}, {}
     tasks = size["tasks"]

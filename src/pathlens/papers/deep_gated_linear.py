@@ -13,7 +13,7 @@ import numpy as np
 from pathlens.papers import deep_gated_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.registry import Run, experiment
+from pathlens.papers.experiment import Run, experiment
 
 PAPER = "Deep Gated Networks"
 HALF_LOSS = Deviation(
@@ -68,12 +68,10 @@ _WEIGHTS = Claim(
 
 @experiment(
     "dgn.fig10",
-    paper=PAPER,
     title="One example, a deep linear network",
     what="Experiment 8: K₀ over depth, convergence, growth of K_t and of the weights; d_in = n = 1",
     claims=[_IDEAL, _FASTER, _GROWS, _WEIGHTS],
-    quick_minutes=0.3,
-    paper_minutes=0.3,
+    minutes=(0.3, 0.3),
     flops=lambda size: sum(12.0 * d * size["width"] ** 2 * size["steps"] * size["seeds"] for d in size["depths"]),
 )
 def fig10(run: Run) -> Artifact:
@@ -86,7 +84,7 @@ def fig10(run: Run) -> Artifact:
     from pathlens.theory import deep_gated
     from pathlens.training import train
 
-    size = run.sizes("dgn.fig10")
+    size = run.sizes_of("dgn.fig10")
     depths, w, steps = size["depths"], size["width"], size["steps"]
     data = single_point(torch.float64)
     shape = (len(depths), len(run.seeds), steps + 1)

@@ -16,8 +16,8 @@ import numpy as np
 from pathlens.papers import deep_gated_image_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.image_runs import options, spread
-from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 if TYPE_CHECKING:
@@ -229,18 +229,16 @@ _BELOW_M = Claim(
 
 @experiment(
     "dgn.fig6",
-    paper=PAPER,
     title="The right sub-networks are learned",
     what="binary MNIST: ν = yᵀM⁻¹y of the path kernel M = (xᵀx)∘λ while training, normalised and not",
     claims=[_FALLS_M, _BELOW_M],
     data=("mnist",),
-    quick_minutes=1,
-    paper_minutes=8,
+    minutes=(1, 8),
     flops=_operations,
 )
 def fig6(run: Run) -> Artifact:
     """Figure 6: ν of M over epochs; M changes only through the gates."""
-    size = run.sizes("dgn.fig6")
+    size = run.sizes_of("dgn.fig6")
     trained = train_all(run, size)
     nus = _over_time(run, trained, size, NETWORKS, "M")
     claims = [
@@ -290,18 +288,16 @@ _FEWER = Claim(
 
 @experiment(
     "dgn.fig7",
-    paper=PAPER,
     title="Gates that adapt, gates that were learned",
     what="binary MNIST, Experiments 3, 4, 5: adaptable against frozen gates, learned against random ones",
     claims=[_LOWER, _FEWER],
     data=("mnist",),
-    quick_minutes=1,
-    paper_minutes=8,
+    minutes=(1, 8),
     flops=_operations,
 )
 def fig7(run: Run) -> Artifact:
     """Figure 7: training and test loss of six networks."""
-    size = run.sizes("dgn.fig7")
+    size = run.sizes_of("dgn.fig7")
     trained = train_all(run, size)
     assert trained.data.x_test is not None and trained.data.y_test is not None
     loss = {name: runs.history() for name, runs in trained.runs.items()}
@@ -378,18 +374,16 @@ _FALLS_K = Claim(
 
 @experiment(
     "dgn.fig8",
-    paper=PAPER,
     title="Kernels align with the labels where gates adapt",
     what="binary MNIST: ν = yᵀH⁻¹y for H = K and Kᵃ, normalised and not, while training",
     claims=[_BELOW_K, _FALLS_K],
     data=("mnist",),
-    quick_minutes=1,
-    paper_minutes=8,
+    minutes=(1, 8),
     flops=_operations,
 )
 def fig8(run: Run) -> Artifact:
     """Figure 8: ν of K for every network, of Kᵃ for soft-GaLU (the part of K that moves the gates)."""
-    size = run.sizes("dgn.fig8")
+    size = run.sizes_of("dgn.fig8")
     trained = train_all(run, size)
     nus = _over_time(run, trained, size, NETWORKS, "K")
     gates = _over_time(run, trained, size, ("soft-GaLU",), "Ka")[0]

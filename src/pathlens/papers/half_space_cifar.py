@@ -14,6 +14,7 @@ import numpy as np
 from pathlens.papers import half_space_cifar_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.image_runs import (
     accuracies,
     accuracy,
@@ -27,7 +28,6 @@ from pathlens.papers.image_runs import (
     spread,
     train_each,
 )
-from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ DENSE = Deviation(
 
 
 def _data(run: Run) -> DataSet:
-    size = run.sizes("hs.tab1")
+    size = run.sizes_of("hs.tab1")
     return run.once("hs.tab1 data", lambda: shrunk(images("cifar10", size["rows"], size["rows_test"]), size["side"]))
 
 
@@ -101,13 +101,13 @@ def network(kind: str, width: int, x: Any, init: str = "default") -> Any:
 
 def kept_epochs(run: Run) -> list[int]:
     """Epochs at which the weights are kept for hs.cifar: those of its sizes that are reached, and the last one."""
-    size = run.sizes("hs.tab1")
+    size = run.sizes_of("hs.tab1")
     return sorted({e for e in size["kernel_epochs"] if e < size["epochs"]} | {size["epochs"]})
 
 
 def train_conv(run: Run, model: str, width: int) -> Runs:
     """All seeds of one model and width, each from its own checkpoint."""
-    size = run.sizes("hs.tab1")
+    size = run.sizes_of("hs.tab1")
 
     def compute() -> Runs:
         data = _data(run)
@@ -133,7 +133,7 @@ def _train_flat(run: Run, model: str, name: str) -> dict[str, np.ndarray]:
     from pathlens.models import dlgn
     from pathlens.training import train
 
-    size = run.sizes("hs.tab1")
+    size = run.sizes_of("hs.tab1")
     rows = size["flat_rows"]
     data = run.once(("flat", name), lambda: images(name, rows, rows, flatten=True))
     net = dlgn(data.d, (size["flat_width"],) * 5, 10, piecewise_constant=model == "dlgn_pwc", bias=True, beta=BETA)
@@ -155,7 +155,7 @@ def fit_tangent(run: Run, width: int) -> dict[str, np.ndarray]:
 
     from pathlens.kernels import LinearisedModel, one_hot
 
-    size, data = run.sizes("hs.tab1"), _data(run)
+    size, data = run.sizes_of("hs.tab1"), _data(run)
     assert data.x_test is not None and data.y_test is not None
     found: dict[str, list[float]] = {"train": [], "last": [], "residual": [], "iterations": []}
     for k, seed in enumerate(run.seeds):
@@ -274,7 +274,7 @@ def _row(run: Run, model: str, width: int) -> dict[str, np.ndarray]:
             row["hard"] = hard_accuracies(runs, data, run.device)
         return row
 
-    size = run.sizes("hs.tab1")
+    size = run.sizes_of("hs.tab1")
     kept = {key: size[key] for key in ("side", "rows", "rows_test", "epochs", "lr", "batch_size")}
     return each_seed(run, own_folder(run, "tab1", model, str(width), **kept), compute)
 
@@ -290,7 +290,7 @@ def _table_claims(run: Run, rows: Mapping[tuple[str, int], Mapping[str, np.ndarr
         at = f"{w} filters"
         claims += [_SIMILAR.measure(test(m, w) - test("relu", w), row=f"{NAMES[m]}, {at}") for m in GATED]
         for claim, other in ((_ABOVE_DLN, "dln"), (_ABOVE_NTK, "ntk")):
-            if other == "ntk" and w not in run.sizes("hs.tab1")["ntk_widths"]:
+            if other == "ntk" and w not in run.sizes_of("hs.tab1")["ntk_widths"]:
                 continue
             claims += [claim.measure(test(m, w) - test(other, w), row=f"{NAMES[m]}, {at}") for m in ("relu", *GATED)]
         claims.append(_CONSTANT.measure(abs(test("dlgn_pwc", w) - test("dlgn", w)), row=f"CIFAR-10, {at}"))
@@ -320,18 +320,16 @@ def _table_flops(size: dict[str, Any]) -> float:
 
 @experiment(
     "hs.tab1",
-    paper=PAPER,
     title="Five convolutions on CIFAR-10",
     what="ReLU, DLGN, DLGN-PWC, DLN and the linear model on NTK features; PWC against DLGN on MNIST, Fashion-MNIST",
     claims=_TABLE_CLAIMS,
     data=("cifar10", "mnist", "fashion_mnist"),
-    quick_minutes=2,
-    paper_minutes=90,
+    minutes=(2, 90),
     flops=_table_flops,
 )
 def tab1(run: Run) -> Artifact:
     """Table 1: train and test accuracy of five models."""
-    size = run.sizes("hs.tab1")
+    size = run.sizes_of("hs.tab1")
     widths, models = size["widths"], size["models"]
     rows = {(m, w): _row(run, m, w) for w in widths for m in models if m != "ntk" or w in size["ntk_widths"]}
     claims = _table_claims(run, rows, widths)
@@ -455,13 +453,11 @@ def _kernels(run: Run, model: str, width: int, x: Any, labels: Any) -> dict[str,
 
 @experiment(
     "hs.cifar",
-    paper=PAPER,
     title="Kernels over training on CIFAR-10",
     what="overlap kernel and NTK of ReLU and DLGN, five convolutions: drift and class blocks (summary, experiment 2)",
     claims=[_MOVES, _EARLY, _BLOCKS],
     data=("cifar10",),
-    quick_minutes=1.5,
-    paper_minutes=20,
+    minutes=(1.5, 20),
     flops=lambda size: (
         9.0 * size["seeds"] * size["epochs"] * (size["rows"] or 50_000) * conv_flops(size, size["kernel_width"])
     ),
@@ -470,7 +466,7 @@ def cifar(run: Run) -> Artifact:
     """Drift of both kernels and their class blocks, from the trainings of hs.tab1."""
     import torch
 
-    size = run.sizes("hs.cifar")
+    size = run.sizes_of("hs.cifar")
     data, epochs, width = _data(run), kept_epochs(run), size["kernel_width"]
     count = size["per_class"]
     chosen = torch.cat([(data.y == c).nonzero()[:count, 0] for c in range(10)])

@@ -14,7 +14,8 @@ import numpy as np
 from pathlens.papers import half_space_fashion_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.half_space import BATCH, BETA, CIRCLE, HIDDEN, RATE, SETTINGS
+from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space_circle import BATCH, BETA, CIRCLE, HIDDEN, RATE, SETTINGS
 from pathlens.papers.half_space_fashion import (
     CLUSTERS,
     NAMES,
@@ -30,7 +31,6 @@ from pathlens.papers.half_space_fashion import (
     train_options,
     training_flops,
 )
-from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 if TYPE_CHECKING:
@@ -221,19 +221,17 @@ def _image_stages(run: Run, sizes: dict[str, Any]) -> dict[str, np.ndarray]:
 
 @experiment(
     "hs.early",
-    paper=PAPER,
     title="Features are learned early",
     what="gates frozen at several epochs, values drawn anew: circle and modified Fashion-MNIST; and kernel regression",
     claims=[_EARLY, _LATER_CIRCLE, _LATER_IMAGES],
     data=("fashion_mnist",),
-    quick_minutes=2,
-    paper_minutes=10,
+    minutes=(2, 10),
     # behind frozen gates, gates cost a forward pass alone
     flops=lambda sizes: training_flops(sizes, 2 + 4 / 3 * len(sizes["stages"])),
 )
 def early(run: Run) -> Artifact:
     """What the gates of each epoch are worth."""
-    sizes = run.sizes("hs.early")
+    sizes = run.sizes_of("hs.early")
     arrays = _circle_stages(run, sizes) | _image_stages(run, sizes)
     stage = early_stage(arrays["circle_loss"])
     rows = {
@@ -335,19 +333,17 @@ def _image_ratios(run: Run, t: Trained, measured: int) -> np.ndarray:
 
 @experiment(
     "hs.controls",
-    paper=PAPER,
     title="What paths follow",
     what="path ratios for circle targets that separate 'simple' from 'learnable early'; Fashion-MNIST swapped",
     claims=[_SIMPLE, _EQUAL],
     data=("fashion_mnist",),
-    quick_minutes=2,
-    paper_minutes=4,
+    minutes=(2, 4),
     flops=lambda sizes: 2 * training_flops(sizes, 3),
     shares="fashion",
 )
 def controls(run: Run) -> Artifact:
     """Controls for Figures 3 and 7."""
-    sizes = run.sizes("hs.controls")
+    sizes = run.sizes_of("hs.controls")
     circles = _circle_ratios(run, sizes)
     claims = [
         _SIMPLE.measure(circles[target][m, :, -1], row=f"{panels.TARGETS[target]}, {name}")

@@ -17,8 +17,8 @@ import numpy as np
 from pathlens.papers import half_space_circle_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.half_space import BETA, NAMES, PAPER, SOFT
-from pathlens.papers.registry import Run, experiment
+from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space_circle import BETA, NAMES, PAPER, SOFT
 
 if TYPE_CHECKING:
     from pathlens.data import DataSet
@@ -145,12 +145,10 @@ def _tests(sizes: dict[str, Any]) -> dict[str, tuple[list[float], list[DataSet]]
 
 @experiment(
     "hs.failures",
-    paper=PAPER,
     title="Where a DLGN breaks first",
     what="parity, frequency sweep, sample-size sweep and drifting distribution: DLGN-PWC against ReLU",
     claims=[_BEHIND, _FAILS],
-    quick_minutes=1.5,
-    paper_minutes=12,
+    minutes=(1.5, 12),
     # a ReLU network and a DLGN, which is two, at every level
     flops=lambda size: (
         18.0
@@ -165,7 +163,7 @@ def failures(run: Run) -> Artifact:
     """Failure signatures and the first check of the summary."""
     from pathlens.training import train
 
-    sizes = run.sizes("hs.failures")
+    sizes = run.sizes_of("hs.failures")
     batch = sizes["batch_size"]
 
     def fit(nets: Any, one: DataSet, steps: int, seeds: Any, *words: str) -> Any:

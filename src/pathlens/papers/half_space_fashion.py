@@ -15,8 +15,8 @@ import numpy as np
 from pathlens.papers import half_space_fashion_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.image_runs import accuracies, hard_accuracies, options
-from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 if TYPE_CHECKING:
@@ -260,19 +260,17 @@ def _allocation(run: Run, t: Trained, measured: int, epochs: list[int]) -> tuple
 
 @experiment(
     "hs.fig7",
-    paper=PAPER,
     title="Paths go to the simple classes",
     what="modified Fashion-MNIST: active paths and NTK diagonal on simple and complex classes, ReLU and DLGN-PWC",
     claims=[_MORE, _ALWAYS, _DIAGONAL, _FIRST],
     data=("fashion_mnist",),
-    quick_minutes=2,
-    paper_minutes=5,
+    minutes=(2, 5),
     flops=lambda sizes: training_flops(sizes, 1) + training_flops(sizes, 2),
     shares="fashion",
 )
 def fig7(run: Run) -> Artifact:
     """Figures 7, 11 and 12."""
-    sizes = run.sizes("hs.fig7")
+    sizes = run.sizes_of("hs.fig7")
     setting = Setting.of(sizes)
     epochs = sorted({e for e in (*CURVE, setting.epochs) if e <= setting.epochs and e in setting.kept})
     arrays: dict[str, Any] = {"epochs": epochs}
@@ -444,19 +442,17 @@ def _blocks(run: Run, t: Trained, per_class: int) -> dict[str, np.ndarray]:
 
 @experiment(
     "hs.fig13",
-    paper=PAPER,
     title="Kernels between the classes",
     what="modified Fashion-MNIST: class-averaged overlap kernel and NTK at initialisation, middle and end",
     claims=[_BLOCKS, _AS_16A, _AS_16B, _SHARE_16B],
     data=("fashion_mnist",),
-    quick_minutes=1.5,
-    paper_minutes=4,
+    minutes=(1.5, 4),
     flops=lambda sizes: training_flops(sizes, 1) + training_flops(sizes, 2),
     shares="fashion",
 )
 def fig13(run: Run) -> Artifact:
     """Figures 13 to 16, from the trainings of Figure 7."""
-    sizes = run.sizes("hs.fig13")
+    sizes = run.sizes_of("hs.fig13")
     setting = Setting.of(sizes)
     arrays: dict[str, Any] = {}
     claims: list[Claim] = []

@@ -16,7 +16,8 @@ from pathlens.errors import OptionError
 from pathlens.papers import half_space_circle_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.half_space import (
+from pathlens.papers.experiment import Progress, Run, experiment
+from pathlens.papers.half_space_circle import (
     CIRCLE,
     KERNEL_EPOCHS,
     NAMES,
@@ -29,7 +30,6 @@ from pathlens.papers.half_space import (
     train_circle,
 )
 from pathlens.papers.half_space_regions import MODELS, network_at
-from pathlens.papers.registry import Progress, Run, experiment
 
 LATE = 200  # the paper's last picture
 
@@ -133,12 +133,10 @@ def _others(matrix: np.ndarray) -> np.ndarray:
 
 @experiment(
     "hs.fig4",
-    paper=PAPER,
     title="Tangent kernels of ReLU and DLGN while training",
     what="empirical NTK of ReLU and DLGN-PWC at init, epoch 3 and 200; alignment of their kernels while training",
     claims=[_MOVES, _SOON, _NEARER, _ALIKE],
-    quick_minutes=1.5,
-    paper_minutes=13,
+    minutes=(1.5, 13),
     flops=circle_operations,
     shares="circle",
 )
@@ -146,7 +144,7 @@ def fig4(run: Run) -> Artifact:
     """Figure 4, and the surrogate claim made from it, for the tangent and the overlap kernel."""
     from pathlens.kernels import drift, overlap
 
-    sizes = run.sizes("hs.fig4")
+    sizes = run.sizes_of("hs.fig4")
     step = _step("hs.fig4", sizes)
     check_epochs(run, "hs.fig4", MODELS)
     c = train_circle(run)
@@ -371,12 +369,10 @@ def _halves(flow: Flow, top: np.ndarray) -> float | None:
 
 @experiment(
     "hs.spectral",
-    paper=PAPER,
     title="Not the spectral bias of a fixed kernel",
     what="infinite-width NTK on the circle; descent with it, and with each network's first kernel, against training",
     claims=[_SINES, _ORDER, _LAZY, _LONGER, _DRIFTS],
-    quick_minutes=1.5,
-    paper_minutes=14,
+    minutes=(1.5, 14),
     flops=circle_operations,
     shares="circle",
 )
@@ -384,7 +380,7 @@ def spectral(run: Run) -> Artifact:
     """Section 4: 'Note that this is distinct from the phenomenon of spectral bias'."""
     from pathlens.kernels import drift
 
-    sizes = run.sizes("hs.spectral")
+    sizes = run.sizes_of("hs.spectral")
     step = _step("hs.spectral", sizes)
     c = train_circle(run)
     kept = _kept(c)

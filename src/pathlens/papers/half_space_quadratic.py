@@ -14,10 +14,10 @@ import numpy as np
 from pathlens.papers import half_space_quadratic_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.half_space_cifar import PAPER
 from pathlens.papers.half_space_residual import NETWORKS
 from pathlens.papers.image_runs import accuracies, hard_accuracies, images, options, spread
-from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _circle(run: Run) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     from pathlens.data import circle
     from pathlens.training import train
 
-    size = run.sizes("hs.quadratic")
+    size = run.sizes_of("hs.quadratic")
     data, epochs = circle(size["points"]), size["circle_epochs"]
     top = data.marks["top"].numpy()
     kept = sorted({e for e in CIRCLE_EPOCHS if e < epochs} | {epochs})
@@ -142,7 +142,7 @@ def _circle(run: Run) -> tuple[dict[str, np.ndarray], dict[str, int]]:
 def _images(run: Run, name: str) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     from pathlens.training import train
 
-    size = run.sizes("hs.quadratic")
+    size = run.sizes_of("hs.quadratic")
     data = images(name, size["rows"], size["rows_test"], flatten=True)
     arrays: dict[str, np.ndarray] = {}
     widths = {}
@@ -167,13 +167,11 @@ def _images(run: Run, name: str) -> tuple[dict[str, np.ndarray], dict[str, int]]
 
 @experiment(
     "hs.quadratic",
-    paper=PAPER,
     title="Quadratic gates against linear ones",
     what="circle, Fashion-MNIST, CIFAR-10: gates of rank 1 in place of half-spaces, equal parameters",
     claims=[_FITS, _ACCURATE, _SLOW_HALF],
     data=("fashion_mnist", "cifar10"),
-    quick_minutes=1.5,
-    paper_minutes=15,
+    minutes=(1.5, 15),
     # gates and values of both kinds; flat images of up to 3072 numbers
     flops=lambda size: (
         24.0 * len(size["images"]) * 3072 * size["width"] * (size["rows"] or 60_000) * size["epochs"] * size["seeds"]
@@ -181,7 +179,7 @@ def _images(run: Run, name: str) -> tuple[dict[str, np.ndarray], dict[str, int]]
 )
 def quadratic(run: Run) -> Artifact:
     """Accuracy and dynamics of gates that are quadratic functions of the input."""
-    size = run.sizes("hs.quadratic")
+    size = run.sizes_of("hs.quadratic")
     arrays, widths = _circle(run)
     all_widths = {"circle": widths}
     at = list(arrays["circle_epochs"]).index(EARLY) if EARLY in arrays["circle_epochs"] else -1
@@ -333,7 +331,7 @@ def _architectures(run: Run) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Template and shape of an input, by name."""
     from pathlens import models
 
-    size = run.sizes("hs.cost")
+    size = run.sizes_of("hs.cost")
     found: dict[str, tuple[Any, tuple[int, ...]]] = {
         f"five dense layers of {size['dense_width']}": (
             models.mlp(784, (size["dense_width"],) * 5, 10, bias=True),
@@ -347,12 +345,11 @@ def _architectures(run: Run) -> dict[str, tuple[Any, tuple[int, ...]]]:
 
 @experiment(
     "hs.cost",
-    paper=PAPER,
+    choices={"residual": ["resnet110"]},
     title="What gates cost",
     what="time, memory, operations and parameters of a DLGN against its ReLU network",
     claims=[_TWICE],
-    quick_minutes=0.5,
-    paper_minutes=2,
+    minutes=(0.5, 2),
     flops=5e13,
 )
 def cost(run: Run) -> Artifact:
@@ -361,7 +358,7 @@ def cost(run: Run) -> Artifact:
 
     from pathlens.models import gated_twin
 
-    size = run.sizes("hs.cost")
+    size = run.sizes_of("hs.cost")
     architectures = _architectures(run)
     found = np.empty((len(architectures), 2, len(COSTS), len(run.seeds)))
     for i, (name, (template, shape)) in enumerate(architectures.items()):

@@ -17,7 +17,8 @@ import numpy as np
 from pathlens.papers import half_space_circle_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.half_space import (
+from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space_circle import (
     BETA,
     CIRCLE,
     NAMES,
@@ -28,7 +29,6 @@ from pathlens.papers.half_space import (
     train_circle,
 )
 from pathlens.papers.half_space_shapes import Shapes, shapes
-from pathlens.papers.registry import Run, experiment
 
 if TYPE_CHECKING:
     from pathlens.training import Runs
@@ -149,12 +149,10 @@ def _with_gates(kind: str, inputs: int, hidden: tuple[int, ...], weights: Any, b
 
 @experiment(
     "hs.fig1",
-    paper=PAPER,
     title="Path regions of ReLU networks come in pieces and jump",
     what="two ReLU networks of a few units: a path region of two intervals, and one that jumps with a parameter",
     claims=[_PIECES, _ENDS, _JUMP, _SMOOTH],
-    quick_minutes=0.1,
-    paper_minutes=0.1,
+    minutes=(0.1, 0.1),
     flops=1e6,
 )
 def fig1(run: Run) -> Artifact:
@@ -274,12 +272,10 @@ def path_functions(net: Any) -> np.ndarray:
 
 @experiment(
     "hs.fig8",
-    paper=PAPER,
     title="A toy DLGN: four paths, their regions and values",
     what="DLGN and DLGN-PWC with two hidden layers of two units: regions and values of all paths",
     claims=[_SUM, _FOUR, _SIDES, _AREAS],
-    quick_minutes=0.1,
-    paper_minutes=0.1,
+    minutes=(0.1, 0.1),
     flops=1e7,
 )
 def fig8(run: Run) -> Artifact:
@@ -289,7 +285,7 @@ def fig8(run: Run) -> Artifact:
     from pathlens import models
     from pathlens.regions import path_region, slice2d
 
-    sizes = run.sizes("hs.fig8")
+    sizes = run.sizes_of("hs.fig8")
     points = np.random.default_rng(0).uniform(-1, 1, (sizes["points"], 2))
     errors: dict[str, list[float]] = {"DLGN": [], "DLGN-PWC": []}
     different, sides, apart = [], [], []
@@ -458,12 +454,10 @@ def _biased(run: Run, sizes: dict[str, Any]) -> dict[str, Any]:
 
 @experiment(
     "hs.regions",
-    paper=PAPER,
     title="Activation-pattern regions and path regions",
     what="counts, faces, connectedness and convexity of regions in the plane: ReLU and DLGN-PWC, init and end",
     claims=[_CONVEX, _BENT, _FEW_FACES, _SIMPLER, _FEWER, _STEADY],
-    quick_minutes=2,
-    paper_minutes=14,
+    minutes=(2, 14),
     flops=circle_operations,
     shares="circle",
 )
@@ -471,7 +465,7 @@ def regions(run: Run) -> Artifact:
     """Section 3.1, counted on the networks of the circle, and on networks with biases."""
     from pathlens.regions import slice2d
 
-    sizes = run.sizes("hs.regions")
+    sizes = run.sizes_of("hs.regions")
     c = train_circle(run)
     kinds = {
         f"{NAMES[m]}{tail}": runs

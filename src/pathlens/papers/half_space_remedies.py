@@ -15,7 +15,8 @@ import numpy as np
 from pathlens.papers import half_space_fashion_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.half_space import BETA, CIRCLE, SETTINGS
+from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space_circle import BETA, CIRCLE, SETTINGS
 from pathlens.papers.half_space_early import circle_network, circle_options
 from pathlens.papers.half_space_fashion import (
     CLUSTERS,
@@ -30,7 +31,6 @@ from pathlens.papers.half_space_fashion import (
     train_options,
     training_flops,
 )
-from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 if TYPE_CHECKING:
@@ -165,18 +165,16 @@ def _images(run: Run, sizes: dict[str, Any]) -> dict[str, Outcome]:
 
 @experiment(
     "hs.remedies",
-    paper=PAPER,
     title="Sharing paths out more evenly",
     what="the 'innate weakness' of section 5: allocation of paths, and three remedies; circle and Fashion-MNIST",
     claims=[_WEAKNESS, _BALANCES, _HELPS, _HARMLESS],
     data=("fashion_mnist",),
-    quick_minutes=2,
-    paper_minutes=12,
+    minutes=(2, 12),
     flops=lambda sizes: training_flops(sizes, 9),  # one of the four ways runs the values twice
 )
 def remedies(run: Run) -> Artifact:
     """Plain training and three remedies, from equal starts."""
-    sizes = run.sizes("hs.remedies")
+    sizes = run.sizes_of("hs.remedies")
     last = sizes["circle_epochs"]
     epochs = sorted({e for e in (0, 1, 3, 5, 10, 20, 30, 50, 70, 100, 150, 200, last) if e <= last})
     found = {"circle": _circle(run, sizes, epochs), "images": _images(run, sizes)}

@@ -15,6 +15,7 @@ from pathlens.errors import DataMissingError, OptionError, unknown_name
 from pathlens.papers import half_space_residual_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.half_space_cifar import GATED, NAMES, PAPER
 from pathlens.papers.image_runs import (
     accuracies,
@@ -27,7 +28,6 @@ from pathlens.papers.image_runs import (
     spread,
     train_each,
 )
-from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ SOFT = Deviation(
 
 
 def _data(run: Run, experiment_name: str, name: str) -> DataSet:
-    size = run.sizes(experiment_name)
+    size = run.sizes_of(experiment_name)
     return run.once(
         (experiment_name, name), lambda: shrunk(images(name, size["rows"], size["rows_test"]), size["side"])
     )
@@ -192,7 +192,7 @@ def _residual(run: Run, data: DataSet, source: str, name: str, model: str) -> di
     """One network of Table 2: trained, and its accuracies."""
     from pathlens.models import gated_twin
 
-    size, words = run.sizes("hs.tab2"), ("residual", source, name, model)
+    size, words = run.sizes_of("hs.tab2"), ("residual", source, name, model)
 
     def compute(part: Run) -> dict[str, np.ndarray]:
         net = gated_twin(_template(name, data.c), model, example=data.x[:2], seed=0)
@@ -206,18 +206,16 @@ def _residual(run: Run, data: DataSet, source: str, name: str, model: str) -> di
 
 @experiment(
     "hs.tab2",
-    paper=PAPER,
     title="Residual networks",
     what="ResNet-34 and ResNet-110, ReLU and DLGN, on CIFAR-10 and CIFAR-100",
     claims=[_BEHIND, _NEAR, _LINEAR, _HARD],
     data=("cifar10", "cifar100"),
-    quick_minutes=2,
-    paper_minutes=260,
+    minutes=(2, 260),
     flops=_table_flops,
 )
 def tab2(run: Run) -> Artifact:
     """Table 2: test accuracy of residual networks."""
-    size = run.sizes("hs.tab2")
+    size = run.sizes_of("hs.tab2")
     rows: dict[tuple[str, str, str], dict[str, np.ndarray]] = {}
     absent = []
     for source in size["data"]:
@@ -355,7 +353,7 @@ def _train_variant(run: Run, name: str, data: DataSet, seeds: Sequence[int]) -> 
     """One row; taught ones learn from the first of the ReLU networks that saw the same images as long."""
 
     def compute() -> Runs:
-        size, words, more = run.sizes("hs.best"), ["best", name], {}
+        size, words, more = run.sizes_of("hs.best"), ["best", name], {}
         if "taught" in name:
             teacher = _train_variant(run, "relu", data, seeds)
             words.append(f"teacher{seeds[0]}")  # another teacher, another checkpoint
@@ -367,7 +365,7 @@ def _train_variant(run: Run, name: str, data: DataSet, seeds: Sequence[int]) -> 
 
 def _held_out(run: Run, data: DataSet) -> dict[str, float]:
     """Accuracy of each candidate on training images that it did not see, in %; no test image takes part."""
-    size = run.sizes("hs.best")
+    size = run.sizes_of("hs.best")
     kept = len(data.x) - size["held_out"]
     if not 0 < kept < len(data.x):
         raise OptionError(
@@ -384,18 +382,16 @@ def _held_out(run: Run, data: DataSet) -> dict[str, float]:
 
 @experiment(
     "hs.best",
-    paper=PAPER,
     title="How close to ReLU can half-spaces come?",
     what="a ResNet-18 on CIFAR-10 with ReLU and with gates linear in pixels or in a code, taught or not, hard gates",
     claims=[_GAP],
     data=("cifar10",),
-    quick_minutes=2,
-    paper_minutes=25,
+    minutes=(2, 25),
     flops=_best_flops,
 )
 def best(run: Run) -> Artifact:
     """Beyond the papers: a DLGN as good as we can make it, chosen on held-out images; its gates are half-spaces."""
-    size = run.sizes("hs.best")
+    size = run.sizes_of("hs.best")
     if not size["candidates"]:
         raise OptionError("hs.best: candidates is empty. Name at least one, such as encoded_taught.")
     for name in (*size["relus"], *size["candidates"]):

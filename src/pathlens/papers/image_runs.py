@@ -17,7 +17,7 @@ import numpy as np
 
 from pathlens.errors import CheckpointError
 from pathlens.files import parse_json, write_atomically
-from pathlens.papers.registry import Run
+from pathlens.papers.experiment import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,10 +121,8 @@ def train_each(
 
 def own_folder(run: Run, *words: str, **settings: Any) -> Path | None:
     """Folder for what depends on these words and settings alone, not on the run's other changes and seeds."""
-    if run.out is None:
-        return None
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:8]
-    return run.begun(run.out / "checkpoints" / "-".join([run.scale, *words, digest]))
+    return run.checkpoint_folder(*words, digest)
 
 
 def remembered(file: Path | None, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -163,7 +161,7 @@ def each_seed(
     found = read_seeds(folder)
     missing = [seed for seed in run.seeds if seed not in found]
     if missing:
-        made = {name: np.asarray(values) for name, values in compute(run.of(missing)).items()}
+        made = {name: np.asarray(values) for name, values in compute(run.with_seeds(missing)).items()}
         found |= {seed: {name: values[i] for name, values in made.items()} for i, seed in enumerate(missing)}
         if folder is not None:
             told = {str(seed): {name: value.tolist() for name, value in found[seed].items()} for seed in missing}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pathlens.data import NLGP, DataSet, SinglePulse, nlgp
 from pathlens.errors import UnknownNameError
-from pathlens.papers.registry import Run
+from pathlens.papers.experiment import Run
 from pathlens.training import Runs, train
 
 INPUTS, UNITS, GAIN = 40, 10, 3.0

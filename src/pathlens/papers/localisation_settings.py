@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pathlens.papers.claim import Deviation
-from pathlens.papers.registry import Run
+from pathlens.papers.experiment import Run
 
 PAPER = "Gated Deep Linear Networks and Localisation"
 NOISE = 3 / 42  # inverse participation ratio of Gaussian noise on 40 coordinates
@@ -40,7 +40,7 @@ SUPPORT = Deviation(
 
 def config(run: Run, name: str) -> dict[str, Any]:
     """An artifact's configuration: the experiment's sizes, and what all of them have in common."""
-    return {"inputs": 40, "gain": 3.0, **run.sizes(name)}
+    return {"inputs": 40, "gain": 3.0, **run.sizes_of(name)}
 
 
 def float32(arrays: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.localisation_settings import (
     DATA,
     EQUATIONS,
@@ -20,7 +21,6 @@ from pathlens.papers.localisation_settings import (
     relative_distance,
 )
 from pathlens.papers.panels import Panel, Series
-from pathlens.papers.registry import Run, experiment
 
 # --- flows in closed form --------------------------------------------------------------------------------------
 
@@ -70,12 +70,10 @@ def _flow_gates(seed: int) -> dict[str, Any]:
 
 @experiment(
     "loc.flow",
-    paper=PAPER,
     title="Closed-form weights against gradient descent",
     what="w(t), w(∞) and gradient-descent iterates for general, single, exclusive and redundant gates",
     claims=[_EXACT, _ORDER, _LIMIT],
-    quick_minutes=0.1,
-    paper_minutes=0.1,
+    minutes=(0.1, 0.1),
     # four gatings of up to four units, 500 steps and 20 coarse ones that are cut into up to 30
     flops=lambda size: 4 * 4.0 * 4 * size["inputs"] * size["rows"] * 1400 * size["seeds"],
 )
@@ -232,12 +230,10 @@ STEPS = (0.1, 0.01, 0.001)
 
 @experiment(
     "loc.evolving",
-    paper=PAPER,
     title="Gates that evolve, event by event",
     what="exact ReLU flow with flips and sliding gates, against gradient descent with three steps and frozen gates",
     claims=[_AGREES, _LINEAR],
-    quick_minutes=0.3,
-    paper_minutes=0.5,
+    minutes=(0.3, 0.5),
     flops=lambda size: 4.0 * size["inputs"] * size["units"] * size["flow_rows"] * size["time"] * 1.11e3 * size["seeds"],
 )
 def evolving(run: Run) -> Artifact:
@@ -249,7 +245,7 @@ def evolving(run: Run) -> Artifact:
     from pathlens import theory
     from pathlens.data import nlgp
 
-    size = run.sizes("loc.evolving")
+    size = run.sizes_of("loc.evolving")
     K, d, rows, end = size["units"], size["inputs"], size["flow_rows"], size["time"]
     times = np.linspace(0, end, 9)
     errors, counts, seconds, loss, share, frozen = [], [], [], [], [], []
@@ -360,12 +356,10 @@ _SEARCHED = Claim(
 
 @experiment(
     "loc.gates",
-    paper=PAPER,
     title="Which gates are best",
     what="least loss of random, tiling, greedy, gradient-found and learned gates; the note's two conjectures",
     claims=[_DIAGONAL, _TILING, _SEARCHED],
-    quick_minutes=1,
-    paper_minutes=1.5,
+    minutes=(1, 1.5),
     # five ways to choose gates, each about as many least-squares problems as there are draws
     flops=lambda size: (
         5 * 2.0 * size["draws"] * size["gate_rows"] * (size["gates"] * size["inputs"]) ** 2 * size["seeds"]
@@ -380,7 +374,7 @@ def gates(run: Run) -> Artifact:
     from pathlens.data import nlgp
     from pathlens.training import train
 
-    size = run.sizes("loc.gates")
+    size = run.sizes_of("loc.gates")
     K, d, draws, rows = size["gates"], size["inputs"], size["draws"], size["gate_rows"]
     relation, tiles, found, best, masses, losses = [], [], [], [], [], []
     for done, seed in enumerate(run.seeds):

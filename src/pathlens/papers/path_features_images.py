@@ -18,6 +18,7 @@ from pathlens.papers import image_runs
 from pathlens.papers import path_features_image_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.path_features_training import (
     ARCHITECTURES,
     BETA,
@@ -35,7 +36,6 @@ from pathlens.papers.path_features_training import (
     state_at,
     trained,
 )
-from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 PAPER = "Neural Path Features"
@@ -190,7 +190,7 @@ def _present(run: Run, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
         alike = set(by_model) == set(MODELS) and len(set(by_model.values())) == 1
         epochs[row] = next(iter(by_model.values())) if alike else by_model
     return {
-        **run.sizes("npk.tab2"),
+        **run.sizes_of("npk.tab2"),
         "epochs": epochs,
         "architectures": [a for a in ARCHITECTURES if any(row.startswith(a) for row in rows)],
         "optimisers": [o for o in OPTIMISERS if any(row.endswith(o) for row in rows)],
@@ -200,20 +200,18 @@ def _present(run: Run, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 @experiment(
     "npk.tab2",
-    paper=PAPER,
     title="Random, learned and copied gates on MNIST and CIFAR-10",
     what="Table 2: FRNPF (II, DI), DNPFL, FLNPF and ReLU × FC, VCONV, GCONV × SGD, Adam",
     claims=[_LOWEST, _NEAR, _ALIKE, _DECOUPLED],
     data=("mnist", "cifar10"),
-    quick_minutes=2,
-    paper_minutes=450,
+    minutes=(2, 450),
     flops=lambda size: sum(
         flops(size, row, m, of_row(size["epochs"], row)) for row in ROWS for m in MODELS if selected(size, row, m)
     ),
 )
 def tab2(run: Run) -> Artifact:
     """Table 2; sizes ``architectures``, ``optimisers`` and ``models`` choose what is trained now."""
-    size = run.sizes("npk.tab2")
+    size = run.sizes_of("npk.tab2")
     found: dict[str, dict[str, Any]] = {}
     last: dict[str, dict[str, np.ndarray]] = {}
     for row in ROWS:
@@ -341,7 +339,7 @@ def _binary(run: Run) -> tuple[list[int], np.ndarray]:
     from pathlens.models import Init, relu
     from pathlens.training import train
 
-    size = run.sizes("npk.fig3")
+    size = run.sizes_of("npk.fig3")
     full = binary_mnist(flatten=True)
     data = full if size["binary_rows"] is None else full.subsample(size["binary_rows"])
     half = size["watched"] // 2
@@ -375,7 +373,7 @@ def _norms(run: Run) -> tuple[list[int], np.ndarray]:
     from pathlens.kernels import frobenius_norm, ntk
 
     row = "fc-adam"
-    runs, epochs, sizes = trained(run, row, "dnpfl"), kept(run, row, "dnpfl"), run.sizes("npk.fig3")["per_class"]
+    runs, epochs, sizes = trained(run, row, "dnpfl"), kept(run, row, "dnpfl"), run.sizes_of("npk.fig3")["per_class"]
     found = np.empty((len(sizes), 2, 2, len(run.seeds), len(epochs)))
     net: Any = copy.deepcopy(runs.networks[0]).cpu()
     for a, per_class in enumerate(sizes):
@@ -400,13 +398,11 @@ def _rank_correlation(stages: Sequence[int], accuracy: np.ndarray) -> float:
 
 @experiment(
     "npk.fig3",
-    paper=PAPER,
     title="Gates of every stage of training",
     what="Figure 3: FLNPF with the gates of six stages against CNTK's 77.43 %; ν_t; norms of K^V and K^F",
     claims=[_MONOTONE, _EARLY, _BELOW, _ABOVE, _FALLS, _SCALE],
     data=("mnist", "cifar10"),
-    quick_minutes=1.5,
-    paper_minutes=110,
+    minutes=(1.5, 110),
     flops=lambda size: (
         flops(size, "gconv-adam", "relu", of_row(size["epochs"], "gconv-adam"))
         + (1 + len(size["stages"])) * flops(size, "gconv-adam", "flnpf", size["value_epochs"])
@@ -415,7 +411,7 @@ def _rank_correlation(stages: Sequence[int], accuracy: np.ndarray) -> float:
 )
 def fig3(run: Run) -> Artifact:
     """Figure 3; the ReLU and DNPFL networks are those of Table 2."""
-    size, stages = run.sizes("npk.fig3"), kept(run, "gconv-adam", "relu")
+    size, stages = run.sizes_of("npk.fig3"), kept(run, "gconv-adam", "relu")
     if len(stages) < 2:
         raise OptionError(
             f"npk.fig3: none of the stages {size['stages']} is within the epochs of GCONV. Set stages "

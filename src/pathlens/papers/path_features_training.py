@@ -14,7 +14,7 @@ import numpy as np
 
 from pathlens.errors import unknown_name
 from pathlens.papers import image_runs
-from pathlens.papers.registry import Run
+from pathlens.papers.experiment import Run
 
 if TYPE_CHECKING:
     from pathlens.data import DataSet
@@ -70,7 +70,7 @@ def of_row(value: Any, row: str) -> Any:
 
 def images(run: Run, architecture: str) -> DataSet:
     """The data of an architecture: flat images for FC."""
-    size = run.sizes("npk.tab2")
+    size = run.sizes_of("npk.tab2")
     kind = "flat" if architecture == "fc" else "image"
 
     def load() -> DataSet:
@@ -99,7 +99,7 @@ def flops(size: dict[str, Any], row: str, model: str, epochs: int) -> float:
 
 def _settings(run: Run, row: str) -> dict[str, Any]:
     """Everything that the numbers of a row depend on, but for epochs and seeds."""
-    size, kind = run.sizes("npk.tab2"), "flat" if row.startswith("fc") else "image"
+    size, kind = run.sizes_of("npk.tab2"), "flat" if row.startswith("fc") else "image"
     shape = ("hidden",) if kind == "flat" else ("channels", "dense")
     names = (*shape, "batch_size", *(f"{kind}_{what}" for what in ("data", "rows", "rows_test")))
     return {name: size[name] for name in names} | {"rate": of_row(size["rates"], row)}
@@ -111,7 +111,7 @@ def _settings(run: Run, row: str) -> dict[str, Any]:
 def _template(run: Run, architecture: str) -> Any:
     from pathlens import models
 
-    size, x = run.sizes("npk.tab2"), images(run, architecture).x
+    size, x = run.sizes_of("npk.tab2"), images(run, architecture).x
     if architecture == "fc":
         return models.mlp(x.shape[1], size["hidden"], 10, bias=True)
     channels = [x.shape[1], *size["channels"]]
@@ -146,7 +146,7 @@ def _train(
     """Train all seeds: at once on a GPU or where steps are small, else one by one, each from its own checkpoint."""
     from pathlens.training import Runs, train
 
-    size, (architecture, optimiser) = run.sizes("npk.tab2"), row.split("-")
+    size, (architecture, optimiser) = run.sizes_of("npk.tab2"), row.split("-")
     together = architecture == "fc" or run.scale == "quick" or run.device.startswith("cuda")
     count = len(networks) if together else 1
     settings = _settings(run, row) | {"epochs": epochs, "keep_at": list(keep_at)}
@@ -181,7 +181,7 @@ def _train(
 
 def kept(run: Run, row: str, model: str) -> list[int]:
     """Epochs of an entry of Table 2 whose weights Figure 3 looks at."""
-    size, epochs = run.sizes("npk.fig3"), of_row(run.sizes("npk.tab2")["epochs"], row)
+    size, epochs = run.sizes_of("npk.fig3"), of_row(run.sizes_of("npk.tab2")["epochs"], row)
     wanted = {("gconv-adam", "relu"): [0, *size["stages"]], ("fc-adam", "dnpfl"): [0, *size["kernel_epochs"]]}
     return sorted({epoch for epoch in wanted.get((row, model), []) if epoch <= epochs})
 
@@ -208,7 +208,7 @@ def trained(run: Run, row: str, model: str) -> Runs:
         else:
             origin = {"frnpf_ii": "independent", "frnpf_di": "dependent"}[model]
             networks = _networks(run, architecture, "frnpf", gates_from=origin)
-        epochs = of_row(run.sizes("npk.tab2")["epochs"], row)
+        epochs = of_row(run.sizes_of("npk.tab2")["epochs"], row)
         return _train(
             run, networks, row, epochs, f"{ROWS[row]}: {MODELS[model]}", ("npk", row, model), kept(run, row, model)
         )
@@ -222,7 +222,7 @@ def entry(run: Run, row: str, model: str, wanted: bool = True) -> dict[str, np.n
     They are those of its training if it is ``wanted``; else those of the longest training that earlier calls with the
     same sizes left in the run's folder for all seeds, or None.
     """
-    epochs = of_row(run.sizes("npk.tab2")["epochs"], row)
+    epochs = of_row(run.sizes_of("npk.tab2")["epochs"], row)
     folder = image_runs.own_folder(run, "npk.tab2", row, model, **_settings(run, row))
 
     def compute(part: Run) -> dict[str, np.ndarray]:
@@ -246,7 +246,7 @@ def entry(run: Run, row: str, model: str, wanted: bool = True) -> dict[str, np.n
 
 def stage(run: Run, epoch: int) -> np.ndarray:
     """Test accuracies in %, (seeds, epochs), of values behind the gates that GCONV with Adam has at an epoch."""
-    row, epochs = "gconv-adam", int(run.sizes("npk.fig3")["value_epochs"])
+    row, epochs = "gconv-adam", int(run.sizes_of("npk.fig3")["value_epochs"])
 
     def compute(part: Run) -> dict[str, np.ndarray]:
         source = trained(part, row, "relu")

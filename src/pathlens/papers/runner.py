@@ -1,7 +1,6 @@
-"""Running several experiments: in turn or in several processes, skipping what is there, surviving what fails.
+"""Running several experiments, in turn or in several processes: skips finished ones and continues after failures.
 
-Artifacts are saved as soon as they are there. What an experiment is and how one is run lives in registry; nothing is
-printed or drawn here. May import artifacts, errors and the registry; torch is not imported here.
+Each artifact is saved as soon as its experiment ends. Nothing is printed or drawn here, and torch is not imported.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from typing import Any, cast
 from pathlens import __version__
 from pathlens.errors import ArtifactError, OptionError, PathlensError, unknown_name
 from pathlens.papers.artifact import Artifact, load
-from pathlens.papers.registry import Experiment, Progress, Run, find, load_file, perform
-from pathlens.papers.sizes import SIZES, WORDS
+from pathlens.papers.experiment import Experiment, Progress, Run, find, load_file, perform
 
 __all__ = ["Outcome", "Plan", "finished", "run_all"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one experiment of a run ended: with an artifact, which may have been there before, or with an error."""
+    """The result of one experiment: an artifact, possibly ``kept`` from an earlier run, or an error."""
 
     name: str
     artifact: Artifact | None = None
@@ -39,7 +37,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run of several experiments has in common.
+    """Settings that all experiments of a run share.
 
     Parameters
     ----------
@@ -47,12 +45,12 @@ class Plan:
     out : path
         Gets ``artifacts/``, ``checkpoints/`` and, if something fails, ``errors/``.
     seeds : int, optional
-        How many; each experiment's own number if not given.
+        Number of seeds; by default each experiment's own.
     device : str
     changes : mapping
-        Sizes in place of those in the table; each must be a size of at least one of the experiments.
+        Sizes in place of the experiments' own; each must be a size of at least one of them.
     again : bool
-        Start over: artifacts that are there are made anew, and trainings do not go on from their checkpoints.
+        Start over: ignore existing artifacts and checkpoints.
     """
 
     scale: str
@@ -63,8 +61,8 @@ class Plan:
     again: bool = False
 
     def run(self, entry: Experiment, progress: Progress | None = None) -> Run:
-        """The run that this experiment belongs to."""
-        seeds = tuple(range(self.seeds or entry.seeds(self.scale)))
+        """A run of this experiment, which others may share."""
+        seeds = tuple(range(self.seeds or entry.seed_count(self.scale)))
         run = Run(self.scale, seeds, self.device, self.out, changes=self.changes, again=self.again)
         return run if progress is None else replace(run, progress=progress)
 
@@ -73,32 +71,37 @@ class Plan:
         return self.out / "artifacts" / f"{entry.name}.{self.scale}.json"
 
     def check(self, chosen: Sequence[Experiment]) -> None:
-        """Refuse a change that would change nothing, or that is of another kind than the sizes it would change."""
-        tables = [SIZES.get(entry.name, {}).get(self.scale, {}) for entry in chosen]
+        """Raise an error for a change of an unknown size, or to a value of another kind than that size has."""
+        tables = [entry.sizes_at(self.scale) for entry in chosen]
         known = {key for sizes in tables for key in sizes} - {"seeds"}
-        for key in self.changes:
+        for key, value in self.changes.items():
             if key not in known:
                 raise OptionError(
                     f"No experiment of this run has a size {key!r} to change. "
                     f"There are: {', '.join(sorted(known)) or 'none'}."
                 )
-            there = [sizes[key] for sizes in tables if key in sizes]
-            either = [sizes[key] for entry in chosen for sizes in SIZES.get(entry.name, {}).values() if key in sizes]
-            value = self.changes[key]
-            # None is for all rows: where neither scale has it, nothing can be made of it
-            if None not in either if value is None else not any(_fits(value, size) for size in there):
+            sizes_here = [sizes[key] for sizes in tables if key in sizes]
+            sizes_anywhere = [
+                entry.sizes_at(scale)[key] for entry in chosen if key in entry.sizes for scale in ("quick", "paper")
+            ]
+            # None stands for all rows: it fits if the size is None at one of the scales
+            fits = None in sizes_anywhere if value is None else any(_fits(value, size) for size in sizes_here)
+            if not fits:
                 raise OptionError(
-                    f"The size {key!r} cannot be {value!r}: here it is {there[0]!r}. "
+                    f"The size {key!r} cannot be {value!r}: here it is {sizes_here[0]!r}. "
                     "Give a value of that kind; lists are written as in --set 'depths=[2, 4]'."
                 )
-            known_words = {*WORDS.get(key, ()), *(word for size in either if isinstance(size, list) for word in size)}
+            words = {word for entry in chosen for word in entry.choices.get(key, ())}
+            words |= {
+                word for size in sizes_anywhere if isinstance(size, list) for word in size if isinstance(word, str)
+            }
             for word in value if isinstance(value, list) and not any(entry.file for entry in chosen) else ():
-                if isinstance(word, str) and word not in known_words:
-                    raise unknown_name(f"word for the size {key!r}:", word, known_words)
+                if isinstance(word, str) and word not in words:
+                    raise unknown_name(f"word for the size {key!r}:", word, words)
 
 
 def _fits(value: Any, size: Any) -> bool:
-    """Whether a value can stand where this size stands; nobody knows of a size that is None."""
+    """Whether a value is of the same kind as a size; a size of None accepts any value."""
     if isinstance(size, Mapping):
         given = value if isinstance(value, Mapping) else dict.fromkeys(size, value)
         return all(key in size and _fits(one, size[key]) for key, one in given.items())
@@ -110,10 +113,7 @@ def _fits(value: Any, size: Any) -> bool:
 
 
 def finished(entry: Experiment, plan: Plan) -> Artifact | None:
-    """The artifact that a run would make again (same version, claims, sizes, seeds and device), or None.
-
-    One of a file of yours must come from a file of the same content, whatever its date.
-    """
+    """An existing artifact of the same version, claims, sizes, seeds, device and source file content, or None."""
     path = plan.path(entry)
     if not path.exists():
         return None
@@ -122,13 +122,13 @@ def finished(entry: Experiment, plan: Plan) -> Artifact | None:
     except ArtifactError:  # a run replaces it
         return None
     run = plan.run(entry)
-    sizes = run.sizes(entry.name) if entry.name in SIZES else {}
+    sizes = run.sizes_of(entry)
     config = Artifact(entry.name, "", "", plan.scale, {key: v for key, v in sizes.items() if key != "seeds"}).config
     claims = {(claim.text, claim.threshold, claim.null) for claim in there.claims}
     same = (
         there.environment.get("pathlens") == __version__
         and there.environment.get("device") == plan.device
-        and there.seeds in (run.seeds, ())  # what has no randomness has no seeds
+        and there.seeds in (run.seeds, ())  # an experiment without randomness has no seeds
         and all(there.config.get(key) == value for key, value in config.items())
         and all((claim.text, claim.threshold, claim.null) in claims for claim in entry.claims)
         and there.source == entry.source
@@ -144,7 +144,7 @@ def run_all(
     progress: Progress | None = None,
     ended: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Run experiments and return how each of them ended, in the order given.
+    """Run experiments and return the outcome of each, in the order given.
 
     Parameters
     ----------
@@ -159,11 +159,11 @@ def run_all(
 
     Notes
     -----
-    Killing this at any moment and calling it again gives the same artifacts, but for times, on the CPU: artifacts are
-    kept, and trainings go on from their checkpoints.
+    If interrupted, a second call skips finished experiments and resumes trainings from their checkpoints; on the CPU
+    its artifacts are the same except for times.
     """
     plan.check(chosen)
-    if plan.again:  # at once: a run that is killed and started without it must not find them
+    if plan.again:  # now, so that a run that is interrupted and resumed without `again` does not find them
         for entry in chosen:
             plan.path(entry).unlink(missing_ok=True)
     outcomes: dict[str, Outcome] = {}
@@ -191,16 +191,16 @@ def run_all(
 
 
 def _groups(chosen: Sequence[Experiment], plan: Plan) -> list[list[Experiment]]:
-    """Experiments that may share trainings, and so have as many seeds, together."""
+    """Experiments grouped by the trainings that they share; members of a group have the same number of seeds."""
     groups: dict[Any, list[Experiment]] = {}
     for entry in chosen:
-        key = (entry.shares or entry.function.__module__, plan.seeds or entry.seeds(plan.scale))
+        key = (entry.shares or entry.function.__module__, plan.seeds or entry.seed_count(plan.scale))
         groups.setdefault(key, []).append(entry)
     return list(groups.values())
 
 
 def _attempt(entry: Experiment, run: Run, plan: Plan) -> Outcome:
-    """Run and save one experiment; whatever goes wrong is told, and kept in a file."""
+    """Run and save one experiment; an unexpected error is returned, and its traceback written to a file."""
     try:
         artifact = perform(entry, run)
         artifact.save(plan.out / "artifacts")
@@ -214,7 +214,7 @@ def _attempt(entry: Experiment, run: Run, plan: Plan) -> Outcome:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(traceback.format_exc(), encoding="utf-8")
-        except OSError:  # a full disk, most likely: the error itself says so
+        except OSError:  # most likely the disk is full, as the error itself reports
             where = f"its traceback could not be written to {path}"
         return Outcome(entry.name, error=f"{type(error).__name__}: {error} ({where})")
     return Outcome(entry.name, artifact)
@@ -225,7 +225,7 @@ def _attempt(entry: Experiment, run: Run, plan: Plan) -> Outcome:
 
 @dataclass
 class _Worker:
-    """A process, and the names that it has not ended yet; the first of them is the one that it runs."""
+    """A process and the names of its unfinished experiments; it is running the first of them."""
 
     process: Any
     names: list[str]
@@ -234,9 +234,9 @@ class _Worker:
 def _at_once(
     groups: list[list[Experiment]], plan: Plan, jobs: int, progress: Progress | None, note: Callable[[Outcome], None]
 ) -> None:
-    """One process per group, so many at a time, the longest first."""
+    """Run each group in a process of its own, at most ``jobs`` at a time, the longest first."""
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    waiting = sorted(groups, key=lambda group: sum(entry.minutes[plan.scale] for entry in group))
+    waiting = sorted(groups, key=lambda group: sum(entry.minutes[plan.scale == "paper"] for entry in group))
     queue = [[entry.name for entry in group] for group in waiting]
     files = {entry.file for group in groups for entry in group if entry.file}
     workers: dict[Connection, _Worker] = {}
@@ -256,7 +256,7 @@ def _at_once(
                 except EOFError:  # the process has ended
                     worker = workers.pop(ready)
                     worker.process.join()
-                    if worker.names:  # one of them has killed it; the others are innocent
+                    if worker.names:  # the experiment that was running ended the process; the others run again
                         died = worker.names.pop(0)
                         note(Outcome(died, error=f"its process ended with code {worker.process.exitcode}"))
                         if worker.names:
@@ -275,7 +275,7 @@ def _at_once(
 
 
 def _work(names: list[str], files: set[str], plan: Plan, connection: Connection) -> None:
-    """What a process does: run one group, and send what happens."""
+    """Body of a process: run one group and send progress and outcomes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for file in files:
@@ -296,7 +296,7 @@ def _work(names: list[str], files: set[str], plan: Plan, connection: Connection)
 
 
 def _end_with_parent() -> None:
-    """A killed parent must not leave processes behind that write where the next run reads."""
+    """Exit if the parent is killed, so that no process writes where the next run reads."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -305,7 +305,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _threads(jobs: int) -> Iterator[None]:
-    """Processes that start inside share the cores, unless the user has said how many threads there are to be."""
+    """Divide the cores among the processes started inside, unless the environment sets the number of threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = str(max(cores // jobs, 1))
     names = [name for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in os.environ]

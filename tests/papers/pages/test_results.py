@@ -10,8 +10,8 @@ from pathlens.cli import results_text
 from pathlens.errors import ArtifactError
 from pathlens.papers.artifact import Artifact, load_folder
 from pathlens.papers.claim import Claim
+from pathlens.papers.experiment import names
 from pathlens.papers.pages import Entry, not_run, results_page, write_page
-from pathlens.papers.registry import names
 
 ROOT = Path(__file__).parents[3]
 ENTRIES = [Entry("hs.fig2", "Half", "a | b"), Entry("hs.tab2", "Half", "x", "4 h, 5e17 operations")]

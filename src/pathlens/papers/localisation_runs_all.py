@@ -13,6 +13,7 @@ import numpy as np
 from pathlens.papers import localisation_theory
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.localisation_settings import (
     DATA,
     EQUATIONS,
@@ -25,7 +26,6 @@ from pathlens.papers.localisation_settings import (
     relative_distance,
 )
 from pathlens.papers.panels import Panel, Series
-from pathlens.papers.registry import Run, experiment
 
 if TYPE_CHECKING:
     from pathlens.papers.localisation_runs import Descent
@@ -96,12 +96,10 @@ _LOCALISING = (
 
 @experiment(
     "loc.activations",
-    paper=PAPER,
     title="When receptive fields localise",
     what="eq. 1 with ReLU, sigmoid, erf; with and without biases and a trained second layer; NLGP and single pulse",
     claims=[_BUMPS, _OSCILLATE, _LOCALISED, _DIFFUSE, _NEEDS_BIAS],
-    quick_minutes=1.5,
-    paper_minutes=25,
+    minutes=(1.5, 25),
     flops=lambda size: 15 * 6.0 * 40 * 10 * size["steps"] * size["batch"] * size["seeds"],  # 15 settings
 )
 def activations(run: Run) -> Artifact:
@@ -109,7 +107,7 @@ def activations(run: Run) -> Artifact:
     from pathlens import theory
     from pathlens.papers.localisation_runs import SETTINGS, fields, moments, train_setting
 
-    size = run.sizes("loc.activations")
+    size = run.sizes_of("loc.activations")
     measures: dict[str, dict[str, list[float]]] = {}
     arrays: dict[str, Any] = {}
     for i, (name, setting) in enumerate(SETTINGS.items()):
@@ -239,18 +237,16 @@ def _descent_operations(size: dict[str, Any]) -> float:
 def _descent(run: Run) -> Descent:
     from pathlens.papers.localisation_runs import descend
 
-    size = run.sizes("loc.gdln")  # those of loc.flips and loc.dft are the same
+    size = run.sizes_of("loc.gdln")  # those of loc.flips and loc.dft are the same
     return descend(run, size["rows"], size["descent"])
 
 
 @experiment(
     "loc.gdln",
-    paper=PAPER,
     title="How far a GDLN explains a ReLU network",
     what="GDLN with gates of the start, of the end, and chosen upfront, against one ReLU run, step by step",
     claims=[_FOLLOWS, _AS_LOCAL, _AS_GOOD],
-    quick_minutes=1,
-    paper_minutes=1.5,
+    minutes=(1, 1.5),
     flops=_descent_operations,
 )
 def gdln(run: Run) -> Artifact:
@@ -372,12 +368,10 @@ _UNIFORM = Claim(
 
 @experiment(
     "loc.flips",
-    paper=PAPER,
     title="Gates flip while a ReLU network learns",
     what="share of gates that differ from the start, over time; size and direction of the weights",
     claims=[_CONSTANT, _UNIFORM],
-    quick_minutes=0.5,
-    paper_minutes=1.5,
+    minutes=(0.5, 1.5),
     flops=_descent_operations,
 )
 def flips(run: Run) -> Artifact:
@@ -452,12 +446,10 @@ _SHAPE = Claim(
 
 @experiment(
     "loc.location",
-    paper=PAPER,
     title="Where a unit localises",
     what="peak and shape of Σ₁w(0), the first pull on a unit, against those of its final field",
     claims=[_PREDICTED, _SHAPE],
-    quick_minutes=0.5,
-    paper_minutes=1,
+    minutes=(0.5, 1),
     flops=lambda size: 6.0 * 40 * size["units"] * size["steps"] * size["batch"] * size["seeds"],
 )
 def location(run: Run) -> Artifact:
@@ -467,7 +459,7 @@ def location(run: Run) -> Artifact:
     from pathlens.papers.localisation_runs import GAIN, LONG_FIRST, OneLayer, fields
     from pathlens.training import train
 
-    size = run.sizes("loc.location")
+    size = run.sizes_of("loc.location")
     units, sampler = size["units"], NLGP(40, LONG_FIRST, GAIN)
 
     def compute() -> Any:
@@ -587,12 +579,10 @@ _CROSS = Claim(
 
 @experiment(
     "loc.dft",
-    paper=PAPER,
     title="One basis for all times?",
     what="energy of Σ^xx(p_i, p_j; t) off the diagonal in the Fourier basis, while a ReLU network learns",
     claims=[_ONE_BASIS, _CROSS],
-    quick_minutes=0.5,
-    paper_minutes=1.5,
+    minutes=(0.5, 1.5),
     flops=_descent_operations,
 )
 def dft(run: Run) -> Artifact:

@@ -16,7 +16,7 @@ from pathlens.papers import deep_gated_gates, deep_gated_linear
 from pathlens.papers import deep_gated_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.registry import Run, experiment
+from pathlens.papers.experiment import Run, experiment
 
 # the imports register the rest
 __all__ = ["deep_gated_gates", "deep_gated_linear", "fig1", "fig2", "fig3", "fig4", "memorise"]
@@ -101,12 +101,10 @@ _DEGRADES = Claim(
 
 @experiment(
     "dgn.fig1",
-    paper=PAPER,
     title="Depth whitens, until it does not",
     what="e.c.d.f. of K₀/d of fixed random gates over depths 2 to 20, widths 25 and 500, against the ideal",
     claims=[_NEARER, _WHITER, _DEGRADES],
-    quick_minutes=0.3,
-    paper_minutes=0.3,
+    minutes=(0.3, 0.3),
     flops=lambda size: sum(
         6.0 * d * w * size["n"] * (w + size["n"]) * size["seeds"] for d in size["depths"] for w in size["widths"]
     ),
@@ -117,7 +115,7 @@ def fig1(run: Run) -> Artifact:
     from pathlens.data import identical_inputs
     from pathlens.theory import deep_gated
 
-    size = run.sizes("dgn.fig1")
+    size = run.sizes_of("dgn.fig1")
     n, depths, widths = size["n"], size["depths"], size["widths"]
     x = identical_inputs(n).x
     ideal = np.stack([np.cumsum(deep_gated.ideal_spectrum(n, d - 1, MU)) for d in depths])
@@ -186,12 +184,10 @@ _SPREAD = Claim(
 
 @experiment(
     "dgn.fig2",
-    paper=PAPER,
     title="The entries of the Gram matrix",
     what="one diagonal and one off-diagonal entry of K₀ over depth, 20 runs, w = 500, against their exact moments",
     claims=[_FOLLOW, _RATE, _SPREAD],
-    quick_minutes=0.7,
-    paper_minutes=0.7,
+    minutes=(0.7, 0.7),
     flops=lambda size: sum(12.0 * d * size["width"] ** 2 * size["runs"] * size["seeds"] for d in size["depths"]),
 )
 def fig2(run: Run) -> Artifact:
@@ -200,7 +196,7 @@ def fig2(run: Run) -> Artifact:
     from pathlens.data import identical_inputs
     from pathlens.theory import deep_gated
 
-    size = run.sizes("dgn.fig2")
+    size = run.sizes_of("dgn.fig2")
     depths, runs, w = size["depths"], size["runs"], size["width"]
     x = identical_inputs(2).x  # entries of two inputs do not depend on how many others there are
     found = np.empty((len(depths), len(run.seeds), runs, 2))
@@ -320,7 +316,7 @@ def memorise(run: Run, width: int) -> Descent:
     """Fixed random gates of one width fit Experiment 1 at every depth; Figure 3 and the NPF appendix share it."""
     from pathlens.data import identical_inputs
 
-    size = run.sizes("dgn.fig3")
+    size = run.sizes_of("dgn.fig3")
 
     def compute() -> Descent:
         networks = [_frg(width, d, size["n"]) for d in size["trained_depths"]]
@@ -366,18 +362,16 @@ _EARLIER = Claim(
 
 @experiment(
     "dgn.fig3",
-    paper=PAPER,
     title="Convergence over depth",
     what="Experiment 1: error of fixed random gates under gradient descent over depths 2 to 20, several widths",
     claims=[_HELPS, _HURTS, _EARLIER],
-    quick_minutes=1,
-    paper_minutes=30,
+    minutes=(1, 30),
     flops=memorise_operations,
     shares="memorise",
 )
 def fig3(run: Run) -> Artifact:
     """Figure 3: ‖e_t‖/‖e_0‖, and the e.c.d.f. of K₀/ρ_max."""
-    size = run.sizes("dgn.fig3")
+    size = run.sizes_of("dgn.fig3")
     depths, widths = size["trained_depths"], size["trained_widths"]
     found = {w: memorise(run, w) for w in widths}
     final = {w: d.error[:, :, -1] for w, d in found.items()}
@@ -443,12 +437,10 @@ _GALU_DEPTH = Claim(
 
 @experiment(
     "dgn.fig4",
-    paper=PAPER,
     title="GaLU against ReLU on random targets",
     what="Experiment 2: e.c.d.f. and convergence of GaLU with frozen gates and of ReLU, w = 100, several depths",
     claims=[_GALU, _GALU_SPECTRUM, _GALU_DEPTH],
-    quick_minutes=0.6,
-    paper_minutes=2,
+    minutes=(0.6, 2),
     flops=lambda size: (
         14.0
         * sum((d - 2) * size["galu_width"] ** 2 + 3 * size["galu_width"] for d in size["galu_depths"])
@@ -462,7 +454,7 @@ def fig4(run: Run) -> Artifact:
     from pathlens.data import random_targets
     from pathlens.models import Init, galu, relu
 
-    size = run.sizes("dgn.fig4")
+    size = run.sizes_of("dgn.fig4")
     depths, w = size["galu_depths"], size["galu_width"]
     data, init = random_targets(size["galu_n"]), Init("bernoulli", math.sqrt(2 / w))
     found = {}

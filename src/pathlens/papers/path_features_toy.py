@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.papers import deep_gated
 from pathlens.papers import deep_gated_panels as panels
+from pathlens.papers import deep_gated_synthetic as deep_gated
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.image_runs import each_seed, own_folder, remembered
-from pathlens.papers.registry import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 PAPER = "Neural Path Features"
@@ -94,12 +94,10 @@ def _toy() -> tuple[Any, Any, Any]:
 
 @experiment(
     "npk.fig1",
-    paper=PAPER,
     title="Eighteen paths",
     what="the toy network of Figure 1 as a real one: its 18 paths, features of three inputs, Λ(1, 2) = 1",
     claims=[_PATHS, _SHARED, _INNER],
-    quick_minutes=0.1,
-    paper_minutes=0.1,
+    minutes=(0.1, 0.1),
     flops=1e5,
 )
 def fig1(run: Run) -> Artifact:
@@ -236,7 +234,7 @@ POOLS = {"pooling": "gap", "no_pooling": "flatten"}  # as `relu_cntk` calls them
 
 def _folder(run: Run, part: str, keys: Sequence[str], **more: Any) -> Path | None:
     """Where a part of npk.limits puts what it found, by the sizes that it depends on."""
-    size = run.sizes("npk.limits")
+    size = run.sizes_of("npk.limits")
     return own_folder(run, "limits", part, **{key: size[key] for key in keys}, **more)
 
 
@@ -244,7 +242,7 @@ def _rows(run: Run) -> tuple[Any, Any, Any, Any]:
     """One subsample of flat images: X, y, X_test, y_test."""
     from pathlens.data import digits, mnist
 
-    size = run.sizes("npk.limits")
+    size = run.sizes_of("npk.limits")
     full = (mnist if run.scale == "paper" else digits)(flatten=True)
     part = full.subsample(size["rows"], n_test=size["rows_test"])
     return part.x, part.y, part.x_test, part.y_test
@@ -259,7 +257,7 @@ def _limits(run: Run, X: Any) -> dict[str, np.ndarray]:
     from pathlens.models import galu
     from pathlens.theory.deep_gated import width_sweep
 
-    size = run.sizes("npk.limits")
+    size = run.sizes_of("npk.limits")
     L, w, draws = size["hidden_layers"], size["widths"][-1], size["draws"]
     x = X[: size["inputs"]].double()
     x = x / x.norm(dim=1, keepdim=True)
@@ -287,7 +285,7 @@ def _gates_and_networks(run: Run, X: Any, y: Any, X_test: Any, y_test: Any) -> d
     from pathlens.kernels import gate_information
     from pathlens.training import train
 
-    size = run.sizes("npk.limits")
+    size = run.sizes_of("npk.limits")
     hidden, stages = (size["width"],) * size["hidden_layers"], [0, *size["stages"]]
     data = DataSet(X, y, X_test, y_test, task="classification", classes=10)
     options: dict[str, Any] = {
@@ -325,7 +323,7 @@ def _convolutional(run: Run) -> dict[str, np.ndarray]:
     from pathlens.data import cifar10, digits
     from pathlens.models import gated_twin, gconv, vconv
 
-    size = run.sizes("npk.limits")
+    size = run.sizes_of("npk.limits")
     if not size["images"]:
         missing = np.full(len(run.seeds), np.nan)
         return {f"{stem}_{pool}": missing for pool in POOLS for stem in ("cntk", "random")}
@@ -375,18 +373,16 @@ def _limits_operations(size: dict[str, Any]) -> float:
 
 @experiment(
     "npk.limits",
-    paper=PAPER,
     title="Wide networks with fixed gates",
     what="Theorem 5.1 over widths; kernel regression with H against networks behind the same gates, and CNTK",
     claims=[_CONVERGES, _EXACT, _OWN_LIMIT, _DEPENDENT, _AGREE, _LEARNED, _CNTK],
     data=("mnist", "cifar10"),
-    quick_minutes=1.5,
-    paper_minutes=120,
+    minutes=(1.5, 120),
     flops=_limits_operations,
 )
 def limits(run: Run) -> Artifact:
     """Section 5 and appendix A, on one subsample."""
-    size = run.sizes("npk.limits")
+    size = run.sizes_of("npk.limits")
     X, y, X_test, y_test = _rows(run)
     folder = _folder(run, "widths", ("data", "rows", "widths", "draws", "hidden_layers", "inputs"))
     wide = each_seed(run, folder, lambda part: _limits(part, X))
@@ -471,18 +467,16 @@ _TO_A_POINT = Claim(
 
 @experiment(
     "npk.memorise",
-    paper=PAPER,
     title="Memorising with fixed path features",
     what="identical inputs, random targets, fixed random gates: error on a grid of depths and widths",
     claims=[_WIDTH, _TO_A_POINT],
-    quick_minutes=1,
-    paper_minutes=30,
+    minutes=(1, 30),
     flops=deep_gated.memorise_operations,
     shares="memorise",
 )
 def memorise(run: Run) -> Artifact:
     """The appendix on memorisation, with the trainings of the DGN paper's Figure 3."""
-    sizes = run.sizes("npk.memorise")
+    sizes = run.sizes_of("npk.memorise")
     depths, widths = sizes["trained_depths"], sizes["trained_widths"]
     final = np.stack([deep_gated.memorise(run, w).error[:, :, -1] for w in widths])  # (widths, depths, seeds)
     ratio = final[-1] / final[0]

@@ -17,7 +17,7 @@ import numpy as np
 from pathlens.errors import OptionError, RecordError
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.registry import Run, experiment
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.sizes import SIZES
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _network(model: str, hidden: list[int]) -> Any:
 
 def _sizes(run: Run) -> dict[str, Any]:
     """The sizes of the one training; all four figures have the same."""
-    return run.sizes("hs.fig2")
+    return run.sizes_of("hs.fig2")
 
 
 def _kept(last: int) -> list[int]:
@@ -200,12 +200,10 @@ def _never_or_unknown(epochs: list[int | None], trained: int, limit: float) -> l
 
 @experiment(
     "hs.fig2",
-    paper=PAPER,
     title="Loss on the circle: learned against frozen gates",
     what="circle data; training loss of ReLU, DLGN-PWC and DLGN-PWC with frozen gates",
     claims=[_REACHES, _SLOW, _BEHIND],
-    quick_minutes=1,
-    paper_minutes=12,
+    minutes=(1, 12),
     flops=circle_operations,
     shares="circle",
 )
@@ -307,12 +305,10 @@ def _ratios(record: Any, top: np.ndarray) -> tuple[float, float]:
 
 @experiment(
     "hs.fig3",
-    paper=PAPER,
     title="The overlap kernel moves early",
     what="overlap kernel of ReLU and DLGN-PWC at init, epoch 3 and epoch 200",
     claims=[_EARLY, _LATE, _STAYS, _RELU_DIAGONAL, _RELU_BLOCK],
-    quick_minutes=1,
-    paper_minutes=12,
+    minutes=(1, 12),
     flops=circle_operations,
     shares="circle",
 )
@@ -385,12 +381,10 @@ _ARTEFACTS = Claim(
 
 @experiment(
     "hs.fig5",
-    paper=PAPER,
     title="What the networks compute over time",
     what="model outputs over epochs: ReLU, DLGN-PWC, DLGN-PWC with frozen gates",
     claims=[_FIRST, _ARTEFACTS],
-    quick_minutes=1,
-    paper_minutes=12,
+    minutes=(1, 12),
     flops=circle_operations,
     shares="circle",
 )
@@ -472,12 +466,10 @@ def gate_normals(state: dict[str, Any]) -> np.ndarray:
 
 @experiment(
     "hs.fig6",
-    paper=PAPER,
     title="The half-spaces of every neuron",
     what="half-spaces of a DLGN-PWC at initialisation and at the end, per layer",
     claims=[_PREFER, _DEPTH],
-    quick_minutes=1,
-    paper_minutes=12,
+    minutes=(1, 12),
     flops=circle_operations,
     shares="circle",
 )

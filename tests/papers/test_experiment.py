@@ -1,4 +1,4 @@
-"""The registry: what may be registered, how it is found, and that experiments share work and keep their claims."""
+"""Experiments: how they are declared and found, that they share work and measure the claims that they declare."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from pathlens import papers
 from pathlens.errors import OptionError, UnknownNameError
-from pathlens.papers import registry, timesheet
+from pathlens.papers import experiment as registry
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim
-from pathlens.papers.registry import Experiment, Run
+from pathlens.papers.experiment import Experiment, Run
 
 CLAIM = Claim("more on top", threshold=2, comparison=">", null=1)
 
@@ -25,26 +25,22 @@ def result(name: str, run: Run, *claims: Claim) -> Artifact:
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTERED", {})
-    monkeypatch.setattr(papers, "MODULES", {})
+    monkeypatch.setattr(registry, "_discover", lambda: None)
 
 
 def add(name: str, function: object = None) -> Experiment:
-    return registry.register(
-        Experiment(name, "paper", "Title", "what", (CLAIM,), function or (lambda run: result(name, run)))
-    )  # type: ignore[arg-type]
+    return registry.register(Experiment(name, "Title", "what", (CLAIM,), function or (lambda run: result(name, run))))  # type: ignore[arg-type]
 
 
 def test_an_experiment_without_a_claim_is_refused() -> None:
     with pytest.raises(OptionError, match="states no claim"):
-        Experiment("hs.x", "p", "t", "w", (), lambda run: result("hs.x", run))
+        Experiment("hs.x", "t", "w", (), lambda run: result("hs.x", run))
 
 
-def test_a_name_is_registered_once_and_minutes_are_complete() -> None:
+def test_a_name_is_registered_once() -> None:
     add("hs.x")
     with pytest.raises(OptionError, match="twice"):
         add("hs.x")
-    with pytest.raises(OptionError, match="minutes"):
-        Experiment("hs.y", "p", "t", "w", (CLAIM,), lambda run: result("hs.y", run), minutes={"quick": 1})
 
 
 def test_unknown_names_get_a_suggestion() -> None:
@@ -61,27 +57,30 @@ def test_patterns_select_each_once_in_order() -> None:
     assert [entry.name for entry in registry.select(["dgn.a", "hs.*", "hs.a"])] == ["dgn.a", "hs.a", "hs.b"]
 
 
-def test_only_the_module_asked_for_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for prefix in ("one", "two"):
-        (tmp_path / f"lazy_{prefix}.py").write_text(
-            "from pathlens.papers.artifact import Artifact, Claim\nfrom pathlens.papers.registry import experiment\n"
-            "claim = Claim('c', threshold=2, comparison='>', null=1)\n"
-            f"@experiment('{prefix}.x', paper='p', title='t', what='w', claims=[claim])\n"
-            f"def x(run): return Artifact('{prefix}.x', 't', 'p', run.scale, claims=[claim.measure([3, 3, 3])])\n"
-        )
+def test_adding_a_file_adds_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "new_paper"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "_not_scanned.py").write_text("raise RuntimeError\n")
+    (folder / "one.py").write_text(
+        "from pathlens.papers.claim import Claim\nfrom pathlens.papers.experiment import experiment\n"
+        "claim = Claim('c', threshold=2, comparison='>', null=1)\n"
+        "@experiment('new.x', title='t', what='w', claims=[claim])\n"
+        "def x(run): return run.artifact(claims=[claim.measure([3, 3, 3])])\n"
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr(registry, "_REGISTERED", {})
     monkeypatch.setattr(papers, "__path__", [*papers.__path__, str(tmp_path)])
-    monkeypatch.setattr(papers, "MODULES", {"one": ("lazy_one",), "two": ("lazy_two",)})
-    assert registry.find("one.x").name == "one.x"
-    assert "pathlens.papers.lazy_two" not in sys.modules
-    assert registry.names() == ["one.x", "two.x"]
-    for module in ("lazy_one", "lazy_two"):
-        monkeypatch.delitem(sys.modules, f"pathlens.papers.{module}")
+    assert "new.x" in registry.names()
+    assert registry.perform(registry.find("new.x"), Run(seeds=(0, 1, 2))).verdict == "reproduced"
+    for module in ("new_paper", "new_paper.one"):
+        del sys.modules[f"pathlens.papers.{module}"]
 
 
 def test_work_is_shared_and_its_time_counted_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     now = [0.0]
-    monkeypatch.setattr(timesheet.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(registry.time, "perf_counter", lambda: now[0])
 
     def train() -> str:
         calls.append(1)
