@@ -69,3 +69,13 @@ def test_text_of_a_table_is_not_markup() -> None:
     page = Names()._repr_html_()
     assert "<script>" not in page and "&lt;script&gt;" in page and "<b>" not in page and "a &amp; b" in page
     assert "… and 10 more rows" in page
+
+
+def test_rules_and_counterfactuals_are_tables_too() -> None:
+    X = np.random.default_rng(0).uniform(-1, 1, (60, 2))
+    model = pl.DLGNRegressor(hidden=(4,), epochs=20, weight_decay=0.1, random_state=0).fit(X, X[:, 0])
+    rules, predicted = model.rules(), model.predict(X)
+    assert rules.to_frame().importance.sum() == pytest.approx(1) and len(rules.to_dict()["rules"]) == len(rules)
+    other = model.counterfactual(X[predicted.argmax()], at_most=float(np.median(predicted)), within=X)
+    assert json.loads(json.dumps(other.to_dict()))["distance"] == other.distance
+    assert list(other.to_frame().feature) == list(other.changes) and "<table>" in other._repr_html_()

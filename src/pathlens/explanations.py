@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import need_extra
+from pathlens.pages import render
 
 #: Σ|terms|/|f| above which a list of some terms is printed with a warning: more cancels than is left
 MISLEADING = 2.0
 
 _ROWS_SHOWN = 20  # rows of a table in HTML
-_HTML = """<p>{{ heading }}</p><table><thead><tr>{% for name in columns %}<th>{{ name }}</th>{% endfor %}</tr></thead>
-<tbody>{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody></table>
-{% if more %}<p>… and {{ more }} more rows</p>{% endif %}"""
 
 
 def r_squared(predicted: Tensor, f: Tensor) -> float:
@@ -76,20 +74,15 @@ class TabularResult(ABC):
 
     def _repr_html_(self) -> str:
         """First line of the text, and the first rows of the table, for notebooks."""
-        from jinja2 import Environment
-
         table = self.table()
         texts = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in column] for column in table.values()]
         rows = list(zip(*texts))
-        return (
-            Environment(autoescape=True)
-            .from_string(_HTML)
-            .render(
-                heading=repr(self).splitlines()[0],
-                columns=list(table),
-                rows=rows[:_ROWS_SHOWN],
-                more=max(0, len(rows) - _ROWS_SHOWN),
-            )
+        return render(
+            "result.html",
+            heading=repr(self).splitlines()[0],
+            columns=list(table),
+            rows=rows[:_ROWS_SHOWN],
+            more=max(0, len(rows) - _ROWS_SHOWN),
         )
 
 

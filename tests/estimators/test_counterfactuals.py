@@ -19,8 +19,7 @@ from pathlens import DLGNClassifier, DLGNRegressor
 from pathlens.errors import LabelError, OptionError, RegionError, ShapeError, UnknownNameError
 from pathlens.estimators import HalfSpaceModel, counterfactuals
 from pathlens.estimators.counterfactuals import Counterfactual, Goal, Room, Search, counterfactual, find_nearest
-from pathlens.estimators.page import _other
-from pathlens.estimators.portrait import document_of
+from pathlens.estimators.report import NearestChange
 
 
 def random_model(seed, d, hidden, c=1, spread=1.0, constant=False):
@@ -305,8 +304,8 @@ def test_what_is_printed_has_the_other_class(table, request, tmp_path):
     rows = np.linspace(0, len(X) - 1, 20).astype(int)
     for row in (X.iloc[[i]] for i in rows):
         other = model.counterfactual(row, within=X, seconds=0.1)
-        page = _other(document_of(other))
-        for texts in (from_repr(repr(other)), from_page(page)):
+        reported = {name: new for name, _, new in NearestChange.of(other).rows}
+        for texts in (from_repr(repr(other)), reported):
             assert list(texts) == list(other.changes)
             assert model.predict(typed_in(row, texts))[0] == other.after != other.before
             np.testing.assert_array_equal(typed_in(row, texts).to_numpy()[0], other.point)

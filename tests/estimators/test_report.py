@@ -25,8 +25,8 @@ from pathlens.errors import (
     ShapeError,
 )
 from pathlens.estimators.frames import fit_table
-from pathlens.estimators.page import write_model
-from pathlens.estimators.portrait import portrait
+from pathlens.estimators.page import load_model_report, write_model_page
+from pathlens.estimators.report import build_model_report
 
 EMPTY = {"meta", "br", "hr", "img", "link"}
 
@@ -67,7 +67,7 @@ def flowers() -> tuple[DLGNClassifier, pd.DataFrame, pd.Series]:
 
 def test_a_classifier_is_taken_apart_exactly(flowers: Any, tmp_path: Path) -> None:
     model, X, y = flowers
-    told = portrait(model, X, y, X, 3, 1.0)
+    told = build_model_report(model, X, y, within=X, top=3, seconds=1.0).to_dict()
     assert told["score"] == model.score(X, y)
     assert np.array(told["confusion"]).sum() == len(X)
     assert np.trace(told["confusion"]) == round(told["score"] * len(X))
@@ -79,12 +79,12 @@ def test_a_classifier_is_taken_apart_exactly(flowers: Any, tmp_path: Path) -> No
         total = one["base"] + one["rest"] + sum(term["contribution"] for term in one["terms"])
         assert total == pytest.approx(one["value"], rel=1e-9)
         assert one["predicted"] == model.predict(X.iloc[[one["row"]]])[0]
-        other = one["other"]
-        if "none" not in other:
+        other = one["change"]
+        if other is not None:
             changed = X.iloc[[one["row"]]].copy()
             for change in other["changes"]:
-                assert changed[change["feature"]].item() == change["from"]
-                changed[change["feature"]] = change["to"]
+                assert changed[change["feature"]].item() == change["before"]
+                changed[change["feature"]] = change["after"]
             assert model.predict(changed)[0] == other["after"] != other["before"]
     text = words(model.report(X, y, tmp_path, within=X, seconds=1.0, title="Flowers & more", note="held out"))
     assert "Flowers &amp; more" in text and "petal &lt;width&gt;" in text and f"{len(X)} rows, held out" in text
@@ -96,8 +96,8 @@ def test_a_mistake_is_shown(flowers: Any, tmp_path: Path) -> None:
     wrong.iloc[0] = "virginica" if y.iloc[0] == "setosa" else "setosa"
     rows = {
         title: row
-        for one in portrait(model, X, wrong, X, 3, 0.5)["examples"]
-        for title, row in [(one["title"], one["row"])]
+        for one in build_model_report(model, X, wrong, within=X, top=3, seconds=0.5).examples
+        for title, row in [(one.title, one.row)]
     }
     assert any("surest mistake" in title for title in rows)
 
@@ -105,11 +105,11 @@ def test_a_mistake_is_shown(flowers: Any, tmp_path: Path) -> None:
 def test_a_regressor(tmp_path: Path) -> None:
     X, y = load_diabetes(return_X_y=True)
     model = DLGNRegressor(hidden=(8,), epochs=50, random_state=0).fit(X[:300], y[:300])
-    told = portrait(model, X[300:], y[300:], X[:300], 4, 1.0)
+    told = build_model_report(model, X[300:], y[300:], within=X[:300], top=4, seconds=1.0).to_dict()
     assert told["score"] == pytest.approx(model.score(X[300:], y[300:]))
     middle = np.median(model.predict(X[300:]))
     for one in told["examples"]:
-        after, before = one["other"]["after"], one["other"]["before"]
+        after, before = one["change"]["after"], one["change"]["before"]
         assert (after <= middle + 1e-9) == (before > middle)
     text = words(model.report(X[300:], y[300:], tmp_path / "page.html", within=X[:300], seconds=1.0))
     assert "The highest prediction" in text and "R² on 142 rows" in text and "x8" in text
@@ -131,6 +131,21 @@ def test_a_model_that_predicts_the_same_everywhere_looks_at_nothing(flowers: Any
     assert "no feature changes its output" in words(still.report(X, y, tmp_path, seconds=0.1))
 
 
+def test_the_page_is_made_from_the_saved_report_alone(flowers: Any, tmp_path: Path) -> None:
+    model, X, y = flowers
+    page = model.report(X, y, tmp_path / "model.html", within=X, seconds=0.5, others=[{"what": "a tree", "score": 0.9}])
+    saved = load_model_report(tmp_path / "model.json")
+    assert saved.score == model.score(X, y) and saved.others[0].what == "a tree"
+    assert write_model_page(tmp_path / "model.json", tmp_path / "again").read_text() == page.read_text()
+
+
+def test_the_score_of_one_row_is_undefined(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).standard_normal((40, 2))
+    model = DLGNRegressor(hidden=(3,), epochs=2, random_state=0).fit(X, X[:, 0])
+    text = words(model.report(X[:1], X[:1, 0], tmp_path, within=X, seconds=0.1))
+    assert load_model_report(tmp_path / "index.json").score is None and "undefined" in text
+
+
 def test_what_does_not_fit_is_refused(flowers: Any, tmp_path: Path) -> None:
     model, X, y = flowers
     for wrong, message in (({"seconds": 0}, "seconds"), ({"top": 0}, "top")):
@@ -138,8 +153,10 @@ def test_what_does_not_fit_is_refused(flowers: Any, tmp_path: Path) -> None:
             model.report(X, y, tmp_path, **wrong)
     with pytest.raises(ShapeError, match="one value for each row"):
         model.report(X, y[:-1], tmp_path)
-    with pytest.raises(ArtifactError, match="lacks estimator"):
-        write_model({"format": "pathlens-model"}, tmp_path)
+    for text, message in (('{"format": "pathlens-model"}', "missing required field"), ("[" * 100_000, "model.report")):
+        (tmp_path / "report.json").write_text(text)
+        with pytest.raises(ArtifactError, match=message):
+            write_model_page(tmp_path / "report.json", tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="cannot be written"):
         model.report(X, y, tmp_path / "file" / "page.html", seconds=0.5)

@@ -20,6 +20,7 @@ from scipy.sparse import csr_array
 
 from pathlens.errors import OptionError, RegionError
 from pathlens.estimators.halfspaces import HalfSpaceModel
+from pathlens.explanations import TabularResult
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 
@@ -36,8 +37,8 @@ _POLISHING = 0.5  # seconds for it, beside those of the search
 _DECIMALS = 12  # most decimals tried, counted from the leading digit of the standard deviation
 
 
-@dataclass(frozen=True)
-class Counterfactual:
+@dataclass(frozen=True, repr=False)
+class Counterfactual(TabularResult):
     """A row nearby with another prediction.
 
     Attributes
@@ -82,6 +83,11 @@ class Counterfactual:
     def printed(self) -> dict[str, tuple[str, str]]:
         """`changes` as text: the new values in full, so that ``float(text)`` is the value in `point`."""
         return {name: (_as_text(old, new), _in_full(new)) for name, (old, new) in self.changes.items()}
+
+    def table(self) -> dict[str, list[Any]]:
+        """One row per feature that changes, those that change most first."""
+        old, new = ([pair[i] for pair in self.changes.values()] for i in range(2))
+        return {"feature": list(self.changes), "from": old, "to": new}
 
     @property
     def _what(self) -> str:

@@ -22,13 +22,14 @@ from pathlens.estimators.explanations import PredictionExplanation, Rules, expla
 from pathlens.estimators.files import load_estimator, save_estimator
 from pathlens.estimators.fitting import fit, parted
 from pathlens.estimators.halfspaces import HalfSpaceModel
-from pathlens.estimators.page import write_model
-from pathlens.estimators.portrait import portrait
+from pathlens.estimators.page import save_model_report, write_model_page
 from pathlens.estimators.recipes import resolve
+from pathlens.estimators.report import build_model_report
 from pathlens.estimators.tables import checked, within_reach
 from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.indexing import as_number
 from pathlens.models import GatedNetwork
+from pathlens.pages import page_path
 
 
 def _one_row(x: Any) -> Any:
@@ -253,30 +254,34 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         note: str = "",
         others: Sequence[Mapping[str, Any]] = (),
     ) -> Path:
-        """Write a page about the model, judged and explained on rows that it has not seen; returns its path.
+        """Write a page about the model, evaluated and explained on held-out rows; returns its path.
 
-        It has the score beside that of the simplest guess, what the model looks at, its most important half-spaces, and
-        a few telling rows taken apart, with the smallest change that would have given another answer.
+        The page shows the score beside that of the simplest prediction, the influence of each feature, the most
+        important half-spaces, and a few explained rows, each with the smallest change that gives another prediction.
+        It is written from a `ModelReport`, which is saved beside it as a JSON file of the same name.
 
         Parameters
         ----------
         X : (n, d), y : (n,)
-            Rows that were held out, and what is true of them.
+            Held-out rows and their true targets.
         out : path
-            A file that ends in ``.html``, or a folder, which gets ``index.html``.
+            A file that ends in ``.html``, or a folder, where ``index.html`` is written.
         within : (n, d), optional
-            Training rows: counterfactuals stay within what occurs there, as in `counterfactual`.
+            Training rows: counterfactuals stay within their ranges, as in `counterfactual`.
         top : int
-            Features and half-spaces shown.
+            Number of features and half-spaces shown.
         seconds : float
-            For each of up to four counterfactuals.
+            Time limit of each of up to four counterfactuals.
         title, note : str
-            What stands above the page, and behind the number of rows.
+            The heading, and a remark after the number of rows.
         others : sequence of mappings
-            Other models to stand beside this one: ``{"what": "a tree", "score": tree.score(X, y)}``.
+            Scores of other models for comparison: ``{"what": "a tree", "score": tree.score(X, y)}``.
         """
-        document = portrait(self, X, y, within, top, seconds) | {"others": list(others)}
-        return write_model(document, out, title=title, note=note)
+        report = build_model_report(
+            self, X, y, within=within, top=top, seconds=seconds, title=title, note=note, others=others
+        )
+        page = page_path(out)
+        return write_model_page(save_model_report(report, page.with_suffix(".json")), page)
 
     def export(self) -> dict[str, Any]:
         """The model as a plain dict of numpy arrays, from which `predict_from_export` predicts with numpy alone."""

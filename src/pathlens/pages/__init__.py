@@ -19,7 +19,7 @@ from pathlens.files import write_atomically
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["full_page", "render", "save_page"]
+__all__ = ["full_page", "page_path", "render", "save_page"]
 
 
 def render(template: str, /, **values: Any) -> str:
@@ -62,11 +62,19 @@ def full_page(heading: str, lead: str, contents: str, sections: Iterable[str], f
     )
 
 
+def page_path(out: str | os.PathLike[str]) -> Path:
+    """A file that ends in .html, or index.html in a folder.
+
+    >>> page_path("folder").as_posix(), page_path("page.html").as_posix()
+    ('folder/index.html', 'page.html')
+    """
+    path = Path(out)
+    return path if path.suffix.lower() in (".html", ".htm") else path / "index.html"
+
+
 def save_page(text: str, out: str | os.PathLike[str]) -> Path:
     """Write a page atomically to a file that ends in .html, or to index.html in a folder, and return its path."""
-    path = Path(out)
-    if path.suffix.lower() not in (".html", ".htm"):
-        path = path / "index.html"
+    path = page_path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pathlens.errors import ArtifactError, OptionError
-from pathlens.estimators.page import write_model
+from pathlens.estimators.page import write_model_page
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.pages import Entry, results_page, write_page, write_verification
@@ -200,10 +200,12 @@ MODEL = {
     "format": "pathlens-model",
     "estimator": "E",
     "rows": 9,
-    "features": "3",
-    "half_spaces": "4",
-    "in_use": "2",
-    "error": 1e-15,
+    "title": "t",
+    "note": "n",
+    "features": 3,
+    "half_spaces": 4,
+    "in_use": 2,
+    "relative_error": 1e-15,
     "output": "o",
     "measure": "accuracy",
     "score": 0.9,
@@ -215,6 +217,7 @@ MODEL = {
     "rules": [{"gate": "1", "open": 0.5, "text": "x > 0", "share": 0.3}],
     "examples": [
         {
+            "row": 7,
             "name": "7",
             "title": "t",
             "predicted": "a",
@@ -226,16 +229,19 @@ MODEL = {
             "rest": 0.2,
             "terms": [{"feature": "f", "at": 1.0, "mean": 0.5, "contribution": 0.7}],
             "half_spaces": [{"contribution": 0.4, "text": "x > 0"}],
-            "other": {
+            "no_change": "",
+            "change": {
+                "before": "a",
                 "after": "b",
                 "nearest": False,
                 "at_least": 0.1,
                 "distance": 0.3,
                 "unrounded": 0.2,
-                "changes": [{"feature": "f", "text": ["1", "0.2"]}],
+                "changes": [{"feature": "f", "before": 1.0, "after": 0.2, "texts": ["1", "0.2"]}],
             },
         },
         {
+            "row": 8,
             "name": "8",
             "title": "t",
             "predicted": "a",
@@ -246,7 +252,9 @@ MODEL = {
             "rest": 0,
             "terms": [],
             "half_spaces": [],
-            "other": {"none": "because"},
+            "probability": None,
+            "change": None,
+            "no_change": "because",
         },
     ],
 }
@@ -256,9 +264,12 @@ MODEL = {
 @pytest.mark.parametrize("measure", ["accuracy", "R²"])
 def test_the_page_of_a_model(tmp_path: Path, payload: str, measure: str) -> None:
     document = poisoned(MODEL, payload, ("format",))
-    document |= {"measure": measure if measure == "accuracy" else measure + payload, "mean_error": 0.1, "sd": 0.2}
-    assert_harmless(write_model(document, tmp_path / "index.html", title=payload, note=payload), payload)
-    assert_harmless(write_model(document, tmp_path / "index.html"), payload)
+    document |= {"measure": measure if measure == "accuracy" else measure + payload, "mean_error": 0.1}
+    document |= {"standard_deviation": 0.2}
+    for title in (payload, ""):
+        saved = tmp_path / "model.json"
+        saved.write_text(json.dumps(document | {"title": title}), encoding="utf-8")
+        assert_harmless(write_model_page(saved, tmp_path / "index.html"), payload)
 
 
 @pytest.mark.parametrize("name", ["title", "x_label", "y_label", "note"])
