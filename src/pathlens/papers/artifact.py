@@ -31,7 +31,7 @@ from pathlens.files import locked, parse_json, read_npz, sealed, unsealed, write
 from pathlens.papers.claim import Claim, Deviation, Verdict, check_texts, combine_verdicts
 from pathlens.papers.panels import Panel
 
-__all__ = ["SCHEMA", "Artifact", "environment", "load", "load_folder"]
+__all__ = ["SCHEMA", "Artifact", "environment", "float32", "load", "load_folder"]
 
 SCHEMA = 2
 _FORMAT = "pathlens-artifact"
@@ -490,3 +490,14 @@ def environment(**more: Any) -> dict[str, Any]:
     if torch is not None:
         found["threads"] = int(torch.get_num_threads())
     return {**found, **more}
+
+
+def float32(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Arrays, or nested lists of numbers, as float32: half the size of float64, and enough for a figure.
+
+    Examples
+    --------
+    >>> float32({"depths": [2, 4]})
+    {'depths': array([2., 4.], dtype=float32)}
+    """
+    return {name: np.asarray(values, dtype=np.float32) for name, values in arrays.items()}
