@@ -31,6 +31,12 @@ __all__ = ["app", "main"]
 #: the repository, where the package runs from one; above an installed package there is no docs/results.md
 SOURCE = Path(__file__).resolve().parents[2]
 DEMO = ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6")
+DEMO_TITLE = "What a gated network learns first"
+DEMO_LEAD = (
+    "Small networks learn a curve on a circle that is slow on the top half and fast on the bottom half. The figures "
+    "show which paths of each network are active where, how that changes during training, and what happens when the "
+    "gates are frozen."
+)
 _COLOURS = {
     "reproduced": "green",
     "not reproduced": "dark_orange",
@@ -144,7 +150,7 @@ def demo(
         if outcome.error:
             raise PathlensError(f"{outcome.name}: {outcome.error}")
     done = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
-    page = write_page(done, out)
+    page = write_page(done, out, title=DEMO_TITLE, lead=DEMO_LEAD)
     console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
     for artifact in done:
         console.print(headline(artifact), soft_wrap=True, highlight=False, markup=False)

@@ -1,8 +1,7 @@
 """Results on disk: what an experiment measured, next to what the paper claims, as one JSON and one NPZ file.
 
-Verdicts and the REDUCED mark are computed here from the numbers and are never typed. Nothing here runs or draws an
-experiment, and torch is not imported, so a page can be rebuilt on a machine that cannot train. May import errors,
-files and panels only.
+Verdicts and the REDUCED mark are computed from the numbers and are never typed. Nothing here runs or draws an
+experiment, and torch is not imported, so a page can be rebuilt on a machine that cannot train.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import importlib.metadata
 import io
 import json
 import math
-import operator
 import os
 import platform
 import re
@@ -22,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import msgspec
 import numpy as np
 
 from pathlens.errors import ArtifactError, OptionError
@@ -215,37 +214,73 @@ class Artifact:
         return path
 
     def _document(self, file: str, digest: str) -> dict[str, Any]:
-        claims = []
-        for claim in self.claims:
-            entry = dataclasses.asdict(claim)
-            entry["measured"] = list(claim.measured)
-            claims.append({**entry, "reduced": self.reduced_row(claim), "verdict": claim.verdict})
-        manifest = {key: {"shape": list(a.shape), "dtype": str(a.dtype)} for key, a in self.arrays.items()}
-        document = {
+        claims = [
+            {**dataclasses.asdict(claim), "reduced": self.reduced_row(claim), "verdict": claim.verdict}
+            for claim in self.claims
+        ]
+        values = {
+            **{one.name: getattr(self, one.name) for one in dataclasses.fields(self)},
             "format": _FORMAT,
             "schema": SCHEMA,
-            "name": self.name,
-            "title": self.title,
-            "paper": self.paper,
-            "scale": self.scale,
             "verdict": self.verdict,
             "reduced": self.reduced,
-            "config": self.config,
-            "paper_config": self.paper_config,
-            "seeds": list(self.seeds),
             "claims": claims,
-            "metrics": self.metrics,
-            "paper_numbers": self.paper_numbers,
-            "gates": self.gates,
-            "deviations": [dataclasses.asdict(deviation) for deviation in self.deviations],
-            "duration_seconds": self.duration_seconds,
-            "created": self.created,
-            "environment": self.environment,
-            "source": self.source,
-            "figures": [panel.document() for panel in self.figures],
-            "arrays": {"file": file, "sha256": digest, "contents": manifest},
+            "arrays": _ArraysEntry(file, digest, _list_arrays(self.arrays)),
         }
+        document = {name: msgspec.to_builtins(values[name]) for name in _Document.__struct_fields__}
         return sealed(_tag_infinities(document))
+
+
+# --- the JSON file ---------------------------------------------------------------------------------------------
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the file: every field must be there, and no other."""
+
+
+class _ArrayEntry(_Entry, frozen=True):
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class _ArraysEntry(_Entry, frozen=True):
+    file: str
+    sha256: str
+    contents: dict[str, _ArrayEntry]
+
+
+_ClaimEntry = msgspec.defstruct(
+    "_ClaimEntry", [*get_type_hints(Claim).items(), ("verdict", str)], frozen=True, forbid_unknown_fields=True
+)
+
+
+class _Document(_Entry, frozen=True):
+    format: str
+    schema: int
+    name: str
+    title: str
+    paper: str
+    scale: str
+    verdict: str
+    reduced: bool
+    config: dict[str, Any]
+    paper_config: dict[str, Any]
+    seeds: tuple[int, ...]
+    claims: tuple[_ClaimEntry, ...]  # type: ignore[valid-type]
+    metrics: dict[str, Any]
+    paper_numbers: dict[str, Any]
+    gates: dict[str, str]
+    deviations: tuple[Deviation, ...]
+    duration_seconds: float
+    created: str
+    environment: dict[str, Any]
+    source: str
+    figures: tuple[Panel, ...]
+    arrays: _ArraysEntry
+
+
+def _list_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, _ArrayEntry]:
+    return {key: _ArrayEntry(array.shape, str(array.dtype)) for key, array in arrays.items()}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
@@ -281,23 +316,29 @@ def load(path: str | os.PathLike[str]) -> Artifact:
         remedy = "Install a newer Pathlens." if newer else _AGAIN
         raise ArtifactError(f"Artifact {file} has schema version {version!r}; this Pathlens reads {SCHEMA}. {remedy}")
     try:
-        document = _untag_infinities(unsealed(document))
+        content = _untag_infinities(unsealed(document))
     except (ValueError, TypeError, RecursionError) as error:
         raise ArtifactError(
             f"Artifact {file}: {error}: it was edited or damaged after it was written. It was left "
             f"untouched. Restore it from a copy. {_AGAIN}"
         ) from error
     try:
-        artifact = Artifact(**_fields(document, file), arrays=_load_arrays(document, file))
+        found = msgspec.convert(content, _Document)
+        values = {one.name: getattr(found, one.name) for one in dataclasses.fields(Artifact)}
+        stored = [msgspec.structs.asdict(claim) for claim in found.claims]
+        verdicts = [claim.pop("verdict") for claim in stored]
+        values |= {"claims": [Claim(**claim) for claim in stored], "arrays": _load_arrays(found.arrays, file)}
+        artifact = Artifact(**values)
+    except msgspec.ValidationError as error:
+        raise ArtifactError(f"Artifact {file} is malformed: {error}. {_AGAIN}") from error
     except OptionError as error:
         raise ArtifactError(f"Artifact {file} holds an invalid entry: {error}") from error
-    if [claim["reduced"] for claim in document["claims"]] != list(map(artifact.reduced_row, artifact.claims)):
+    if [claim.reduced for claim in artifact.claims] != list(map(artifact.reduced_row, artifact.claims)):
         raise ArtifactError(f"Artifact {file} is REDUCED, but not all of its rows say so. {_AGAIN}")
-    stored = [claim.get("verdict") for claim in document["claims"]]
     computed = [claim.verdict for claim in artifact.claims]
-    if stored != computed or document.get("verdict") != artifact.verdict or document.get("reduced") != artifact.reduced:
+    if (verdicts, found.verdict, found.reduced) != (computed, artifact.verdict, artifact.reduced):
         raise ArtifactError(
-            f"Artifact {file} says {document.get('verdict')!r} {stored}, but its numbers give "
+            f"Artifact {file} says {found.verdict!r} {verdicts}, but its numbers give "
             f"{artifact.verdict!r} {computed}. Verdicts are computed, not edited. {_AGAIN}"
         )
     return artifact
@@ -333,62 +374,11 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "name": str,
-    "title": str,
-    "paper": str,
-    "scale": str,
-    "config": dict,
-    "seeds": list,
-    "claims": list,
-    "metrics": dict,
-    "paper_config": dict,
-    "paper_numbers": dict,
-    "deviations": list,
-    "gates": dict,
-    "duration_seconds": (int, float),
-    "created": str,
-    "environment": dict,
-    "source": str,
-    "figures": list,
-}
-
-
-_CLAIM_KEYS = {field.name for field in dataclasses.fields(Claim)} | {"verdict"}
-
-
-def _fields(document: dict[str, Any], file: Path) -> dict[str, Any]:
-    values = {}
-    for key, kind in _KINDS.items():
-        if key not in document or not isinstance(document[key], kind):
-            came = type(document[key]).__name__ if key in document else "nothing"
-            wanted = kind.__name__ if isinstance(kind, type) else "number"
-            raise ArtifactError(f'Artifact {file}: "{key}" should be a {wanted}, found {came}. {_AGAIN}')
-        values[key] = document[key]
-    try:
-        for claim in values["claims"]:
-            if set(claim) != _CLAIM_KEYS:
-                raise KeyError(", ".join(sorted(map(str, set(claim) ^ _CLAIM_KEYS))))
-        values["claims"] = [
-            Claim(**{key: value for key, value in claim.items() if key != "verdict"}) for claim in values["claims"]
-        ]
-        values["deviations"] = [Deviation(**deviation) for deviation in values["deviations"]]
-        values["seeds"] = [operator.index(seed) for seed in values["seeds"]]
-        values["figures"] = [Panel.from_document(panel) for panel in values["figures"]]
-    except (TypeError, AttributeError, KeyError) as error:  # a missing or unknown key, or an entry that is no object
-        raise ArtifactError(
-            f"Artifact {file}: a claim, deviation, seed or figure is malformed ({error}). {_AGAIN}"
-        ) from error
-    return values
-
-
-def _load_arrays(document: dict[str, Any], file: Path) -> dict[str, np.ndarray]:
-    entry = document.get("arrays")
-    name = entry.get("file") if isinstance(entry, dict) else None
+def _load_arrays(entry: _ArraysEntry, file: Path) -> dict[str, np.ndarray]:
     # a plain name only: an artifact from elsewhere must not make us open files outside its folder
-    if not isinstance(entry, dict) or not isinstance(name, str) or Path(name).name != name or "\\" in name:
+    if Path(entry.file).name != entry.file or "\\" in entry.file:
         raise ArtifactError(f'Artifact {file}: "arrays" does not name a file beside it. {_AGAIN}')
-    path = file.parent / name
+    path = file.parent / entry.file
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -397,18 +387,17 @@ def _load_arrays(document: dict[str, Any], file: Path) -> dict[str, np.ndarray]:
             f"{error.strerror or error}. Copy both files together."
         ) from error
     digest = hashlib.sha256(data).hexdigest()
-    if digest != entry.get("sha256"):
+    if digest != entry.sha256:
         raise ArtifactError(
             f"Arrays {path} ({len(data)} bytes) have SHA-256 {digest[:12]}…, but {file.name} expects "
-            f"{str(entry.get('sha256'))[:12]}…: the file is truncated or was replaced. {_AGAIN}"
+            f"{entry.sha256[:12]}…: the file is truncated or was replaced. {_AGAIN}"
         )
     try:
         arrays = read_npz(data, _MOST_BYTES)
     except ValueError as error:
         raise ArtifactError(f"Arrays {path} are not a readable NPZ file ({error}). {_AGAIN}") from error
-    contents = {key: {"shape": list(a.shape), "dtype": str(a.dtype)} for key, a in arrays.items()}
-    if contents != entry.get("contents"):
-        raise ArtifactError(f"Arrays {path} hold {sorted(contents)}, which is not what {file.name} lists. {_AGAIN}")
+    if _list_arrays(arrays) != entry.contents:
+        raise ArtifactError(f"Arrays {path} hold {sorted(arrays)}, which is not what {file.name} lists. {_AGAIN}")
     return arrays
 
 
@@ -446,9 +435,7 @@ def _tag_infinities(value: Any) -> Any:
         return {_TAG: str(value)}
     if isinstance(value, dict):
         return {key: _tag_infinities(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_tag_infinities(item) for item in value]
-    return value
+    return [_tag_infinities(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _untag_infinities(value: Any) -> Any:

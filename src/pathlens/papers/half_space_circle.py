@@ -7,7 +7,7 @@ inside functions, so that listing the experiments stays quick.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from pathlens.errors import OptionError, RecordError
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.pages.words import number, read_spread
+from pathlens.papers.panels import Panel, Series
 from pathlens.papers.sizes import SIZES
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 PAPER = "Half-Space Feature Learning"
 MODELS = ("relu", "dlgn_pwc", "frozen")
 NAMES = {"relu": "ReLU", "dlgn_pwc": "DLGN-PWC", "frozen": "DLGN-PWC, gates frozen"}
+COLOURS = {"relu": "relu", "dlgn_pwc": "dlgn", "frozen": "frozen"}
+ANGLES = tuple((k * math.pi / 2, word) for k, word in enumerate(("0", "π/2", "π", "3π/2", "2π")))
 BETA, FROZEN_BETA = 4.0, 10.0
 # what other experiments on the circle take from these
 HIDDEN = tuple(SIZES["hs.fig2"]["paper"]["hidden"])
@@ -198,6 +202,43 @@ def _never_or_unknown(epochs: list[int | None], trained: int, limit: float) -> l
     return [float(e) if e is not None else (math.inf if trained > limit else None) for e in epochs]
 
 
+def fig2_panels(arrays: Mapping[str, np.ndarray], metrics: Mapping[str, Any]) -> list[Panel]:
+    """Target over the angle, the circle coloured by the target, and the training losses."""
+    trained = {m: arrays[f"loss_{m}"].shape[1] - 1 for m in MODELS}
+    reached = "; ".join(
+        f"{NAMES[m]} {read_spread(epochs['0.01'], f'>{trained[m]}')}" for m, epochs in metrics["epochs_to"].items()
+    )
+    return [
+        Panel(
+            "lines",
+            "target y",
+            [Series("y", colour="ink")],
+            "theta",
+            "angle θ",
+            x_ticks=ANGLES,
+            shade=(0, math.pi),
+            note="The target is slow on the top half of the circle (shaded) and fast on the bottom half.",
+        ),
+        Panel(
+            "points",
+            "the data, coloured by the target",
+            [Series("x[:, 1]", x="x[:, 0]", colour_by="y")],
+            marks=[(0.0, "top half above, bottom half below")],
+        ),
+        Panel(
+            "lines",
+            "training loss",
+            [Series(f"loss_{m}", NAMES[m], colour=COLOURS[m]) for m in MODELS],
+            x_label="epoch",
+            x_scale="log",
+            y_scale="log",
+            marks=[(0.25, "0.25: one half learned"), (0.01, "0.01: both halves learned")],
+            note="A loss of 0.25 is left when one half is learned: look at how quickly each network gets there, and "
+            f"how long it then stays. Epochs until the loss is below 0.01, median (range): {reached}.",
+        ),
+    ]
+
+
 @experiment(
     "hs.fig2",
     title="Loss on the circle: learned against frozen gates",
@@ -240,6 +281,7 @@ def fig2(run: Run) -> Artifact:
         (CIRCLE, SETTINGS, FROZEN),
         _gates(*MODELS),
         {k: v.astype(np.float32) for k, v in arrays.items()},
+        figures=fig2_panels(arrays, {"epochs_to": reached}),
     )
 
 
@@ -303,6 +345,56 @@ def _ratios(record: Any, top: np.ndarray) -> tuple[float, float]:
     return float(diagonal[top].mean() / diagonal[~top].mean()), float(blocks)
 
 
+def _when(epoch: float) -> str:
+    return "at initialisation" if epoch == 0 else f"epoch {epoch:g}"
+
+
+def fig3_panels(arrays: Mapping[str, np.ndarray]) -> list[Panel]:
+    """Overlap kernels as matrices, and the ratio of top to bottom over training."""
+    epochs, points, said = arrays["ratio_epochs"], len(arrays["theta_kernel"]), []
+    for m in ("relu", "dlgn_pwc"):
+        ratio = arrays[f"diag_ratio_{m}"]
+        finite = [column[np.isfinite(column)] for column in ratio.T]
+        peak = int(np.argmax([np.median(column) if len(column) else -np.inf for column in finite]))
+        said.append(
+            f"{NAMES[m]} {read_spread(ratio[:, 0], '∞')} at first, {read_spread(ratio[:, peak], '∞')} at its largest "
+            f"(epoch {epochs[peak]:g}), {read_spread(ratio[:, -1], '∞')} at the end"
+        )
+    notes = {
+        "relu": "Entry (s, t) counts the paths that are active for both points s and t. Points are ordered by angle, "
+        "the top half first; each matrix is divided by its trace.",
+        "dlgn_pwc": "A bright upper-left block means that paths gather on the half where the target is slow.",
+        "diag_ratio": f"Median (range): {'; '.join(said)}.",
+    }
+    kernels = [
+        Panel(
+            "matrices",
+            f"{NAMES[m]}: overlap kernel",
+            [Series(f"kernel_{m}[{k}]", _when(epoch), colour=COLOURS[m]) for k, epoch in enumerate(arrays["epochs"])],
+            "theta_kernel",
+            y_scale="sqrt",
+            marks=[(points / 2, "top half, bottom half")],
+            note=notes[m],
+        )
+        for m in ("relu", "dlgn_pwc")
+    ]
+    ratios = [
+        Panel(
+            "lines",
+            title,
+            [Series(f"{stem}_{m}", NAMES[m], colour=COLOURS[m]) for m in ("relu", "dlgn_pwc")],
+            "ratio_epochs",
+            "epoch",
+            x_scale="log",
+            y_scale="log",
+            marks=[(1.0, "as many on either half")],
+            note=notes.get(stem, ""),
+        )
+        for stem, title in (("diag_ratio", "mean diagonal, top ÷ bottom"), ("block_ratio", "block mean, top ÷ bottom"))
+    ]
+    return kernels + ratios
+
+
 @experiment(
     "hs.fig3",
     title="The overlap kernel moves early",
@@ -354,6 +446,7 @@ def fig3(run: Run) -> Artifact:
         (CIRCLE, SETTINGS),
         {"overlap kernels": "hard"},
         {k: v.astype(np.float32) for k, v in arrays.items()},
+        figures=fig3_panels(arrays),
     )
 
 
@@ -377,6 +470,31 @@ _ARTEFACTS = Claim(
     paper="'high frequency artifacts … even after 8000 epochs'",
     unit="× (root mean squared error on top, frozen / learned)",
 )
+
+
+def fig5_panels(arrays: Mapping[str, np.ndarray]) -> list[Panel]:
+    """Outputs over the angle at several epochs, one panel per model, the target behind."""
+    y, top = arrays["y"], arrays["theta"] < math.pi
+    panels = []
+    for m in MODELS:
+        errors = [number(float(np.mean((arrays[f"outputs_{m}"][-1] - y)[half] ** 2)), 2) for half in (top, ~top)]
+        epochs = arrays[f"epochs_{m}"]
+        panels.append(
+            Panel(
+                "stacks",
+                NAMES[m],
+                [Series(f"outputs_{m}[{k}]", _when(epoch), colour=COLOURS[m]) for k, epoch in enumerate(epochs)],
+                "theta",
+                "angle θ",
+                x_ticks=ANGLES,
+                shade=(0, math.pi),
+                y_limits=(-1.6, 1.6),
+                background="y",
+                note=f"Output (colour) and target (grey) of one seed. Mean squared error at {_when(epochs[-1])}: "
+                f"{errors[0]} on the top half, {errors[1]} on the bottom half.",
+            )
+        )
+    return panels
 
 
 @experiment(
@@ -428,6 +546,7 @@ def fig5(run: Run) -> Artifact:
         (CIRCLE, SETTINGS, FROZEN),
         _gates(*MODELS),
         {k: v.astype(np.float32) for k, v in arrays.items()},
+        figures=fig5_panels(arrays),
     )
 
 
@@ -462,6 +581,32 @@ def gate_normals(state: dict[str, Any]) -> np.ndarray:
         product = w @ product
         rows.append(product / np.linalg.norm(product, axis=1, keepdims=True))
     return np.stack(rows)
+
+
+def fig6_panels(arrays: Mapping[str, np.ndarray]) -> list[Panel]:
+    """Every neuron's half-space before and after training, and the share that points to the top."""
+    first, last = (read_spread((100 * arrays[f"share_top_{when}"][:, -1]).round(1)) for when in ("init", "end"))
+    layers = arrays["share_top_end"].shape[1]
+    return [
+        Panel(
+            "half_spaces",
+            "the half-space of every neuron, one seed",
+            [Series("normals_init[0]", "at initialisation"), Series("normals_end[0]", "after training")],
+        ),
+        Panel(
+            "lines",
+            "share of normals within 30° of the top",
+            [
+                Series("share_top_init", "at initialisation", colour="muted"),
+                Series("share_top_end", "after training", colour="top"),
+            ],
+            x_label="layer",
+            x_ticks=[(k, str(k + 1)) for k in range(layers)],
+            marks=[(1 / 6, "random directions")],
+            note=f"In the last layer {first} % at initialisation and {last} % after training, median (range); random "
+            "directions would give 16.7 %.",
+        ),
+    ]
 
 
 @experiment(
@@ -502,4 +647,5 @@ def fig6(run: Run) -> Artifact:
         (CIRCLE, SETTINGS),
         {"half-spaces": "hard", "trained with": SOFT["dlgn_pwc"]},
         {k: v.astype(np.float32) for k, v in arrays.items()},
+        figures=fig6_panels(arrays),
     )

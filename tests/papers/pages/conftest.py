@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pathlens.papers import half_space_circle as circle
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
 
@@ -78,6 +79,7 @@ def fig2(rng: np.random.Generator) -> Artifact:
         paper_numbers={"epochs to .01, DLGN": 200},
         gates={"loss": "soft β=4"},
         arrays=arrays,
+        figures=circle.fig2_panels(arrays, {"epochs_to": reached}),
         **COMMON,
     )
 
@@ -116,7 +118,13 @@ def fig3(rng: np.random.Generator) -> Artifact:
         for model, label in (("relu", "ReLU"), ("dlgn_pwc", "DLGN-PWC"))
     ]
     return Artifact(
-        name="hs.fig3", title="Where the paths are", claims=claims, gates={"kernel": "hard"}, arrays=arrays, **COMMON
+        name="hs.fig3",
+        title="Where the paths are",
+        claims=claims,
+        gates={"kernel": "hard"},
+        arrays=arrays,
+        figures=circle.fig3_panels(arrays),
+        **COMMON,
     )
 
 
@@ -137,6 +145,7 @@ def fig5(rng: np.random.Generator) -> Artifact:
         claims=[claim.measure([0.1, 0.6, None, 0.2, 0.9])],
         gates={"outputs": "soft β=4"},
         arrays=arrays,
+        figures=circle.fig5_panels(arrays),
         **COMMON,
     )
 
@@ -163,6 +172,7 @@ def fig6(rng: np.random.Generator) -> Artifact:
         claims=[claim.measure(arrays["share_top_end"][:, -1])],
         gates={"half-spaces": "hard"},
         arrays=arrays,
+        figures=circle.fig6_panels(arrays),
         **COMMON,
     )
 

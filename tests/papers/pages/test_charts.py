@@ -18,8 +18,7 @@ from pathlens.files import sealed, unsealed
 from pathlens.papers.artifact import Artifact, load
 from pathlens.papers.pages import write_page
 from pathlens.papers.pages.axes import _log_ticks, _tick_texts, band, mark
-from pathlens.papers.pages.charts import RENDERERS, Drawn, _names, _rows
-from pathlens.papers.pages.figures import draw
+from pathlens.papers.pages.charts import RENDERERS, Drawn, _names, _rows, draw
 from pathlens.papers.pages.palette import COLOURS, drawing, heat_map, heat_png, panel
 from pathlens.papers.panels import KINDS, Panel, Series, array_at
 
@@ -71,7 +70,7 @@ def test_anything_else_is_no_reference(text: str) -> None:
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        (Panel("lines", "t", [Series("b")]), "no array 'b', only a, names, x"),
+        (Panel("lines", "t", [Series("b")]), "no array 'b', only a, names, x, cube"),
         (Panel("lines", "t", [Series("a[5]")]), "outside of an array of shape"),
         (Panel("lines", "t", [Series("a")], x="z"), "no array 'z'"),
         (Panel("lines", "t", [Series("a")], x="x[0]"), "does not fit"),
@@ -80,10 +79,15 @@ def test_anything_else_is_no_reference(text: str) -> None:
         (Panel("fields", "t", [Series("x")]), "need numbers in 2 dimensions"),
         (Panel("points", "t", [Series("a")]), "points need an x"),
         (Panel("points", "t", [Series("a", x="x")]), "does not fit"),
+        (Panel("points", "t", [Series("x", x="x", colour_by="a")]), "does not fit"),
+        (Panel("matrices", "t", [Series("a")], x="names"), "does not fit"),
+        (Panel("stacks", "t", [Series("a")]), "need numbers in 1 dimensions"),
+        (Panel("stacks", "t", [Series("a[0]")], background="names"), "does not fit"),
+        (Panel("half_spaces", "t", [Series("cube")]), "the last of size 2"),
     ],
 )
 def test_an_artifact_refuses_panels_that_do_not_fit_its_arrays(described: Panel, message: str) -> None:
-    arrays = {"a": np.ones((2, 3)), "names": np.array(["u", "v"]), "x": np.arange(3)}
+    arrays = {"a": np.ones((2, 3)), "names": np.array(["u", "v"]), "x": np.arange(3), "cube": np.ones((2, 3, 3))}
     with pytest.raises(OptionError, match=f"Artifact 'x.y', panel 't'.*{message}"):
         Artifact("x.y", "t", "p", "quick", arrays=arrays, figures=[described])
 
@@ -99,6 +103,10 @@ def test_an_artifact_refuses_panels_that_do_not_fit_its_arrays(described: Panel,
         {"marks": [1.0]},
         {"x": "a b"},
         {"slope": 1.0},
+        {"y_scale": "sqrt"},
+        {"shade": (1.0,)},
+        {"x_ticks": [(0.0, 1)]},
+        {"background": "a b"},
     ],
 )
 def test_descriptions_are_checked(options: dict[str, Any]) -> None:
@@ -129,7 +137,7 @@ def test_descriptions_are_saved_and_read(tmp_path: Path) -> None:
         "kind": "matrices",
         "title": "m",
         "note": "see",
-        "series": [{"values": "a", "label": "", "x": "", "style": "line"}],
+        "series": [{"values": "a"}],
     }
     for broken in (
         [{"kind": "lines"}],
@@ -142,7 +150,7 @@ def test_descriptions_are_saved_and_read(tmp_path: Path) -> None:
             load(path)
     del document["figures"]
     path.write_text(json.dumps(sealed(document)))
-    with pytest.raises(ArtifactError, match=r'"figures" should be a list, found nothing'):
+    with pytest.raises(ArtifactError, match="malformed: Object missing required field `figures`"):
         load(path)
 
 
@@ -280,15 +288,16 @@ def test_labels_are_escaped_and_dollars_are_dollars() -> None:
         Panel(
             kind,
             evil,
-            [Series("a", evil, x="a" if kind == "points" else "")],
+            [Series(array, evil, x="a" if kind == "points" else "")],
             x_label=evil,
             y_label=evil,
             marks=[(1.0, evil)],
             note=evil,
         )
-        for kind in KINDS
+        for kind, (_, most) in KINDS.items()
+        for array in [{1: "v", 3: "n"}.get(most, "a")]
     ]
-    found = drawn(panels, a=np.arange(1.0, 7.0).reshape(2, 3))
+    found = drawn(panels, a=np.arange(1.0, 7.0).reshape(2, 3), v=np.arange(3.0), n=np.ones((2, 3, 2)))
     assert not any("<script" in text for row in found.rows for text in row)
     assert words(found).count(evil) >= 5 * 3
     assert "US$ and $x$" in words(drawn(Panel("lines", "t", [Series("a")], x_label="US$ and $x$"), a=[[1.0]]))
@@ -390,3 +399,48 @@ def test_few_whole_numbers_are_ticks_where_their_labels_have_room() -> None:
     assert "17" in words(drawn(described, a=np.ones((1, 4)), x=spaced)).split()
     ticks = words(drawn(described, a=np.ones((1, 6)), x=crowded)).split()
     assert "1" not in ticks[ticks.index("0") : ticks.index("100")] and "20" in ticks
+
+
+# --- maps, small charts, half discs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"), [([1.0, -2.0, NAN], ("−2", "2")), ([0.0, 3.0, 1.0], ("0", "3")), ([NAN] * 3, ("0", "1"))]
+)
+def test_points_are_coloured_by_value_with_a_scale(values: list[float], ends: tuple[str, str]) -> None:
+    described = Panel("points", "t", [Series("a", x="a", colour_by="c")], marks=[(0.5, "half")])
+    found = drawn(described, a=np.arange(3.0), c=values)
+    assert tuple(span.text for span in parse(found).iter("span")) == ends and "half" in words(found)
+
+
+def test_matrices_on_a_square_root_scale_are_marked_in_rows_and_columns() -> None:
+    matrix = np.arange(16.0).reshape(4, 4)
+    found = drawn(Panel("matrices", "t", [Series("a")], y_scale="sqrt", marks=[(1.0, "")]), a=matrix)
+    assert "square-root scale" in words(found)
+    assert [i.get("style") for i in parse(found).iter("i")][:2] == ["left:25.00%", "top:25.00%"]
+
+
+def test_small_charts_share_a_background_and_stay_within_their_limits() -> None:
+    described = Panel(
+        "stacks",
+        "t",
+        [Series("a[0]", "epoch 0", colour="frozen"), Series("a[1]", "epoch 9", colour="frozen")],
+        y_limits=(-1.0, 1.0),
+        background="b",
+        x_ticks=[(0.0, "start"), (2.0, "end")],
+        shade=(0.0, 1.0),
+    )
+    found = drawn(described, a=[[0.0, 1e9, 1.0], [NAN, INF, -5.0]], b=np.zeros(3))
+    text = str(found.rows[0][0])
+    for word in ("epoch 0", "epoch 9", "start", "end"):
+        assert word in words(found)
+    assert '<h4><i class="key" style="background:var(--frozen)"></i>t</h4>' in text
+    assert "var(--off)" in text and "var(--tint)" in text and "1e9" not in text
+
+
+def test_half_discs_are_sorted_by_their_angle_to_the_top() -> None:
+    angles = np.radians([[200.0, 90.0, 0.0, 100.0]])
+    normals = np.stack([np.cos(angles), np.sin(angles)], -1)
+    found = drawn(Panel("half_spaces", "t", [Series("a", "now")]), a=normals)
+    fills = [path.get("fill") for path in parse(found).iter("path")]
+    assert fills == ["var(--top)", "var(--top)", "var(--off)", "var(--off)"] and "now" in words(found)

@@ -132,9 +132,12 @@ def test_the_panels_of_artifacts(tmp_path: Path, payload: str) -> None:
         Panel("strips", payload, two, marks=marks, **words),
         Panel("points", payload, [Series("a", payload, x="b")], **words),
         Panel("matrices", payload, two, **words),
+        Panel("points", payload, [Series("a", payload, x="b", colour_by="a")], marks=marks, **words),
         Panel("fields", payload, two[:1], **words),
+        Panel("stacks", payload, [Series("a[0]", payload)], x_ticks=marks, **words),
+        Panel("half_spaces", payload, [Series("c", payload)], **words),
     ]
-    arrays = {name: np.random.default_rng(0).random((2, 3)) for name in "ab"}
+    arrays = {name: np.random.default_rng(0).random((2, 3)) for name in "ab"} | {"c": np.ones((2, 3, 2))}
     made = Artifact("hs.a", payload, payload, "paper", arrays=arrays, figures=panels)
     assert_harmless(write_page([made], tmp_path / "index.html"), payload)
 

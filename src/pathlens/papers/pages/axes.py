@@ -1,7 +1,4 @@
-"""Numbers, axes and the marks on them that every drawing shares.
-
-Which data they carry is decided in charts and figures. May import palette; matplotlib's axes are handed in.
-"""
+"""Axes, ticks, bands and reference lines that every drawing shares; which data they carry is decided in charts."""
 
 from __future__ import annotations
 
@@ -12,26 +9,9 @@ import numpy as np
 
 from pathlens.papers.pages.palette import COLOURS
 
-__all__ = ["DASHES", "band", "lift", "log_axis", "mark", "number", "plain_axis", "summary"]
+__all__ = ["DASHES", "band", "lift", "log_axis", "mark", "plain_axis", "summary"]
 
 DASHES = (0, (4, 3))
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number as people write it: few digits, words for infinity, a dash for what is missing.
-
-    Examples
-    --------
-    >>> number(0.0123456), number(2000.0), number(float("inf")), number(None), number(31.46), number(1.5e-13)
-    ('0.0123', '2000', 'not reached', '–', '31.5', '1.5e-13')
-    """
-    if value is None or np.isnan(value):
-        return "–"
-    if np.isinf(value):
-        return "not reached" if value > 0 else "−∞"
-    if float(value).is_integer() and abs(value) < 1e6:
-        return f"{value:.0f}".replace("-", "−")
-    return f"{value:.{digits}g}".replace("-", "−" if abs(value) >= 1e-4 else "-")
 
 
 def summary(values: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
-"""Drawings of described panels, one function per kind: lines, points, strips, matrices and fields.
+"""The figure of an artifact: its panels, drawn by one function per kind of :class:`~pathlens.papers.panels.Panel`.
 
-What is drawn comes from the artifact's :class:`~pathlens.papers.panels.Panel`; drawings made for one experiment alone
-live in figures. Titles, legends and notes are HTML around the SVG, so that they wrap and never lie on the data.
+Titles, legends and notes are HTML around the SVG (in templates), so that they wrap and never overlap the data.
 """
 
 from __future__ import annotations
@@ -9,18 +8,20 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
+from pathlens.pages import render
 from pathlens.papers.artifact import Artifact
-from pathlens.papers.pages.axes import DASHES, band, lift, log_axis, mark, number, plain_axis, summary
+from pathlens.papers.pages.axes import DASHES, band, lift, log_axis, mark, plain_axis, summary
 from pathlens.papers.pages.palette import (
     COLOURS,
     HALF,
     SERIES,
     THIRD,
+    drawing,
     heat_map,
     heat_png,
     inline_svg,
@@ -28,9 +29,10 @@ from pathlens.papers.pages.palette import (
     panel,
     wave_map,
 )
+from pathlens.papers.pages.words import number
 from pathlens.papers.panels import Panel, array_at
 
-__all__ = ["RENDERERS", "Drawn", "colour_bar", "draw_panels"]
+__all__ = ["RENDERERS", "Drawn", "draw"]
 
 _Items = tuple[tuple[str, str, str], ...]  # of a legend: label, CSS colour, style
 _MANY = 60  # values of one row of a strip chart that can still be told apart
@@ -38,38 +40,47 @@ _UNITS = 4  # receptive fields shown per column
 _CLOUD = 2000  # points of one cloud
 _FEW = 10  # points that are drawn large
 _LONG = 400  # points of one line
+_NEAR = 30.0  # degrees to the top within which a half disc is highlighted
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A drawn figure: panels as HTML, in rows that wrap; a caption; and the models to explain in a legend."""
+    """A drawn figure: panels as HTML, in rows that wrap, and a caption."""
 
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[Markup, ...], ...]
     caption: str
-    models: tuple[str, ...] = ()
 
 
 # --- the figure of an artifact ---------------------------------------------------------------------------------
 
 
-def draw_panels(artifact: Artifact) -> Drawn:
-    """All panels that an artifact describes: two in a row, three where one would be left over."""
+def draw(artifact: Artifact) -> Drawn | None:
+    """The figure of an artifact, two panels in a row, three where one would be left over; None if it has no panels."""
+    if not artifact.figures:
+        return None
     where = f"Artifact {artifact.name!r} ({artifact.scale})"
     rows, names = list(_rows(artifact.figures)), _names(artifact.figures)
     made: list[_Body] = []
-    for row in rows:
-        width = {1: 620, 2: HALF}.get(len(row), THIRD)
-        for one in row:
-            key = f"{artifact.name}-{artifact.scale}-{len(made)}"
-            source = _Source(artifact, one, f"{where}, panel {one.title!r}", key, width, names[len(made)])
-            made.append(RENDERERS[one.kind](source))
+    with drawing():
+        for row in rows:
+            width = {1: 620, 2: HALF}.get(len(row), THIRD)
+            for one in row:
+                key = f"{artifact.name}-{artifact.scale}-{len(made)}"
+                source = _Source(artifact, one, f"{where}, panel {one.title!r}", key, width, names[len(made)])
+                made.append(RENDERERS[one.kind](source))
     # one legend above all panels, if the longest explains every other
     legends = [body.legend for body in made if any(label for label, _, _ in body.legend)]
     longest: _Items = max(legends, key=len, default=())
     shared = longest if len(legends) > 1 and all(set(legend) <= set(longest) for legend in legends) else ()
     drawn = iter(zip(artifact.figures, made, strict=True))
-    texts = tuple(tuple(_wrapped(*next(drawn), bool(shared), len(row) == 1) for _ in row) for row in rows)
-    return Drawn((((_legend(shared),),) if shared else ()) + texts, _caption(made))
+    texts = [tuple(_wrap(*next(drawn), bool(shared), len(row) == 1) for _ in row) for row in rows]
+    if shared:
+        texts.insert(0, (_fill("legend", items=shared),))
+    return Drawn(tuple(texts), _caption(made))
+
+
+def _fill(template: str, **values: Any) -> Markup:
+    return Markup(render(f"papers/pages/{template}.html", **values))
 
 
 def _names(panels: Sequence[Panel]) -> list[tuple[str, ...]]:
@@ -90,7 +101,9 @@ def _rows(panels: Sequence[Panel]) -> Iterator[Sequence[Panel]]:
     rest = panels
     while rest:
         # a third of the page is enough for a few lines
-        narrow = len(rest) == 3 and all(one.kind == "lines" and len(one.series) <= 4 for one in rest)
+        narrow = len(rest) == 3 and all(
+            one.kind == "stacks" or (one.kind == "lines" and len(one.series) <= 4) for one in rest
+        )
         size = 3 if narrow else 2
         yield rest[:size]
         rest = rest[size:]
@@ -110,7 +123,7 @@ class _Source:
     def values(self, reference: str) -> np.ndarray:
         return np.asarray(array_at(self.artifact.arrays, reference, self.where), dtype=np.float64)
 
-    def svg(self, figure: Any) -> str:
+    def svg(self, figure: Any) -> Markup:
         return inline_svg(figure, self.key, self.panel.title)
 
 
@@ -118,15 +131,21 @@ class _Source:
 class _Body:
     """A drawn panel without its title; and whether it shows spreads, bars or zeros, for the caption."""
 
-    text: str
+    text: Markup
     legend: _Items = ()
     shows: frozenset[str] = frozenset()
 
 
-def _wrapped(described: Panel, body: _Body, explained: bool, alone: bool) -> str:
-    legend = "" if explained else _legend(body.legend)
-    note = f'<p class="note">{escape(described.note)}</p>' if described.note else ""
-    return f'<div class="group{" alone" * alone}"><h4>{escape(described.title)}</h4>{legend}{body.text}{note}</div>'
+def _wrap(described: Panel, body: _Body, explained: bool, alone: bool) -> Markup:
+    colours = {one.colour for one in described.series} if described.kind in ("matrices", "stacks") else {""}
+    return _fill(
+        "panel",
+        panel=described,
+        body=body.text,
+        colour=colours.pop() if len(colours) == 1 else "",
+        items=() if explained else body.legend,
+        alone=alone,
+    )
 
 
 def _caption(made: Sequence[_Body]) -> str:
@@ -137,19 +156,12 @@ def _caption(made: Sequence[_Body]) -> str:
         "bars": "A bar spans 5 to 95 % of many values.",
         "cloud": f"At most {_CLOUD} points of a cloud are drawn.",
         "zeros": "What is not above zero stands at the edge of a logarithmic axis.",
+        "discs": (
+            "Each disc is one unit, which is on in the shaded half of the plane. Rows are layers; within a row units "
+            f"are sorted by their angle to the top, and those within {_NEAR:g}° of it are amber."
+        ),
     }
     return " ".join(text for key, text in words.items() if key in shows)
-
-
-def _legend(items: _Items) -> str:
-    """One line of keys; what has no label needs none."""
-    keys = {
-        "line": '<i class="key" style="background:{0}"></i>',
-        "dashed": '<i class="key dashed" style="border-color:{0}"></i>',
-        "points": '<i class="key dot" style="background:{0}"></i>',
-    }
-    shown = [f"<span>{keys[style].format(colour)}{escape(label)}</span>" for label, colour, style in items if label]
-    return f'<div class="legend">{"".join(shown)}</div>' if shown else ""
 
 
 def _colours(source: _Source) -> list[str]:
@@ -161,7 +173,9 @@ def _colours(source: _Source) -> list[str]:
     chosen = []
     for one in described.series:
         place = places[one.style] = places.get(one.style, -1) + 1
-        if described.ordered:
+        if one.colour:
+            chosen.append(COLOURS[one.colour])
+        elif described.ordered:
             level = order_map()(place / max(counts[one.style] - 1, 1))[:3]
             chosen.append("#" + "".join(f"{round(255 * part):02x}" for part in level))
         else:
@@ -205,7 +219,9 @@ def _lines(source: _Source) -> _Body:
     all_y = np.append(all_y, [value for value, _ in described.marks])
     places = np.unique(all_x)
     apart = np.diff(places).min(initial=np.inf) >= 0.04 * np.ptp(places)  # else their labels would touch
-    if described.x_scale == "log":
+    if described.x_ticks:
+        _word_axis(axes, described)
+    elif described.x_scale == "log":
         log_axis(axes, "x", all_x, zero=True)
     elif len(places) <= 8 and apart and (places == np.round(places)).all():
         axes.set_xticks(places, [number(place) for place in places])
@@ -222,6 +238,15 @@ def _lines(source: _Source) -> _Body:
     return _Body(source.svg(figure), tuple(items), frozenset(shows))
 
 
+def _word_axis(axes: Any, described: Panel) -> None:
+    """An x-axis with ticks of the panel's own, and the range that is shaded."""
+    places, words = zip(*described.x_ticks)
+    axes.set_xticks(places, words)
+    if described.shade is not None:
+        axes.axvspan(*described.shade, color=COLOURS["tint"], lw=0, zorder=-5)
+        axes.set_xlim(min(places), max(places))
+
+
 def _line_of(source: _Source, reference: str, x_reference: str) -> tuple[np.ndarray, np.ndarray]:
     """x (m,) and values (samples, m), thinned to what a screen can show."""
     values = source.values(reference)
@@ -236,6 +261,8 @@ def _line_of(source: _Source, reference: str, x_reference: str) -> tuple[np.ndar
 
 def _points(source: _Source) -> _Body:
     described = source.panel
+    if any(one.colour_by for one in described.series):
+        return _map(source)
     figure, axes = panel(source.width, 390 if described.diagonal else 300)
     shows, items, clouds = set(), [], []
     for one in described.series:
@@ -262,6 +289,36 @@ def _points(source: _Source) -> _Body:
     axes.set_ylabel(described.y_label)
     mark(axes, described.marks)
     return _Body(source.svg(figure), tuple(items), frozenset(shows))
+
+
+def _map(source: _Source) -> _Body:
+    """Points of the plane, coloured by value, without axes."""
+    described = source.panel
+    figure, axes = panel(source.width, 285)
+    found = [
+        [source.values(name).ravel() for name in (one.x or described.x, one.values, one.colour_by)]
+        for one in described.series
+        if one.colour_by
+    ]
+    x, y, values = (np.concatenate(parts) for parts in zip(*found))
+    few = np.linspace(0, len(x) - 1, min(len(x), _CLOUD)).round().astype(int)
+    colours, low, high = _colour_range(values)
+    axes.scatter(x[few], y[few], c=values[few], cmap=colours, vmin=low, vmax=high, s=30, lw=0)
+    for value, text in described.marks:
+        axes.axhline(value, color=COLOURS["rule"], lw=1, ls=DASHES, zorder=0)
+        middle = (axes.get_xlim()[0] + axes.get_xlim()[1]) / 2
+        axes.annotate(
+            text,
+            (middle, value),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="center",
+            color=COLOURS["muted"],
+            fontsize=11,
+        )
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    return _Body(source.svg(figure) + _fill("colour_bar", **_bar(colours, low, high, "")))
 
 
 def _strips(source: _Source) -> _Body:
@@ -329,47 +386,51 @@ def _matrices(source: _Source) -> _Body:
     described = source.panel
     found = [source.values(one.values) for one in described.series]
     finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in found] + [np.zeros(0)])
-    high = float(np.abs(finite).max()) if finite.size else 1.0
-    signed = described.y_scale == "linear" and bool((finite < 0).any())
-    high = high or 1.0
-    low = 0.0
-    if described.y_scale == "log":
-        positive = finite[finite > 0]
-        low = max(float(positive.min()), 1e-4 * high) if positive.size else 0.1 * high
+    colours, low, high = _colour_range(finite if described.y_scale == "linear" else np.maximum(finite, 0))
+    if described.y_scale == "sqrt" and finite.size:
+        high = float(np.quantile(finite, 0.998)) or high
+    elif described.y_scale == "log":
+        low = max(float(finite[finite > 0].min(initial=np.inf)), 1e-4 * high)
         low = low if low < high else 0.1 * high
-    colours = wave_map() if signed else heat_map()
     cells = []
     for one, matrix in zip(described.series, found, strict=True):
-        if signed:
-            level = (matrix / high + 1) / 2
-        elif described.y_scale == "log":
+        if described.y_scale == "log":
             level = np.log(np.maximum(matrix, low) / low) / np.log(high / low)
         else:
-            level = matrix / high
-        said = f"{described.title}: {one.label}" if one.label else described.title
+            level = (matrix - low) / (high - low)
+            level = np.sqrt(np.maximum(level, 0)) if described.y_scale == "sqrt" else level
         n, m = matrix.shape
         cells.append(
-            f'<figure class="matrix plain"><div><img src="{heat_png(level, colours)}" '
-            f'width="{m}" height="{n}" alt="{escape(said)}"></div><figcaption>{escape(one.label)}</figcaption>'
-            "</figure>"
+            {
+                "image": heat_png(level, colours),
+                "width": m,
+                "height": n,
+                "label": one.label,
+                "across": [100 * value / m for value, _ in described.marks],
+                "down": [100 * value / n for value, _ in described.marks],
+            }
         )
     words = [
         f"{side}: {label}" for side, label in (("columns", described.x_label), ("rows", described.y_label)) if label
     ]
-    words += ["logarithmic scale"] * (described.y_scale == "log")
-    bar = colour_bar(colours, -high if signed else low, high, "; ".join(words))
-    return _Body(f'<div class="matrices">{"".join(cells)}</div>{bar}')
+    words += {"log": ["logarithmic scale"], "sqrt": ["square-root scale"]}.get(described.y_scale, [])
+    bar = _bar(colours, low, high, "; ".join(words))
+    return _Body(_fill("matrices", title=described.title, cells=cells, **bar))
 
 
-def colour_bar(colours: Any, low: float, high: float, words: str) -> str:
-    """A scale of colours from low to high, with words after it."""
-    stops = ", ".join(
-        "#" + "".join(f"{round(255 * c):02x}" for c in colours(level)[:3]) for level in np.linspace(0, 1, 9)
-    )
-    return (
-        f'<div class="heat"><span>{number(low, 2)}</span><i style="background:linear-gradient(90deg, {stops})"></i>'
-        f"<span>{number(high, 2)}</span><em>{escape(words)}</em></div>"
-    )
+def _colour_range(values: np.ndarray) -> tuple[Any, float, float]:
+    """A map of colours with its ends: from zero, or to both sides of it where there are negative values."""
+    finite = values[np.isfinite(values)]
+    high = float(np.abs(finite).max(initial=0)) or 1.0
+    return (wave_map(), -high, high) if (finite < 0).any() else (heat_map(), 0.0, high)
+
+
+def _bar(colours: Any, low: float, high: float, words: str) -> dict[str, Any]:
+    """The values of the template of a colour bar."""
+    from matplotlib.colors import to_hex
+
+    stops = [to_hex(colours(level)) for level in np.linspace(0, 1, 9)]
+    return {"low": number(low, 2), "high": number(high, 2), "stops": stops, "words": words}
 
 
 def _fields(source: _Source) -> _Body:
@@ -405,10 +466,68 @@ def _fields(source: _Source) -> _Body:
     return _Body(source.svg(figure))
 
 
+def _stacks(source: _Source) -> _Body:
+    described = source.panel
+    rows = len(described.series)
+    figure, stack = panel(source.width, 40 + 105 * rows, rows, sharex=True, sharey=True, squeeze=False)
+    colours = [COLOURS[one.colour or "relu"] for one in described.series]
+    limits = described.y_limits or (-np.inf, np.inf)
+    for axes, one, colour in zip(stack[:, 0], described.series, colours):
+        for name, shade, width in ((described.background, COLOURS["off"], 1.2), (one.values, colour, 1.5)):
+            if name:
+                x, values = _line_of(source, name, one.x or described.x)
+                axes.plot(x, np.clip(values[0], *limits), color=shade, lw=width)
+        if described.x_ticks:
+            _word_axis(axes, described)
+        axes.set_ylim(described.y_limits)
+        axes.locator_params(axis="y", nbins=3)
+        axes.set_ylabel(described.y_label)
+        axes.set_title(one.label, fontsize=11.5, fontweight="normal", color=COLOURS["muted"], pad=3)
+    stack[-1, 0].set_xlabel(described.x_label)
+    return _Body(source.svg(figure))
+
+
+def _half_spaces(source: _Source) -> _Body:
+    described = source.panel
+    grids = [
+        {"label": one.label, "discs": _half_discs(source.values(one.values)), "shape": source.values(one.values).shape}
+        for one in described.series
+    ]
+    text = _fill("half_spaces", title=described.title, grids=grids, step=_DISC_STEP, radius=_DISC_RADIUS)
+    return _Body(text, (), frozenset({"discs"}))
+
+
+_DISC_STEP, _DISC_RADIUS = 24.0, 9.5
+
+
+def _half_discs(normals: np.ndarray) -> list[dict[str, Any]]:
+    """Centre, colour and outline of a half disc per normal, in units of the picture."""
+    discs = []
+    for layer, rows in enumerate(normals):
+        angle = np.arctan2(rows[:, 1], rows[:, 0])
+        away = np.abs(np.angle(np.exp(1j * (angle - np.pi / 2))))
+        for column, unit in enumerate(np.argsort(away, kind="stable")):
+            x, y = 15 + _DISC_STEP * (column + 0.5), 1 + _DISC_STEP * (layer + 0.5)
+            colour = "top" if away[unit] <= np.radians(_NEAR) else "off"
+            discs.append({"x": x, "y": y, "colour": colour, "path": _half_disc(x, y, _DISC_RADIUS, float(angle[unit]))})
+    return discs
+
+
+def _half_disc(x: float, y: float, radius: float, angle: float) -> str:
+    """The outline of the half of a disc to which a normal points, as the path of an SVG."""
+    # the diameter is perpendicular to the normal; the y-axis of SVG points down
+    across = angle + np.pi / 2
+    x0, y0 = x + radius * np.cos(across), y - radius * np.sin(across)
+    x1, y1 = x - radius * np.cos(across), y + radius * np.sin(across)
+    return f"M{x0:.2f} {y0:.2f}A{radius} {radius} 0 0 1 {x1:.2f} {y1:.2f}Z"
+
+
 RENDERERS: dict[str, Callable[[_Source], _Body]] = {
     "lines": _lines,
     "points": _points,
     "strips": _strips,
     "matrices": _matrices,
     "fields": _fields,
+    "stacks": _stacks,
+    "half_spaces": _half_spaces,
 }

@@ -1,7 +1,7 @@
 """The one set of colours, names and type sizes that every figure uses, and how a matplotlib figure becomes inline SVG.
 
-The colours are those of Okabe and Ito, which people with any kind of colour vision tell apart. What is drawn lives in
-figures and picture. May import errors; matplotlib is loaded inside functions.
+The colours are those of Okabe and Ito, which can be told apart with any kind of colour vision. What is drawn is decided
+in charts and picture; matplotlib is loaded inside functions.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
 from pathlens.errors import need_extra
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "COLOURS",
     "HALF",
-    "LABELS",
     "SERIES",
     "THIRD",
     "drawing",
@@ -53,13 +52,6 @@ COLOURS = {
 }
 # colours that tell series apart, in this order
 SERIES = ("relu", "dlgn", "frozen", "violet", "top", "sky", "ink")
-
-# model as in array names -> (what people read, its colour)
-LABELS = {
-    "relu": ("ReLU", "relu"),
-    "dlgn_pwc": ("DLGN-PWC", "dlgn"),
-    "frozen": ("DLGN-PWC, gates frozen", "frozen"),
-}
 
 _STYLE: Any = {
     "font.family": "sans-serif",
@@ -117,7 +109,7 @@ def panel(width: float, height: float, rows: int = 1, columns: int = 1, **option
     return figure, figure.subplots(rows, columns, **options)
 
 
-def inline_svg(figure: Figure, key: str, label: str) -> str:
+def inline_svg(figure: Figure, key: str, label: str) -> Markup:
     """The figure as an ``<svg>`` element to put into a page: transparent, themed by CSS, free of outside references.
 
     Parameters
@@ -147,8 +139,8 @@ def inline_svg(figure: Figure, key: str, label: str) -> str:
         text = text.replace(colour, f"var(--{name})")
     box = re.search(r'viewBox="([^"]*)"', text)
     assert box is not None
-    opening = f'<svg viewBox="{box.group(1)}" role="img" aria-label="{escape(label)}">'
-    return re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1)  # a label may hold a backslash
+    opening = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(box.group(1), label)
+    return Markup(re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1))  # a label may hold a backslash
 
 
 def wave_map() -> Colormap:

@@ -1,7 +1,6 @@
 """The picture that opens the README: the curve on the circle, every neuron's half-space, and the overlap kernel.
 
-It is drawn from artifacts of a real run and shows nothing that they do not hold. Pages live in page. May import
-artifacts and errors only.
+It is drawn from the artifacts of a real run.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 
 from pathlens.errors import ArtifactError, OptionError
 from pathlens.papers.artifact import Artifact
-from pathlens.papers.pages.figures import array
 from pathlens.papers.pages.palette import COLOURS, drawing, heat_map, wave_map
 
 __all__ = ["opening_picture"]
@@ -55,9 +53,8 @@ def opening_picture(artifacts: Iterable[Artifact], path: str | os.PathLike[str])
 
         figure = Figure(figsize=(_WIDTH / 100, _HEIGHT / 100), dpi=200, facecolor="white")
         _draw_circle(_axes(figure, 20, 48, 330, 330), found["hs.fig2"])
-        normals = [array(found["hs.fig6"], f"normals_{when}", None, None, None, 2)[0] for when in ("init", "end")]
-        epochs = array(found["hs.fig3"], "epochs", None)
-        kernels = array(found["hs.fig3"], "kernel_dlgn_pwc", len(epochs), None, None)[[0, -1]]
+        normals = [_array(found["hs.fig6"], f"normals_{when}")[0] for when in ("init", "end")]
+        kernels = _array(found["hs.fig3"], "kernel_dlgn_pwc")[[0, -1]]
         top = float(np.quantile(kernels, 0.998)) or 1.0
         for row, (y, when) in enumerate(((62, "before training"), (240, "after training"))):
             _draw_half_spaces(_axes(figure, 440, y, 480, 150), normals[row])
@@ -92,6 +89,12 @@ def opening_picture(artifacts: Iterable[Artifact], path: str | os.PathLike[str])
     return target
 
 
+def _array(artifact: Artifact, name: str) -> np.ndarray:
+    if name not in artifact.arrays:
+        raise ArtifactError(f"Artifact {artifact.name!r} ({artifact.scale}) has no array {name!r}. Run it again.")
+    return artifact.arrays[name]
+
+
 def _axes(figure: Any, x: float, y: float, width: float, height: float) -> Any:
     """Axes without frame at a place given in pixels from the upper left corner."""
     axes = figure.add_axes((x / _WIDTH, 1 - (y + height) / _HEIGHT, width / _WIDTH, height / _HEIGHT))
@@ -103,8 +106,7 @@ def _draw_circle(axes: Any, artifact: Artifact) -> None:
     """The target as a wave around the unit circle: radius 1 + y/5, coloured by y."""
     from matplotlib.collections import LineCollection
 
-    theta = array(artifact, "theta", None)
-    y = array(artifact, "y", len(theta))
+    theta, y = _array(artifact, "theta"), _array(artifact, "y")
     angle, value = np.append(theta, theta[0]), np.append(y, y[0])
     points = (1 + value / 5)[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
     pieces = list(np.stack([points[:-1], points[1:]], 1))

@@ -15,13 +15,13 @@ from pathlib import Path
 from pathlens.errors import ArtifactError
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim
-from pathlens.papers.pages.axes import number
-from pathlens.papers.pages.figures import read_spread
 from pathlens.papers.pages.words import (
     SIGNS,
     duration,
     mean_sd,
+    number,
     paper_tables,
+    read_spread,
     reductions,
     summaries,
     tally,

@@ -17,7 +17,7 @@ from typing import Any
 from pathlens.errors import ArtifactError
 from pathlens.files import parse_json
 from pathlens.pages import full_page, save_page
-from pathlens.papers.pages.figures import number
+from pathlens.papers.pages.words import number
 
 __all__ = ["FORMAT", "write_verification"]
 

@@ -1,7 +1,4 @@
-"""What pages say about an artifact, in words: values over seeds, times, where it ran, what it is smaller in.
-
-Single numbers are written by axes, medians and ranges by figures. May import artifacts only.
-"""
+"""Numbers, artifacts and their parts as text: values over seeds, durations, devices, sizes that differ."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from pathlens.papers.artifact import Artifact
-from pathlens.papers.pages.axes import number
 
 __all__ = [
     "SIGNS",
@@ -19,7 +15,9 @@ __all__ = [
     "duration",
     "flat",
     "mean_sd",
+    "number",
     "paper_tables",
+    "read_spread",
     "reduced_sizes",
     "reductions",
     "summaries",
@@ -28,6 +26,41 @@ __all__ = [
 ]
 
 SIGNS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number as people write it: few digits, words for infinity, a dash for what is missing.
+
+    Examples
+    --------
+    >>> number(0.0123456), number(2000.0), number(float("inf")), number(None), number(31.46), number(1.5e-13)
+    ('0.0123', '2000', 'not reached', '–', '31.5', '1.5e-13')
+    """
+    if value is None or np.isnan(value):
+        return "–"
+    if np.isinf(value):
+        return "not reached" if value > 0 else "−∞"
+    if float(value).is_integer() and abs(value) < 1e6:
+        return f"{value:.0f}".replace("-", "−")
+    return f"{value:.{digits}g}".replace("-", "−" if abs(value) >= 1e-4 else "-")
+
+
+def read_spread(values: Sequence[float | None] | np.ndarray, beyond: str = "not reached") -> str:
+    """'median (lowest–highest)' over seeds; None and infinity, what was never reached, read as ``beyond``; no NaN.
+
+    Examples
+    --------
+    >>> read_spread([240, 106, 255]), read_spread([None, 2385, None], ">4000"), read_spread([5]), read_spread([-1, 2])
+    ('240 (106–255)', '>4000 (2385–>4000)', '5', '0.5 (−1 to 2)')
+    """
+    there = sorted(np.inf if value is None else float(value) for value in values if value is None or value == value)
+    if not there:
+        return "–"
+    middle = there[(len(there) - 1) // 2], there[len(there) // 2]
+    median = middle[0] if middle[0] == middle[1] else sum(middle) / 2
+    middle_text, low, high = (beyond if value == np.inf else number(value) for value in (median, there[0], there[-1]))
+    between = " to " if there[0] < 0 else "–"
+    return middle_text if low == high else f"{middle_text} ({low}{between}{high})"
 
 
 def mean_sd(values: Sequence[float]) -> str:
