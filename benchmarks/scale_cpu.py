@@ -26,7 +26,8 @@ import torch
 from benchmarks.measure import describe, machine
 
 import pathlens as pl
-from pathlens.linops import GramSum, from_zarr, store
+from pathlens.linops import GramSum, from_zarr
+from pathlens.stores import open_store
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def measure(name: str, kernel: GramSum, folder: Path) -> dict[str, Any]:
             "block": report.block,
             "computed": report.computed,
         }
-        checksums[label] = store.open_layout(path).finished
+        checksums[label] = open_store(path).finished
         print(
             f"{name:8} {label:24} {report.seconds:8.1f} s  {1e9 * report.seconds / entries:7.2f} ns/entry  "
             f"{report.blocks} blocks of {report.block[0]}",

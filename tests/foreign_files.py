@@ -29,11 +29,11 @@ from pathlens.cli import _results
 from pathlens.data import formats, store, tabular
 from pathlens.errors import PathlensError
 from pathlens.estimators import DLGNClassifier
-from pathlens.files import sealed
+from pathlens.files import read_document, with_checksum, write_document
 from pathlens.linops import GramSum, from_zarr
 from pathlens.papers.artifact import Artifact, load
-from pathlens.records import Record, read_header, write_header
-from pathlens.training.checkpoints import load_checkpoint
+from pathlens.records import Record, RecordHeader, SnapshotHeader
+from pathlens.training.checkpoints import CheckpointHeader, load_checkpoint
 
 root = Path(sys.argv[1])
 os.environ["XDG_CACHE_HOME"] = str(root / "cache")
@@ -192,17 +192,17 @@ for name, content in NPZ.items():
     def run_artifact(content=content):
         path = Artifact("hs.a", "t", "p", "quick").save(root / "artifacts")
         document = json.loads(path.read_text())
-        del document["seal"]
+        del document["checksum"]
         (root / "artifacts" / "x.npz").write_bytes(content)
         document["arrays"] = {"file": "x.npz", "sha256": hashlib.sha256(content).hexdigest(), "contents": {}}
-        path.write_text(json.dumps(sealed(document)))
+        path.write_text(json.dumps(with_checksum(document)))
         assert "unreadable" in _results([root / "artifacts"])["hs.a"]
         return load(path)
 
 
 header = root / "header.json"
 header.write_bytes(b'{"a":' * 100_000)
-CASES["header, nested"] = lambda: read_header(header, "snapshot")
+CASES["header, nested"] = lambda: read_document(header, SnapshotHeader)
 CASES["snapshot, nested"] = lambda: Snapshot.load(root / "header")
 
 
@@ -210,9 +210,7 @@ CASES["snapshot, nested"] = lambda: Snapshot.load(root / "header")
 def run_snapshot():
     data = struct.pack("<Q", 1 << 40) + b"{}"
     (root / "s.safetensors").write_bytes(data)
-    write_header(
-        root / "s.json", "snapshot", {"sha256": hashlib.sha256(data).hexdigest(), "tensors": [], "description": {}}
-    )
+    write_document(root / "s.json", SnapshotHeader(sha256=hashlib.sha256(data).hexdigest(), description={}))
     return Snapshot.load(root / "s")
 
 
@@ -221,7 +219,21 @@ def run_record():
     text = json.dumps({"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 4]}}).encode()
     data = struct.pack("<Q", len(text)) + text + bytes(4)
     (root / "r.safetensors").write_bytes(data)
-    write_header(root / "r.json", "record", {"sha256": hashlib.sha256(data).hexdigest(), "tensors": ["x"]})
+    header = RecordHeader(
+        sha256=hashlib.sha256(data).hexdigest(),
+        tensors=("x",),
+        layers=(),
+        sites=(),
+        gate_label="hard",
+        flops_per_row=0,
+        untracked=(),
+        kept=(),
+        has_sensitivities=True,
+        chain=False,
+        ungated=(),
+        learned_entry=False,
+    )
+    write_document(root / "r.json", header)
     return Record.load(root / "r")
 
 
@@ -231,11 +243,8 @@ def run_checkpoint():
     data = struct.pack("<Q", len(text)) + text + bytes(4)
     (root / "c").mkdir()
     (root / "c" / "checkpoint-00000001.safetensors").write_bytes(data)
-    write_header(
-        root / "c" / "checkpoint-00000001.json",
-        "checkpoint",
-        {"sha256": hashlib.sha256(data).hexdigest(), "tensors": ["x"]},
-    )
+    header = CheckpointHeader(sha256=hashlib.sha256(data).hexdigest(), tensors=("x",), state={})
+    write_document(root / "c" / "checkpoint-00000001.json", header)
     return load_checkpoint(root / "c", {})
 
 
@@ -273,9 +282,9 @@ model.save(root / "model")
 @case("model, labels")
 def run_model():
     header = json.loads((root / "model.json").read_text())
-    del header["seal"]
+    del header["checksum"]
     header["classes"]["dtype"] = "<U400000000"
-    (root / "model.json").write_text(json.dumps(sealed(header)))
+    (root / "model.json").write_text(json.dumps(with_checksum(header)))
     return DLGNClassifier.load(root / "model")
 
 
@@ -293,8 +302,8 @@ for name, shape, block in (
         described = json.loads(plain)
         described["shape"] = shape
         described["chunk_grid"]["configuration"]["chunk_shape"] = block
-        own = {key: value for key, value in described["attributes"]["pathlens"].items() if key != "seal"}
-        described["attributes"]["pathlens"] = sealed({**own, "shape": shape, "block": block})
+        own = {key: value for key, value in described["attributes"]["pathlens"].items() if key != "checksum"}
+        described["attributes"]["pathlens"] = with_checksum({**own, "shape": shape, "block": block})
         (root / "kernel" / "zarr.json").write_text(json.dumps(described))
         return from_zarr(root / "kernel")
 

@@ -186,6 +186,17 @@ def test_import_is_light_and_quick() -> None:
     pytest.fail(f"import pathlens takes {best:.2f} of the time that torch's own import takes, expected less than 0.4")
 
 
+def test_stores_are_loaded_when_they_are_used() -> None:
+    script = """
+        import sys
+        import pathlens.linops
+        before = "pathlens.stores" in sys.modules
+        pathlens.linops.from_zarr
+        print(before, "pathlens.stores" in sys.modules, sorted({"zarr", "distributed", "joblib"} & set(sys.modules)))
+    """
+    assert run(script).strip() == "False True []"
+
+
 def test_pages_and_artifacts_need_no_torch() -> None:
     script = """
         import sys

@@ -12,10 +12,12 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from pathlens.errors import BudgetError, OptionError
+
+if TYPE_CHECKING:
+    import torch
 
 FRACTION_OF_FREE = 0.5  # the caller's own arrays, and the allocator's slack, need the rest
 TILE_EDGE = 2048  # beyond this a tile's matrix product gets no faster, and its buffers leave the cache
@@ -100,11 +102,14 @@ def resolve_budget(max_bytes: int | None, device: torch.device) -> int:
 
     Examples
     --------
+    >>> import torch
     >>> resolve_budget(1000, torch.device("cpu"))
     1000
     """
     if max_bytes is None:
         if device.type == "cuda":
+            import torch
+
             return int(torch.cuda.mem_get_info(device)[0] * FRACTION_OF_FREE)
         return int(_free_about(int(time.monotonic() * 10)) * FRACTION_OF_FREE)
     if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:

@@ -650,8 +650,8 @@ def doctor() -> None:
 
     from pathlens.budgets import free_bytes, human_bytes
     from pathlens.data import store
-    from pathlens.linops.cluster import default_workers
     from pathlens.papers.artifact import environment
+    from pathlens.stores.executors import default_workers
 
     console = _console()
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))

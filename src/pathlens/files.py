@@ -1,11 +1,12 @@
-"""Files that are there whole or not at all, documents that carry a checksum of themselves, and decoders with bounds.
+"""Atomic writes, JSON documents with a schema and a checksum, and decoders for files of unknown origin.
 
-The decoders read files that somebody else may have made. They raise ValueError for whatever is wrong with one, and
-compare what a file declares with what it holds before they allocate memory for it.
+The decoders raise ValueError for anything wrong with a file, and compare the sizes that it declares with the sizes that
+it has before they allocate memory.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -18,9 +19,14 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+import msgspec
 import numpy as np
+
+from pathlens.errors import FileFormatError
+
+FORMAT_VERSION = 1  # of every document
 
 # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -81,10 +87,34 @@ def locked(folder: Path) -> Iterator[bool]:
 # --- documents -------------------------------------------------------------------------------------------------
 
 
-def parse_json(text: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
-    """The value of a JSON text; a ValueError for what is not JSON, whatever its depth.
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="format"):
+    """A JSON document with a format, a version and a checksum.
 
-    ``constant`` is called with NaN, Infinity and -Infinity, which are numbers without it.
+    A subclass lists the fields and their types, and names its format as ``tag="pathlens.…"``.
+
+    >>> class Point(Document, tag="pathlens.point", frozen=True, kw_only=True):
+    ...     x: float
+    >>> document = to_json(Point(x=1.5))
+    >>> sorted(document)
+    ['checksum', 'format', 'version', 'x']
+    >>> from_json(document, Point, "point.json")
+    Point(version=1, x=1.5)
+    >>> from_json({**document, "x": 2.5}, Point, "point.json")
+    Traceback (most recent call last):
+        ...
+    pathlens.errors.FileFormatError: point.json: its content does not match its checksum: it was edited or damaged ...
+    """
+
+    version: int = FORMAT_VERSION
+
+
+D = TypeVar("D", bound=Document)
+
+
+def parse_json(text: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
+    """Parse a JSON text; raises ValueError if it is not JSON or is nested too deeply.
+
+    ``constant`` is called for NaN, Infinity and -Infinity, which are numbers without it.
 
     >>> parse_json("[1, 2.5]")
     [1, 2.5]
@@ -95,26 +125,83 @@ def parse_json(text: bytes | str, constant: Callable[[str], Any] | None = None) 
         raise ValueError("it is nested too deeply") from None
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with a checksum of itself.
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with an entry for its own checksum.
 
-    >>> unsealed(sealed({"a": 1}))
+    >>> verify_checksum(with_checksum({"a": 1}))
     {'a': 1}
     """
-    plain = json.loads(json.dumps(content))
-    return {**plain, "seal": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
+    plain = json.loads(json.dumps(content, default=_to_dict))
+    return {**plain, "checksum": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
 
-def unsealed(document: Any) -> dict[str, Any]:
-    """What was sealed; a ValueError where its checksum is not that of the content."""
-    content = {k: v for k, v in document.items() if k != "seal"} if isinstance(document, dict) else {}
+def verify_checksum(document: Any) -> dict[str, Any]:
+    """The content of a document without its checksum; raises ValueError if the two do not match."""
+    content = {k: v for k, v in document.items() if k != "checksum"} if isinstance(document, dict) else {}
     try:
-        agrees = bool(content) and document.get("seal") == sealed(content)["seal"]
+        matches = bool(content) and document.get("checksum") == with_checksum(content)["checksum"]
     except RecursionError:
-        agrees = False
-    if not agrees:
-        raise ValueError("its content does not have the checksum it carries")
+        matches = False
+    if not matches:
+        raise ValueError("its content does not match its checksum")
     return content
+
+
+def _to_dict(value: Any) -> dict[str, Any]:
+    """The fields of a nested struct or dataclass; a TypeError for anything else."""
+    return msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else dataclasses.asdict(value)
+
+
+def to_json(document: Document) -> dict[str, Any]:
+    """A document as JSON values, with its format and checksum."""
+    return with_checksum({"format": type(document).__struct_config__.tag, **msgspec.structs.asdict(document)})
+
+
+def from_json(document: Any, kind: type[D], where: str | Path, error: type[FileFormatError] = FileFormatError) -> D:
+    """Check format, version, checksum and fields of a parsed document, and return it with its types.
+
+    Errors name ``where`` it was found.
+    """
+    tag = str(kind.__struct_config__.tag)
+    found = document.get("format") if isinstance(document, dict) else type(document).__name__
+    if found != tag:
+        raise error(f"{where}: expected a {tag} file, found {found!r}. Load it as what it is.")
+    if document.get("version") != FORMAT_VERSION:
+        raise error(
+            f"{where}: format version {document.get('version')!r}, this Pathlens reads version {FORMAT_VERSION}. "
+            "Use the Pathlens version that wrote it."
+        )
+    try:
+        content = verify_checksum(document)
+    except ValueError as e:
+        raise error(
+            f"{where}: {e}: it was edited or damaged after it was written. It was left untouched; restore it "
+            "from a copy."
+        ) from e
+    try:
+        return msgspec.convert(content, kind, str_keys=True)
+    except msgspec.ValidationError as e:
+        name = tag.removeprefix("pathlens.")
+        raise error(f"{where}: the {name} lacks or misstates a field ({e}). Save it again.") from e
+
+
+def write_document(path: Path, document: Document) -> None:
+    """Write a document to a JSON file, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(to_json(document), indent=1).encode())
+
+
+def read_document(path: Path, kind: type[D], error: type[FileFormatError] = FileFormatError) -> D:
+    """Read a document that `write_document` wrote; refuses any file that is damaged or of another kind or version."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as e:
+        raise error(f"{path}: no such file. Is this the path it was saved to?") from e
+    try:
+        document = parse_json(data)
+    except ValueError as e:
+        raise error(f"{path}: not valid JSON ({e}); it was left untouched. Restore it from a copy.") from e
+    return from_json(document, kind, path, error)
 
 
 # --- decoders --------------------------------------------------------------------------------------------------

@@ -7,61 +7,44 @@ tensors, shapes and files only.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pathlens.errors import FileFormatError, RecordError, ShapeError
-from pathlens.files import parse_json, sealed, sync_folder, unsealed, write_atomically
-
-FORMAT_VERSION = 1
-
+from pathlens.files import Document, parse_json, read_document, sync_folder, write_atomically, write_document
 
 # --- files -----------------------------------------------------------------------------------------------------
 
 
-def write_header(path: Path, kind: str, meta: Mapping[str, Any]) -> None:
-    """Write a JSON file that names its kind and version and carries a checksum of its own content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    header = sealed({"format": f"pathlens.{kind}", "version": FORMAT_VERSION, **meta})
-    write_atomically(path, json.dumps(header, indent=1).encode())
+class TensorHeader(Document, tag="pathlens.tensors", frozen=True, kw_only=True):
+    """The JSON file beside a safetensors file; subclasses add the fields of their kind.
+
+    Attributes
+    ----------
+    sha256
+        Checksum of the safetensors file.
+    tensors
+        Names of its tensors, in order.
+    """
+
+    sha256: str = ""
+    tensors: tuple[str, ...] = ()
 
 
-def read_header(path: Path, kind: str, error: type[FileFormatError] = FileFormatError) -> dict[str, Any]:
-    """Read what `write_header` wrote; refuse anything truncated, edited, of another kind or of another version."""
-    if not path.is_file():
-        raise error(f"{path}: no such file. Is this the place where the {kind} was saved?")
-    try:
-        meta = parse_json(path.read_bytes())
-    except ValueError as e:
-        raise error(f"{path}: not valid JSON ({e}); it was left untouched. Restore it from a copy.") from e
-    if not isinstance(meta, dict) or meta.get("format") != f"pathlens.{kind}":
-        found = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
-        raise error(f"{path}: expected a pathlens.{kind} file, found {found!r}. Load it as what it is.")
-    if meta.get("version") != FORMAT_VERSION:
-        raise error(
-            f"{path}: format version {meta.get('version')!r}, this Pathlens reads version {FORMAT_VERSION}. "
-            "Use the Pathlens version that wrote it."
-        )
-    try:
-        return unsealed(meta)
-    except ValueError as e:
-        raise error(
-            f"{path}: {e}: it was edited or damaged after it was written. It was left untouched; restore it "
-            "from a copy."
-        ) from e
+H = TypeVar("H", bound=TensorHeader)
 
 
 class _Pair(NamedTuple):
-    """The files of one saved thing. `pending` exists only while a save is under way, or was interrupted."""
+    """The files of one saved object. `pending` exists only during a save, or after an interrupted one."""
 
     header: Path
     tensors: Path
@@ -74,11 +57,11 @@ class _Pair(NamedTuple):
         return cls(*(path.with_name(stem + suffix) for suffix in (".json", ".safetensors", ".new.safetensors")))
 
 
-def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], kind: str) -> str:
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: TensorHeader) -> str:
     """Write `path`.safetensors and `path`.json, replacing an older pair safely; returns the tensors' checksum.
 
-    The new tensors are written beside the old ones, then the JSON file (from that moment the new pair is the valid
-    one), then they take their place: `load_tensors` reads one of both, complete, after a crash at any point.
+    The new tensors are written beside the old ones, then the JSON file is replaced, which makes the new pair valid,
+    then the new tensors replace the old ones. After a crash at any point `load_tensors` reads a complete pair.
     """
     from safetensors.torch import save
 
@@ -95,51 +78,56 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], meta: Mapping[
             os.replace(pair.pending, pair.tensors)
     pair.pending.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(pair.pending, data)
-    write_header(pair.header, kind, {"sha256": checksum, "tensors": list(tensors), **meta})
+    write_document(pair.header, msgspec.structs.replace(header, sha256=checksum, tensors=tuple(tensors)))
     os.replace(pair.pending, pair.tensors)
     sync_folder(pair.tensors.parent)
     return checksum
 
 
 def load_tensors(
-    path: str | Path, kind: str, error: type[FileFormatError] = FileFormatError
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote; refuse anything truncated, corrupt, edited, of another kind or version."""
+    path: str | Path, kind: type[H], error: type[FileFormatError] = FileFormatError
+) -> tuple[dict[str, Tensor], H]:
+    """Read the tensors and the header that `save_tensors` wrote; refuses damaged files and other kinds."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     pair = _Pair.at(path)
-    meta = read_header(pair.header, kind, error)
+    header = read_document(pair.header, kind, error)
     found = []
     for file in (pair.tensors, pair.pending):
         if not file.is_file():
             continue
         data = file.read_bytes()
         checksum = hashlib.sha256(data).hexdigest()
-        if checksum == meta.get("sha256"):
+        if checksum == header.sha256:
             try:
                 loaded = load(data)
             except SafetensorError as e:
-                raise error(f"{file}: not a safetensors file ({e}). Save the {kind} again.") from e
-            names = meta.pop("tensors", ())
-            if set(names) != set(loaded):
-                raise error(f"{file}: its tensors are not those that {pair.header.name} lists. Save the {kind} again.")
-            return {k: loaded[k] for k in names}, meta  # safetensors sorts them; the order of layers means something
+                raise error(f"{file}: not a safetensors file ({e}). Save it again.") from e
+            if set(header.tensors) != set(loaded):
+                raise error(f"{file}: its tensors are not those that {pair.header.name} lists. Save it again.")
+            return {k: loaded[k] for k in header.tensors}, header  # safetensors sorts them; the order of layers matters
         found.append(f"{checksum[:12]}… ({len(data)} bytes)")
     if not found:
-        raise error(f"{pair.tensors}: no such file. A saved {kind} is a pair of .json and .safetensors files.")
+        raise error(f"{pair.tensors}: no such file. A .json and a .safetensors file belong together.")
     raise error(
-        f"{pair.tensors}: checksum {found[0]} instead of {str(meta.get('sha256'))[:12]}…: the file is truncated or "
+        f"{pair.tensors}: checksum {found[0]} instead of {header.sha256[:12]}…: the file is truncated or "
         "corrupt, or belongs to another .json file. It was left untouched; restore it from a copy."
     )
 
 
-def _incomplete(path: str | Path, kind: str, cause: Exception) -> FileFormatError:
-    header = _Pair.at(path).header
-    return FileFormatError(f"{header}: the {kind} lacks or misstates {cause}. Save it again.")
+def checksum_of_tensors(path: str | Path) -> str:
+    """The checksum of the tensors that a header file lists; reads the header alone."""
+    return str(parse_json(_Pair.at(path).header.read_bytes())["sha256"])
 
 
 # --- snapshot --------------------------------------------------------------------------------------------------
+
+
+class SnapshotHeader(TensorHeader, tag="pathlens.snapshot", frozen=True, kw_only=True):
+    """The JSON file of a snapshot."""
+
+    description: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -164,16 +152,13 @@ class Snapshot:
 
     def save(self, path: str | Path) -> str:
         """Write `path`.safetensors and `path`.json; returns the checksum of the tensors."""
-        return save_tensors(path, self.state, {"description": self.description}, "snapshot")
+        return save_tensors(path, self.state, SnapshotHeader(description=self.description))
 
     @classmethod
     def load(cls, path: str | Path) -> Snapshot:
         """Read a saved snapshot."""
-        tensors, meta = load_tensors(path, "snapshot")
-        try:
-            return cls(tensors, meta["description"])
-        except KeyError as e:
-            raise _incomplete(path, "snapshot", e) from e
+        tensors, header = load_tensors(path, SnapshotHeader)
+        return cls(tensors, header.description)
 
     def __repr__(self) -> str:
         kind = self.description.get("kind", "module")
@@ -227,6 +212,21 @@ class Layer:
     identity: bool = False
     trainable: bool = True
     parameters: tuple[str, ...] = ()
+
+
+class RecordHeader(TensorHeader, tag="pathlens.record", frozen=True, kw_only=True):
+    """The JSON file of a record."""
+
+    layers: tuple[Layer, ...]
+    sites: tuple[str, ...]
+    gate_label: str
+    flops_per_row: int
+    untracked: tuple[str, ...]
+    kept: tuple[int, ...]
+    has_sensitivities: bool
+    chain: bool
+    ungated: tuple[str, ...]
+    learned_entry: bool
 
 
 @runtime_checkable
@@ -432,22 +432,15 @@ class Record:
         cut = slice(lo, hi)
         keep = slice(None) if output is None else slice(output, output + 1)
         kept = self.kept if output is None else ((self.kept[output],) if self.kept else (output,))
-        return Record(
-            self.x[cut],
-            self.f[cut, keep],
-            {k: v[cut] for k, v in self.bits.items()},
-            {k: v[cut] for k, v in self.soft.items()},
-            self.layers,
-            {k: [t[cut] for t in v] for k, v in self.layer_inputs.items()},
-            {k: v[cut, keep] for k, v in self.sensitivity.items()},
-            self.gate_label,
-            self.flops_per_row,
-            self.untracked,
-            kept,
-            self.has_sensitivities,
-            self.chain,
-            self.ungated,
-            self.learned_entry,
+        return replace(
+            self,
+            x=self.x[cut],
+            f=self.f[cut, keep],
+            bits={k: v[cut] for k, v in self.bits.items()},
+            soft={k: v[cut] for k, v in self.soft.items()},
+            layer_inputs={k: [t[cut] for t in v] for k, v in self.layer_inputs.items()},
+            sensitivity={k: v[cut, keep] for k, v in self.sensitivity.items()},
+            kept=kept,
         )
 
     def save(self, path: str | Path) -> str:
@@ -456,46 +449,28 @@ class Record:
         tensors |= {f"bits/{k}": v for k, v in self.bits.items()} | {f"soft/{k}": v for k, v in self.soft.items()}
         tensors |= {f"sensitivity/{k}": v for k, v in self.sensitivity.items()}
         tensors |= {f"input/{i}/{k}": t for k, v in self.layer_inputs.items() for i, t in enumerate(v)}
-        meta = {
-            "layers": [asdict(layer) for layer in self.layers],
-            "sites": list(self.sites),
-            "gate_label": self.gate_label,
-            "flops_per_row": self.flops_per_row,
-            "untracked": list(self.untracked),
-            "kept": list(self.kept),
-            "has_sensitivities": self.has_sensitivities,
-            "chain": self.chain,
-            "ungated": list(self.ungated),
-            "learned_entry": self.learned_entry,
-        }
-        return save_tensors(path, tensors, meta, "record")
+        return save_tensors(path, tensors, RecordHeader(sites=self.sites, **{k: getattr(self, k) for k in _FACTS}))
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
         """Read a saved record."""
-        t, meta = load_tensors(path, "record")
+        t, header = load_tensors(path, RecordHeader)
         try:
-            layers = tuple(_layer_from(d) for d in meta["layers"])
-            inputs = {layer.name: [t[f"input/{i}/{layer.name}"] for i in range(len(layer.calls))] for layer in layers}
             return cls(
                 t["x"],
                 t["f"],
-                {s: t[f"bits/{s}"] for s in meta["sites"]},
-                {s: t[f"soft/{s}"] for s in meta["sites"] if f"soft/{s}" in t},
-                layers,
-                inputs,
-                {k.removeprefix("sensitivity/"): v for k, v in t.items() if k.startswith("sensitivity/")},
-                meta["gate_label"],
-                meta["flops_per_row"],
-                tuple(meta["untracked"]),
-                tuple(meta["kept"]),
-                meta["has_sensitivities"],
-                meta["chain"],
-                tuple(meta.get("ungated", ())),
-                meta.get("learned_entry", False),
+                {s: t[f"bits/{s}"] for s in header.sites},
+                {s: t[f"soft/{s}"] for s in header.sites if f"soft/{s}" in t},
+                layer_inputs={
+                    layer.name: [t[f"input/{i}/{layer.name}"] for i in range(len(layer.calls))]
+                    for layer in header.layers
+                },
+                sensitivity={k.removeprefix("sensitivity/"): v for k, v in t.items() if k.startswith("sensitivity/")},
+                **{k: getattr(header, k) for k in _FACTS},
             )
         except (KeyError, ShapeError) as e:
-            raise _incomplete(path, "record", e) from e
+            file = _Pair.at(path).header
+            raise FileFormatError(f"{file}: the record lacks or misstates {e}. Save it again.") from e
 
     def __repr__(self) -> str:
         return (
@@ -504,26 +479,8 @@ class Record:
         )
 
 
-def _layer_from(d: dict[str, Any]) -> Layer:
-    calls = tuple(
-        None
-        if c is None
-        else Convolution(
-            tuple(c["kernel"]), tuple(c["stride"]), tuple(map(tuple, c["padding"])), tuple(c["dilation"]), c["groups"]
-        )
-        for c in d["calls"]
-    )
-    return Layer(
-        d["name"],
-        d["part"],
-        d["bias"],
-        d["inputs"],
-        d["outputs"],
-        calls,
-        d["identity"],
-        d["trainable"],
-        tuple(d.get("parameters", (f"{d['name']}.weight", f"{d['name']}.bias"))),
-    )
+# the fields that a record and its header share
+_FACTS = tuple(name for name in RecordHeader.__struct_fields__ if name in Record.__dataclass_fields__)
 
 
 def _positions(t: Tensor, call: Convolution | None) -> int:

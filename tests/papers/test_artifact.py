@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathlens.errors import ArtifactError, OptionError
-from pathlens.files import sealed
+from pathlens.files import with_checksum
 from pathlens.papers import artifact as artifacts
 from pathlens.papers.artifact import Artifact, load, load_folder
 from pathlens.papers.claim import ORIGINS, Claim, Deviation, combine_verdicts
@@ -290,8 +290,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 def edit(path: Path, **changes: object) -> None:
     """Change entries and the checksum with them, as somebody who wants to deceive would."""
-    content = {key: value for key, value in json.loads(path.read_text()).items() if key != "seal"}
-    path.write_text(json.dumps(sealed({**content, **changes})))
+    content = {key: value for key, value in json.loads(path.read_text()).items() if key != "checksum"}
+    path.write_text(json.dumps(with_checksum({**content, **changes})))
 
 
 @pytest.mark.parametrize(

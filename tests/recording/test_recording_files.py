@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from pathlens import Record, Snapshot, Trajectory, models, record, records, snapshot
 from pathlens.errors import CheckpointError, FileFormatError, NotFiniteError, RecordError, UnknownNameError
 from pathlens.files import write_atomically
-from pathlens.records import load_tensors, save_tensors
+from pathlens.records import TensorHeader, load_tensors, save_tensors
+from pathlens.training.checkpoints import CheckpointHeader
 
 
 def net_and_rows(seed: int = 0) -> tuple[nn.Module, Tensor]:
@@ -200,12 +201,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-def edit_json(path: Path, change: Callable[[dict[str, Any]], Any], seal: bool = False) -> None:
+def edit_json(path: Path, change: Callable[[dict[str, Any]], Any], new_checksum: bool = False) -> None:
     meta = json.loads(path.read_text())
     change(meta)
-    if seal:  # as a program would that writes the format by its own lights
-        meta.pop("seal")
-        meta["seal"] = hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+    if new_checksum:  # as another program that writes this format would
+        meta.pop("checksum")
+        meta["checksum"] = hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(meta))
 
 
@@ -229,7 +230,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: edit_json(f / "r.json", lambda m: m["layers"][0].update(outputs=7)),
         r"r\.json: .* edited or damaged",
     ),
-    "no seal": (lambda f: edit_json(f / "r.json", lambda m: m.pop("seal")), r"r\.json: .* edited or damaged"),
+    "no checksum": (lambda f: edit_json(f / "r.json", lambda m: m.pop("checksum")), r"r\.json: .* edited or damaged"),
     "newer version": (
         lambda f: edit_json(f / "r.json", lambda m: m.update(version=2)),
         r"r\.json: format version 2, this",
@@ -237,21 +238,23 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no json": (lambda f: (f / "r.json").unlink(), r"r\.json: no such file"),
     "no tensors": (lambda f: (f / "r.safetensors").unlink(), r"r\.safetensors: no such file"),
     "foreign, incomplete": (
-        lambda f: edit_json(f / "r.json", lambda m: m.pop("sites"), seal=True),
-        r"r\.json: the record lacks .*'sites'",
+        lambda f: edit_json(f / "r.json", lambda m: m.pop("sites"), new_checksum=True),
+        r"r\.json: the record lacks .*`sites`",
     ),
     "foreign, other layers": (
-        lambda f: edit_json(f / "r.json", lambda m: m["layers"][0].update(name="none"), seal=True),
+        lambda f: edit_json(f / "r.json", lambda m: m["layers"][0].update(name="none"), new_checksum=True),
         r"r\.json: the record lacks .*'input/0/none'",
     ),
     "foreign, other tensors": (
-        lambda f: edit_json(f / "r.json", lambda m: m["tensors"].pop(), seal=True),
+        lambda f: edit_json(f / "r.json", lambda m: m["tensors"].pop(), new_checksum=True),
         r"r\.safetensors: its tensors are not those that r\.json lists",
     ),
     "foreign, not safetensors": (
         lambda f: (
             (f / "r.safetensors").write_bytes(b"nonsense"),
-            edit_json(f / "r.json", lambda m: m.update(sha256=hashlib.sha256(b"nonsense").hexdigest()), seal=True),
+            edit_json(
+                f / "r.json", lambda m: m.update(sha256=hashlib.sha256(b"nonsense").hexdigest()), new_checksum=True
+            ),
         ),
         r"r\.safetensors: not a safetensors file",
     ),
@@ -302,7 +305,7 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"s\.json: expected a pathlens.record file, found 'pathlens.snapshot'"):
         Record.load(tmp_path / "s")
     with pytest.raises(CheckpointError, match=r"expected a pathlens.checkpoint file"):
-        load_tensors(tmp_path / "s", "checkpoint", CheckpointError)
+        load_tensors(tmp_path / "s", CheckpointHeader, CheckpointError)
     with pytest.raises(FileFormatError, match=r"trajectory\.json: no such file"):
         Trajectory.load(tmp_path)
     (tmp_path / "trajectory.json").write_bytes((tmp_path / "s.json").read_bytes())
@@ -385,5 +388,5 @@ def test_files_have_ordinary_permissions(tmp_path: Path) -> None:
 
 
 def test_the_checksum_is_that_of_the_tensor_file(tmp_path: Path) -> None:
-    checksum = save_tensors(tmp_path / "t", {"w": torch.ones(2)}, {}, "thing")
+    checksum = save_tensors(tmp_path / "t", {"w": torch.ones(2)}, TensorHeader())
     assert checksum == hashlib.sha256((tmp_path / "t.safetensors").read_bytes()).hexdigest()

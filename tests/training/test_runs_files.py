@@ -113,7 +113,7 @@ def test_files_of_two_saves_are_told_apart(tmp_path: Path, monkeypatch: pytest.M
     trained().save(tmp_path)
     other = trained(seeds=[3, 4], keep_at=[], keep_when=[])
     with monkeypatch.context() as patch:
-        patch.setattr("pathlens.training.runs.write_header", lambda *_: 1 / 0)
+        patch.setattr("pathlens.training.runs.write_document", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             other.save(tmp_path)
     with pytest.raises(errors.FileFormatError, match=r"run-0000: belongs to another save than .*interrupted"):

@@ -7,15 +7,33 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 
 from pathlens.errors import FileFormatError, OptionError
 from pathlens.estimators.halfspaces import HalfSpaceModel
-from pathlens.records import load_tensors, save_tensors
+from pathlens.records import TensorHeader, load_tensors, save_tensors
 
 E = TypeVar("E")
 _SCALARS = ("loss_", "soft_loss_", "hardening_", "weight_decay_", "n_iter_", "n_features_in_", "_one_target")
+
+
+class ClassLabels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The class labels of a classifier, and their numpy dtype."""
+
+    values: list[Any]
+    dtype: str
+
+
+class EstimatorHeader(TensorHeader, tag="pathlens.estimator", frozen=True, kw_only=True):
+    """The JSON file of a fitted estimator."""
+
+    estimator: str
+    parameters: dict[str, Any]
+    fitted: dict[str, Any]
+    feature_names: list[str] | None
+    classes: ClassLabels | None
 
 
 def save_estimator(estimator: Any, path: str | Path) -> None:
@@ -27,38 +45,43 @@ def save_estimator(estimator: Any, path: str | Path) -> None:
             f"{name}.save: random_state is a {type(parameters['random_state']).__name__}, which a file "
             "cannot hold. Use an int: estimator.set_params(random_state=0)."
         )
-    meta: dict[str, Any] = {"class": name, "parameters": {k: _plain(v) for k, v in parameters.items()}}
-    meta["fitted"] = {k: _plain(getattr(estimator, k)) for k in _SCALARS if hasattr(estimator, k)}
-    if hasattr(estimator, "feature_names_in_"):
-        meta["feature_names"] = estimator.feature_names_in_.tolist()
+    names = estimator.feature_names_in_.tolist() if hasattr(estimator, "feature_names_in_") else None
+    classes = None
     if hasattr(estimator, "classes_"):
         labels = estimator.classes_
         listed = labels.tolist()
         if not all(isinstance(v, (str, bool, int, float)) for v in listed):
             raise OptionError(f"{name}.save: class labels must be strings or numbers to be written to a file.")
         # strings of numpy and of Python alike come back as they were
-        meta["classes"] = {"dtype": "object" if labels.dtype == object else labels.dtype.str, "values": listed}
+        classes = ClassLabels(listed, "object" if labels.dtype == object else labels.dtype.str)
     tensors = {k: torch.tensor(a) for k, a in estimator.model_.arrays().items()}
-    save_tensors(path, tensors, meta, "estimator")
+    header = EstimatorHeader(
+        estimator=name,
+        parameters={k: _plain(v) for k, v in parameters.items()},
+        fitted={k: _plain(getattr(estimator, k)) for k in _SCALARS if hasattr(estimator, k)},
+        feature_names=names,
+        classes=classes,
+    )
+    save_tensors(path, tensors, header)
 
 
 def load_estimator(cls: type[E], path: str | Path) -> E:
     """Read what `save_estimator` wrote for this class."""
-    tensors, meta = load_tensors(path, "estimator")
-    if meta.get("class") != cls.__name__:
-        raise FileFormatError(f"{path}: holds a {meta.get('class')}, not a {cls.__name__}. Load it as what it is.")
+    tensors, header = load_tensors(path, EstimatorHeader)
+    if header.estimator != cls.__name__:
+        raise FileFormatError(f"{path}: holds a {header.estimator}, not a {cls.__name__}. Load it as what it is.")
     try:
-        parameters = {k: _as_it_was(v) for k, v in meta["parameters"].items()}
+        parameters = {k: _as_it_was(v) for k, v in header.parameters.items()}
         estimator = cls(**parameters)
         setattr(estimator, "model_", HalfSpaceModel.from_arrays({k: t.numpy() for k, t in tensors.items()}))  # noqa: B010
-        for name, value in meta["fitted"].items():
+        for name, value in header.fitted.items():
             if name not in _SCALARS:
                 raise KeyError(name)
             setattr(estimator, name, value)
-        if "feature_names" in meta:
-            setattr(estimator, "feature_names_in_", np.asarray(meta["feature_names"], dtype=object))  # noqa: B010
-        if "classes" in meta:
-            setattr(estimator, "classes_", _labels(**meta["classes"]))  # noqa: B010
+        if header.feature_names is not None:
+            setattr(estimator, "feature_names_in_", np.asarray(header.feature_names, dtype=object))  # noqa: B010
+        if header.classes is not None:
+            setattr(estimator, "classes_", _labels(header.classes.values, header.classes.dtype))  # noqa: B010
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FileFormatError(f"{path}: the file lacks or misstates {error}. Save the estimator again.") from error
     return estimator

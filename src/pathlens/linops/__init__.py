@@ -1,7 +1,6 @@
 """Kernels as lazy operators: sums of Hadamard products of Gram matrices, evaluated in tiles within a memory budget.
 
-Here live the operator, its solvers and its backends; nothing here knows of networks, and nothing of the package but the
-errors is imported.
+The operator, its solvers and its backends are here. Networks are not: `pathlens.kernels` builds kernels from them.
 
 >>> import torch
 >>> from pathlens.linops import GramSum
@@ -13,13 +12,16 @@ tensor([[4., 4.],
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from pathlens.linops.approximation import nystrom
 from pathlens.linops.custom import CustomKernel
 from pathlens.linops.factors import Factor, RowSource, RowStream
 from pathlens.linops.operator import GramSum, KernelOperator
 from pathlens.linops.solvers import Eigenpairs, Solution
-from pathlens.linops.store import StoredKernel, from_zarr
-from pathlens.linops.writing import StoreReport
+
+if TYPE_CHECKING:
+    from pathlens.linops.stored import StoredKernel, from_zarr
 
 __all__ = [
     "CustomKernel",
@@ -30,8 +32,15 @@ __all__ = [
     "RowSource",
     "RowStream",
     "Solution",
-    "StoreReport",
     "StoredKernel",
     "from_zarr",
     "nystrom",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("StoredKernel", "from_zarr"):  # load pathlens.stores
+        from pathlens.linops import stored
+
+        return getattr(stored, name)
+    raise AttributeError(f"module 'pathlens.linops' has no attribute {name!r}")

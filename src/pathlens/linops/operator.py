@@ -29,7 +29,6 @@ from pathlens.errors import (
 )
 from pathlens.indexing import as_index
 from pathlens.linops import backends, counts, solvers
-from pathlens.linops.cluster import TIMEOUT
 from pathlens.linops.evaluate import Evaluator, overflow_error
 from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable
 from pathlens.linops.matmul import matmul, plan_matmul
@@ -40,7 +39,7 @@ from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from pathlens.linops.writing import StoreReport
+    from pathlens.stores import StoreReport
 
 
 class KernelOperator(ABC):
@@ -475,7 +474,7 @@ class KernelOperator(ABC):
         verify: bool = True,
         overwrite: bool = False,
         max_bytes: int | None = None,
-        timeout: float = TIMEOUT,
+        timeout: float = 300.0,
     ) -> StoreReport:
         """Write the whole matrix to disk as a Zarr array, block by block, on all processors or on a cluster.
 
@@ -533,9 +532,9 @@ class KernelOperator(ABC):
         >>> first.blocks, first.computed, again.computed, again.kept
         (6, 6, 0, 6)
         """
-        from pathlens.linops.writing import to_zarr
+        from pathlens.linops.stored import write_kernel
 
-        return to_zarr(
+        return write_kernel(
             self,
             path,
             client=client,
@@ -737,7 +736,7 @@ class GramSum(KernelOperator):
         path: str | os.PathLike[str], *, verify: bool = False, max_bytes: int | None = None
     ) -> KernelOperator:
         """The operator on a store that `to_zarr` wrote; see `pathlens.linops.from_zarr`."""
-        from pathlens.linops.store import from_zarr
+        from pathlens.linops.stored import from_zarr
 
         return from_zarr(path, verify=verify, max_bytes=max_bytes)
 

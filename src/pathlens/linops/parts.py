@@ -114,8 +114,8 @@ class Parts:
         rows = self.rows[k]
         return rows if isinstance(rows, Rows) else ResidentRows(rows.name, rows.take(range(rows.n)))
 
-    def shipped(self, folder: Path) -> Parts:
-        """The same with its resident factors written to ``folder``, so that little has to be sent to workers."""
+    def in_files(self, folder: Path) -> Parts:
+        """The same with resident factors in files under ``folder``, so that little has to be sent to workers."""
         folder.mkdir(parents=True, exist_ok=True)
         rows: list[Any] = []
         for k, one in enumerate(self.rows):

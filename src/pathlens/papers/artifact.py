@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from pathlens.errors import ArtifactError, OptionError
-from pathlens.files import locked, parse_json, read_npz, sealed, unsealed, write_atomically
+from pathlens.files import locked, parse_json, read_npz, verify_checksum, with_checksum, write_atomically
 from pathlens.papers.claim import Claim, Deviation, Verdict, check_texts, combine_verdicts
 from pathlens.papers.panels import Panel
 
@@ -228,7 +228,7 @@ class Artifact:
             "arrays": _ArraysEntry(file, digest, _list_arrays(self.arrays)),
         }
         document = {name: msgspec.to_builtins(values[name]) for name in _Document.__struct_fields__}
-        return sealed(_tag_infinities(document))
+        return with_checksum(_tag_infinities(document))
 
 
 # --- the JSON file ---------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def load(path: str | os.PathLike[str]) -> Artifact:
         remedy = "Install a newer Pathlens." if newer else _AGAIN
         raise ArtifactError(f"Artifact {file} has schema version {version!r}; this Pathlens reads {SCHEMA}. {remedy}")
     try:
-        content = _untag_infinities(unsealed(document))
+        content = _untag_infinities(verify_checksum(document))
     except (ValueError, TypeError, RecursionError) as error:
         raise ArtifactError(
             f"Artifact {file}: {error}: it was edited or damaged after it was written. It was left "

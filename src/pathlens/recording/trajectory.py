@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import nn
 
 from pathlens.errors import FileFormatError, NotFiniteError, RecordError, unknown_name
+from pathlens.files import Document, read_document, write_document
 from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording.inputs import as_rows
 from pathlens.recording.streams import record, snapshot
-from pathlens.records import Record, Snapshot, read_header, write_header
+from pathlens.records import Record, Snapshot, checksum_of_tensors
 
 _PARTS: dict[str, type[Snapshot] | type[Record]] = {"snapshot": Snapshot, "record": Record}
 
@@ -32,6 +34,25 @@ class Moment:
         kept = [k for k in ("snapshot", "record") if getattr(self, k) is not None]
         loss = "" if self.loss is None else f", loss {self.loss:.3g}"
         return f"Moment(step {self.step}, epoch {self.epoch}{loss}, {self.reason or 'asked for'}: {' + '.join(kept)})"
+
+
+class MomentDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A moment in the JSON file of a trajectory, with the checksums of its snapshot and record."""
+
+    step: int
+    epoch: int | float | None
+    reason: str
+    loss: int | float | None
+    snapshot: str | None
+    record: str | None
+
+
+class TrajectoryDocument(Document, tag="pathlens.trajectory", frozen=True, kw_only=True):
+    """The JSON file of a trajectory."""
+
+    history: dict[str, list[Any]]
+    moments: list[MomentDocument]
+    config: dict[str, Any]
 
 
 @dataclass
@@ -133,15 +154,15 @@ class Trajectory:
         folder = Path(folder)
         entries = []
         for i, m in enumerate(self.moments):
-            entry: dict[str, Any] = {"step": m.step, "epoch": m.epoch, "reason": m.reason, "loss": m.loss}
-            for part in _PARTS:
-                kept = getattr(m, part)
-                # the checksum says which save a file belongs to, should one be interrupted
-                entry[part] = None if kept is None else kept.save(folder / f"{part}-{i:04d}")
-            entries.append(entry)
-        meta = {"history": self.history, "moments": entries, "config": self.config}
-        write_header(folder / "trajectory.json", "trajectory", meta)
-        current = {f"{part}-{i:04d}" for i, entry in enumerate(entries) for part in _PARTS if entry[part] is not None}
+            kept = {part: getattr(m, part) for part in _PARTS}
+            # the checksums identify the save that a file belongs to, in case one is interrupted
+            sums = {part: None if k is None else k.save(folder / f"{part}-{i:04d}") for part, k in kept.items()}
+            entries.append(MomentDocument(m.step, m.epoch, m.reason, m.loss, **sums))
+        document = TrajectoryDocument(history=self.history, moments=entries, config=self.config)
+        write_document(folder / "trajectory.json", document)
+        current = {
+            f"{part}-{i:04d}" for i, entry in enumerate(entries) for part in _PARTS if getattr(entry, part) is not None
+        }
         for part in _PARTS:  # of a longer trajectory that was saved here before
             for old in folder.glob(f"{part}-[0-9][0-9][0-9][0-9].*"):
                 if old.suffix in (".json", ".safetensors") and old.name.split(".")[0] not in current:
@@ -152,22 +173,22 @@ class Trajectory:
         """Read a saved trajectory."""
         folder = Path(folder)
         path = folder / "trajectory.json"
-        meta = read_header(path, "trajectory")
+        document = read_document(path, TrajectoryDocument)
         moments = []
-        for i, d in enumerate(meta["moments"]):
+        for i, d in enumerate(document.moments):
             kept: dict[str, Any] = {}
             for part, kind in _PARTS.items():
-                if d[part] is None:
+                if getattr(d, part) is None:
                     continue
                 file = folder / f"{part}-{i:04d}"
                 kept[part] = kind.load(file)
-                if read_header(file.with_name(file.name + ".json"), part)["sha256"] != d[part]:
+                if checksum_of_tensors(file) != getattr(d, part):
                     raise FileFormatError(
                         f"{file}.json: belongs to another save than {path}, which was probably interrupted. Both were "
                         f"left untouched; {kind.__name__}.load still reads this file on its own."
                     )
-            moments.append(Moment(d["step"], d["epoch"], d["reason"], d["loss"], **kept))
-        return cls(meta["history"], moments, meta["config"])
+            moments.append(Moment(d.step, d.epoch, d.reason, d.loss, **kept))
+        return cls(document.history, moments, document.config)
 
     def __repr__(self) -> str:
         epochs = max((len(v) for v in self.history.values()), default=1) - 1

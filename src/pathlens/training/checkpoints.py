@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pathlens.errors import CheckpointError, ResumeWarning
-from pathlens.records import load_tensors, save_tensors
+from pathlens.records import TensorHeader, load_tensors, save_tensors
 
 _NAME = re.compile(r"checkpoint-(\d{8})\.json")
 
@@ -23,6 +23,12 @@ _NAME = re.compile(r"checkpoint-(\d{8})\.json")
 def environment() -> dict[str, Any]:
     """What has to be equal for equal bits."""
     return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+
+
+class CheckpointHeader(TensorHeader, tag="pathlens.checkpoint", frozen=True, kw_only=True):
+    """The JSON file of a checkpoint: everything but the tensors, as the training loop gave it."""
+
+    state: dict[str, Any]
 
 
 def saved_epochs(folder: Path) -> list[int]:
@@ -45,7 +51,8 @@ def _remove(folder: Path, epochs: list[int]) -> None:
 
 def save_checkpoint(folder: Path, epoch: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Write the checkpoint of an epoch, then remove all but it and the one before."""
-    save_tensors(_stem(folder, epoch), tensors, meta | {"epoch": epoch, "environment": environment()}, "checkpoint")
+    header = CheckpointHeader(state=meta | {"epoch": epoch, "environment": environment()})
+    save_tensors(_stem(folder, epoch), tensors, header)
     _remove(folder, saved_epochs(folder)[:-2])
 
 
@@ -64,10 +71,11 @@ def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Ten
     if not epochs:
         return None
     try:
-        tensors, meta = load_tensors(_stem(folder, epochs[-1]), "checkpoint", CheckpointError)
+        tensors, header = load_tensors(_stem(folder, epochs[-1]), CheckpointHeader, CheckpointError)
     except CheckpointError as e:
         instead = f"go on from epoch {epochs[-2]} instead" if len(epochs) > 1 else "start again"
         raise CheckpointError(f"{e} To {instead}, delete {_stem(folder, epochs[-1]).name}.*") from e
+    meta = header.state
     saved = meta["config"]
     scheduled = config["schedule"] != "constant" or config["beta"] is not None
     longer = not scheduled and saved["epochs"] <= config["epochs"]

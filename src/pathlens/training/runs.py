@@ -7,13 +7,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from torch import nn
 
 from pathlens.errors import FileFormatError, OptionError, unknown_name
+from pathlens.files import Document, read_document, write_document
 from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording import Trajectory, rebuild, snapshot
-from pathlens.records import Snapshot, read_header, write_header
+from pathlens.records import Snapshot, checksum_of_tensors
+
+
+class RunDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One run in `runs.json`, with the checksums of its network and trajectory."""
+
+    settings: dict[str, Any]
+    network: str
+    trajectory: str
+
+
+class RunsDocument(Document, tag="pathlens.runs", frozen=True, kw_only=True):
+    """The JSON file of several runs."""
+
+    runs: list[RunDocument]
 
 
 class Runs(list[Trajectory]):
@@ -82,9 +98,9 @@ class Runs(list[Trajectory]):
             trajectory.save(place)
             # the checksums say which save the files belong to, should one be interrupted
             entries.append(
-                {"settings": settings, "network": snapshot(net).save(place / "network"), "trajectory": _checksum(place)}
+                RunDocument(settings, network=snapshot(net).save(place / "network"), trajectory=_checksum(place))
             )
-        write_header(folder / "runs.json", "runs", {"runs": entries})
+        write_document(folder / "runs.json", RunsDocument(runs=entries))
 
     @classmethod
     def load(cls, folder: str | Path, like: nn.Module | None = None) -> Runs:
@@ -100,18 +116,18 @@ class Runs(list[Trajectory]):
         folder = Path(folder)
         path = folder / "runs.json"
         trajectories, networks, settings = [], [], []
-        for i, entry in enumerate(read_header(path, "runs")["runs"]):
+        for i, entry in enumerate(read_document(path, RunsDocument).runs):
             place = _place(folder, i)
             trajectories.append(Trajectory.load(place))
             taken = Snapshot.load(place / "network")
-            found = read_header(place / "network.json", "snapshot")["sha256"], _checksum(place)
-            if found != (entry["network"], entry["trajectory"]):
+            found = checksum_of_tensors(place / "network"), _checksum(place)
+            if found != (entry.network, entry.trajectory):
                 raise FileFormatError(
                     f"{place}: belongs to another save than {path}, which was probably interrupted. Both were left "
                     "untouched; Trajectory.load still reads this folder on its own."
                 )
             networks.append(rebuild(taken, like))
-            settings.append(entry["settings"])
+            settings.append(entry.settings)
         return cls(trajectories, networks, settings)
 
     def __repr__(self) -> str:

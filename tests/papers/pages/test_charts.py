@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pathlens.errors import ArtifactError, OptionError
-from pathlens.files import sealed, unsealed
+from pathlens.files import verify_checksum, with_checksum
 from pathlens.papers.artifact import Artifact, load
 from pathlens.papers.pages import write_page
 from pathlens.papers.pages.axes import _log_ticks, _tick_texts, band, mark
@@ -132,7 +132,7 @@ def test_descriptions_are_saved_and_read(tmp_path: Path) -> None:
     arrays = {"a": np.ones((2, 3)), "x": np.arange(3)}
     path = Artifact("x.y", "t", "p", "quick", arrays=arrays, figures=described).save(tmp_path)
     assert load(path).figures == described
-    document = unsealed(json.loads(path.read_text()))
+    document = verify_checksum(json.loads(path.read_text()))
     assert document["figures"][1] == {
         "kind": "matrices",
         "title": "m",
@@ -145,11 +145,11 @@ def test_descriptions_are_saved_and_read(tmp_path: Path) -> None:
         [{**document["figures"][1], "colour": "red"}],
         [{**document["figures"][1], "kind": "pie"}],
     ):
-        path.write_text(json.dumps(sealed({**document, "figures": broken})))
+        path.write_text(json.dumps(with_checksum({**document, "figures": broken})))
         with pytest.raises(ArtifactError, match=r"malformed|invalid entry"):
             load(path)
     del document["figures"]
-    path.write_text(json.dumps(sealed(document)))
+    path.write_text(json.dumps(with_checksum(document)))
     with pytest.raises(ArtifactError, match="malformed: Object missing required field `figures`"):
         load(path)
 

@@ -1,40 +1,40 @@
-"""Workers on a Dask cluster that is there already: of a client, or at an address.
+"""An executor for an existing Dask cluster, given by a client or an address.
 
-Only `pathlens.linops.cluster` imports this module, when a cluster is asked for. What every worker needs is sent as a
-worker plugin, because Dask gives it to workers that start later too: scattered data is lost with the worker that holds
-it. Every wait for the cluster is bounded, because a cluster without workers does not answer. May import only the errors
-and linops.
+Shared data is sent as a worker plugin, because Dask also gives it to workers that start later: scattered data is lost
+with the worker that holds it. Every wait for the cluster is bounded, because a cluster without workers does not answer.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import distributed
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import KilledWorker
 
 from pathlens.errors import ClusterError, OptionError
-from pathlens.linops.cluster import Crew, cannot_be_sent, keeps_dying
+from pathlens.stores.executors import Executor, Item, pickle_error, repeated_death_error
 
-CONNECT_SECONDS = 15.0  # until an address counts as unreachable
-START_SECONDS = 120.0  # until workers that are being prepared count as dead; they may have to import torch
-_LOOK = 2.0  # between looks at whether anybody is still alive
-_LOST = 3  # times that Dask may lose a piece without saying why
+T = TypeVar("T")
 
-_shared: dict[str, Any] = {}  # in a worker: what was sent to it, by key
-_turn = threading.Lock()  # pieces use torch's own threads, and row streams are not made for two at once
+CONNECT_SECONDS = 15.0  # after which an address counts as unreachable
+START_SECONDS = 120.0  # after which workers that are being prepared count as dead; they may have to import torch
+RETRIES = 3  # how often a task that Dask has lost is submitted again
+_CHECK_SECONDS = 2.0  # between checks for living workers
+
+_shared: dict[str, Any] = {}  # in a worker: the shared data that was sent to it, by key
+_one_task = threading.Lock()  # tasks use torch's own threads, and row streams are not thread-safe
 
 
 class _Share(distributed.WorkerPlugin):
-    """Holds what all pieces share in every worker, also in those that replace a dead one."""
+    """Holds the shared data in every worker, also in those that replace a dead one."""
 
     def __init__(self, key: str, value: Any) -> None:
         self.key, self.value = key, value
@@ -46,37 +46,33 @@ class _Share(distributed.WorkerPlugin):
         _shared.pop(self.key, None)
 
 
-def _piece(key: str, function: Callable[..., Any], item: tuple[Any, ...]) -> Any:
-    with _turn:
+def _run_task(key: str, function: Callable[..., Any], item: Item) -> Any:
+    with _one_task:
         return function(_shared[key], *item)
 
 
-def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """Make a call that waits for a scheduler or for workers, but no longer than so many seconds."""
-    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """Make a call that waits for a scheduler or for workers, with a time limit."""
+    answer: Future[T] = Future()
 
-    def make() -> None:
+    def run() -> None:
         try:
-            answers.put((call(), None))
+            answer.set_result(call())
         except BaseException as error:
-            answers.put((None, error))
+            answer.set_exception(error)
 
-    threading.Thread(target=make, daemon=True).start()  # one that never ends must not keep Python from ending
-    try:
-        result, error = answers.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
-    if error is not None:
-        raise error
-    return result
+    threading.Thread(target=run, daemon=True).start()  # not a pool: a call that never ends would keep Python alive
+    if not wait([answer], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return answer.result()
 
 
 def _address(client: distributed.Client) -> str:
     return str(getattr(client.scheduler, "address", "an unknown address"))
 
 
-class DaskCrew(Crew):
-    """The workers of one Dask client."""
+class DaskExecutor(Executor):
+    """Runs tasks on the workers of one Dask client."""
 
     def __init__(self, client: distributed.Client, place: str, timeout: float) -> None:
         self._client, self._timeout = client, timeout
@@ -91,13 +87,13 @@ class DaskCrew(Crew):
                 f"{_address(client)}`, or use client='local'."
             ) from None
 
-    def map(self, function: Callable[..., Any], shared: Any, items: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    def map(self, function: Callable[..., Any], shared: Any, items: Iterable[Item]) -> Iterator[Any]:
         key = f"pathlens-{uuid.uuid4().hex}"
         plugin = _Share(key, shared)
         try:
             dumps((plugin, function))
         except Exception as error:  # pickle raises whatever the object's own methods raise
-            raise cannot_be_sent(error) from error
+            raise pickle_error(error) from error
         try:
             _within(START_SECONDS, lambda: self._client.register_plugin(plugin, name=key))
         except Exception as error:  # raised in a worker, so of any kind
@@ -105,13 +101,13 @@ class DaskCrew(Crew):
                 f"{self.place}: the workers could not be prepared ({type(error).__name__}: {error}). "
                 f"They need the same versions of pathlens and torch as this process."
             ) from error
-        running: dict[distributed.Future, tuple[Any, ...]] = {}
+        running: dict[distributed.Future, Item] = {}
         try:
             yield from self._run(key, function, iter(items), running)
         finally:
             if self._client.status == "running":
-                limit = min(self._timeout, CONNECT_SECONDS)  # where workers are gone, nobody answers
-                with contextlib.suppress(Exception):  # the work is done; what stays behind does no harm
+                limit = min(self._timeout, CONNECT_SECONDS)  # without workers, nothing answers
+                with contextlib.suppress(Exception):  # the work is done; data left on the cluster does no harm
                     _within(limit, lambda: self._client.cancel(list(running)))
                     _within(limit, lambda: self._client.unregister_worker_plugin(key))
 
@@ -119,19 +115,19 @@ class DaskCrew(Crew):
         self,
         key: str,
         function: Callable[..., Any],
-        items: Iterator[tuple[Any, ...]],
-        running: dict[distributed.Future, tuple[Any, ...]],
+        items: Iterator[Item],
+        running: dict[distributed.Future, Item],
     ) -> Iterator[Any]:
         error: BaseException | None = None
-        lost: dict[tuple[Any, ...], int] = {}
-        seen = time.monotonic()  # when somebody was last seen alive
+        lost: dict[Item, int] = {}
+        seen = time.monotonic()  # when a worker was last seen
 
-        def submit(item: tuple[Any, ...]) -> None:
+        def submit(item: Item) -> None:
             self._check_connection()
-            running[self._client.submit(_piece, key, function, item, pure=False)] = item
+            running[self._client.submit(_run_task, key, function, item, pure=False)] = item
 
         while True:
-            # Two pieces per worker keep it busy; more would be lost work if the disk fills up.
+            # Two tasks per worker keep it busy; more would be lost work if the disk fills up.
             while error is None and len(running) < 2 * max(self.workers, 1):
                 item = next(items, None)
                 if item is None:
@@ -143,9 +139,12 @@ class DaskCrew(Crew):
                 item = running.pop(future)
                 try:
                     if future.status == "finished":
-                        result = future.result(timeout=_LOOK)
+                        result = future.result(timeout=_CHECK_SECONDS)
                     elif future.status == "error":
-                        error = error or self._explain(future.exception(timeout=_LOOK), item)
+                        raised = future.exception(timeout=_CHECK_SECONDS)
+                        if isinstance(raised, KilledWorker):
+                            raised = repeated_death_error(self.place, item, "lost by Dask")
+                        error = error or raised
                         continue
                     else:
                         raise distributed.CancelledError
@@ -154,40 +153,37 @@ class DaskCrew(Crew):
                     break
                 except distributed.CancelledError:
                     lost[item] = lost.get(item, 0) + 1
-                    if lost[item] > _LOST:
-                        error = error or keeps_dying(self.place, item, f"lost {lost[item]} times")
+                    if lost[item] > RETRIES:
+                        error = error or repeated_death_error(self.place, item, f"lost {lost[item]} times")
                     elif error is None:
                         submit(item)
                 else:
                     seen = time.monotonic()
                     yield item, result
-            seen = self._look(seen)
+            seen = self._check_workers(seen)
         if error is not None:
             raise error
 
     def _done(self, futures: list[distributed.Future]) -> list[distributed.Future]:
-        """Those that are not pending; waits a moment for the first."""
+        """The futures that are not pending; waits a moment for the first."""
         with contextlib.suppress(TimeoutError, distributed.CancelledError), self._client.as_current():
-            distributed.wait(futures, timeout=_LOOK, return_when="FIRST_COMPLETED")
+            distributed.wait(futures, timeout=_CHECK_SECONDS, return_when="FIRST_COMPLETED")
         return [future for future in futures if future.status != "pending"]
 
-    def _explain(self, error: BaseException, item: tuple[Any, ...]) -> BaseException:
-        return keeps_dying(self.place, item, "lost by Dask") if isinstance(error, KilledWorker) else error
-
     def _check_connection(self) -> None:
-        """Raise if the scheduler is lost; Dask's own attempts to connect again are waited for."""
+        """Raise if the connection to the scheduler is lost and Dask does not restore it in time."""
         end = time.monotonic() + min(self._timeout, CONNECT_SECONDS)
         while self._client.status == "connecting" and time.monotonic() < end:
             time.sleep(0.05)
         if self._client.status != "running":
             raise ClusterError(
                 f"{self.place}: the connection to the scheduler is lost. Call again when it is back, or "
-                f"with client='local', to resume: finished pieces are kept."
+                f"with client='local', to resume: finished tasks are kept."
             )
 
-    def _look(self, seen: float) -> float:
-        """Raise if nobody can be working any more; else when somebody was last seen."""
-        if time.monotonic() - seen < _LOOK:
+    def _check_workers(self, seen: float) -> float:
+        """Raise if no worker was seen within the timeout; else return the time at which one was last seen."""
+        if time.monotonic() - seen < _CHECK_SECONDS:
             return seen
         self._check_connection()
         what = "no worker has been seen"
@@ -200,37 +196,31 @@ class DaskCrew(Crew):
             raise ClusterError(
                 f"{self.place}: {what} for {self._timeout:g} s. Check the scheduler at "
                 f"{_address(self._client)} and its workers, or use client='local', and call again to "
-                f"resume: finished pieces are kept."
+                f"resume: finished tasks are kept."
             )
         return seen
 
 
 @contextmanager
-def dask_crew(client: Any, timeout: float) -> Iterator[DaskCrew]:
-    """The crew of a client, or of an address."""
+def connect(client: Any, timeout: float) -> Iterator[DaskExecutor]:
+    """The executor for a client, which is left open, or for an address."""
     if isinstance(client, distributed.Client):
-        yield DaskCrew(client, f"the cluster at {_address(client)}", timeout)
-    elif isinstance(client, str):
-        with _connect(client) as connected:
-            yield DaskCrew(connected, f"the cluster at {client}", timeout)
-    else:
+        yield DaskExecutor(client, f"the cluster at {_address(client)}", timeout)
+        return
+    if not isinstance(client, str):
         raise OptionError(
             f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or "
             f"False for this process; got {type(client).__name__}."
         )
-
-
-@contextmanager
-def _connect(address: Any) -> Iterator[distributed.Client]:
     try:
-        client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        connected = distributed.Client(client, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise ClusterError(
-            f"no Dask scheduler answers at {address!r} ({type(error).__name__}: {error}). Check the "
+            f"no Dask scheduler answers at {client!r} ({type(error).__name__}: {error}). Check the "
             f"address and that `dask scheduler` runs there, or use client='local'."
         ) from error
     try:
-        yield client
+        yield DaskExecutor(connected, f"the cluster at {client}", timeout)
     finally:
-        with contextlib.suppress(TimeoutError):  # a scheduler that does not answer must not hide what was raised
-            client.close()
+        with contextlib.suppress(TimeoutError):  # a scheduler that does not answer must not hide the first error
+            connected.close()

@@ -26,11 +26,11 @@ from test_scale_processes import (
 import pathlens as pl
 from pathlens.errors import ClusterError, OptionError, ScaleError, StoreError
 from pathlens.linops import GramSum, from_zarr
-from pathlens.linops.cluster import crew
+from pathlens.stores import open_executor
 
 pytest.importorskip("zarr")
 distributed = pytest.importorskip("distributed")
-from pathlens.linops.backends import dask  # noqa: E402
+from pathlens.stores import dask_cluster  # noqa: E402
 
 
 def start(**options: Any) -> Any:
@@ -89,7 +89,7 @@ def test_a_cluster_writes_what_dense_returns(client: Any, tmp_path: Path) -> Non
         assert torch.allclose(from_zarr(tmp_path / name, verify=True).dense(), K.dense(), atol=1e-5)
         K.to_zarr(tmp_path / f"{name} here", client=False, block=10)
         assert checksums(tmp_path / name) == checksums(tmp_path / f"{name} here")  # bit for bit
-        assert not list(tmp_path.rglob("factors-*"))
+        assert not list(tmp_path.rglob("arrays-*"))
 
 
 @pytest.mark.parametrize("make", [pl.models.dlgn, pl.models.relu])
@@ -117,39 +117,39 @@ def test_a_killed_worker_costs_its_own_block_at_most(client: Any, tmp_path: Path
 def test_a_folder_that_workers_do_not_see(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Path.absolute
     monkeypatch.setattr(Path, "absolute", lambda self: Path("/nowhere") if self == tmp_path / "k" else real(self))
-    with pytest.raises(StoreError, match=r"/nowhere is not there for the worker on .*share"):
+    with pytest.raises(StoreError, match=r"/nowhere is not visible to the worker on .*share"):
         GramSum.from_factors([[("x", torch.ones(5, 1))]]).to_zarr(tmp_path / "k", client=client, block=2)
 
 
 def test_an_unreachable_scheduler_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.3)
     K = GramSum.from_factors([[("x", torch.ones(5, 1))]])
     for address in ("tcp://127.0.0.1:1", "no such scheme"):
         with pytest.raises(ClusterError, match=r"no Dask scheduler answers.*client='local'"):
             K.to_zarr(tmp_path / "k", client=address)
-    with pytest.raises(OptionError, match="got float"), crew(3.5):
+    with pytest.raises(OptionError, match="got float"), open_executor(3.5):
         pass
 
 
 def test_workers_that_do_not_answer_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    team = dask.DaskCrew(client, "the cluster", timeout=60)
+    executor = dask_cluster.DaskExecutor(client, "the cluster", timeout=60)
     answered = threading.Event()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(dask, "START_SECONDS", 0.2)
+            patch.setattr(dask_cluster, "START_SECONDS", 0.2)
             patch.setattr(client, "register_plugin", lambda plugin, name: answered.wait())
             with pytest.raises(ClusterError, match=r"could not be prepared \(TimeoutError: no answer within 0 s\)"):
-                list(team.map(pow, 2, [(3,)]))
-        monkeypatch.setattr(dask, "CONNECT_SECONDS", 0.2)
+                list(executor.map(pow, 2, [(3,)]))
+        monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.2)
         monkeypatch.setattr(client, "unregister_worker_plugin", lambda name: answered.wait())
-        assert list(team.map(pow, 2, [(3,)])) == [((3,), 8)]
+        assert list(executor.map(pow, 2, [(3,)])) == [((3,), 8)]
     finally:
         answered.set()
 
 
 def test_a_cluster_without_workers_is_told() -> None:
     refused = pytest.raises(ClusterError, match=r"no worker came within 0 s.*client='local'")
-    with start(n_workers=0) as scheduler, refused, crew(scheduler.scheduler_address, timeout=0.3):
+    with start(n_workers=0) as scheduler, refused, open_executor(scheduler.scheduler_address, timeout=0.3):
         pass
 
 
@@ -160,13 +160,13 @@ def deadly(shared: Any, k: int) -> int:
 
 
 def test_workers_that_keep_dying_are_told(client: Any) -> None:
-    """One piece alone: Dask blames all that wait for the worker that dies."""
-    team = dask.DaskCrew(client, "the cluster", timeout=60)
+    """One task alone: Dask blames all that wait for the worker that dies."""
+    executor = dask_cluster.DaskExecutor(client, "the cluster", timeout=60)
     allowed = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.allowed_failures)
     try:
         client.run_on_scheduler(lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", 0))
-        with pytest.raises(ClusterError, match=r"died repeatedly while they computed piece \(1,\).*max_bytes"):
-            list(team.map(by_value(deadly), 1, [(1,)]))
+        with pytest.raises(ClusterError, match=r"died repeatedly while they computed task \(1,\).*max_bytes"):
+            list(executor.map(by_value(deadly), 1, [(1,)]))
     finally:
         client.run_on_scheduler(lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", allowed))
 
@@ -228,10 +228,10 @@ def test_a_lost_connection_is_taken_up_again_or_told(
 
     scheduler = start(n_workers=1, processes=False, protocol="tcp://")
     with scheduler, distributed.Client(scheduler.scheduler_address, set_as_default=False, timeout=1) as found:
-        team = dask.DaskCrew(found, "the cluster", timeout=30)
+        executor = dask_cluster.DaskExecutor(found, "the cluster", timeout=30)
         threading.Thread(target=cut, daemon=True).start()
         if comes_back:
-            assert list(team.map(slow, tmp_path, [(1,)])) == [((1,), 1)]
+            assert list(executor.map(slow, tmp_path, [(1,)])) == [((1,), 1)]
         else:
             with pytest.raises(ClusterError, match=r"connection to the scheduler is lost.*client='local'"):
-                list(team.map(slow, tmp_path, [(1,)]))
+                list(executor.map(slow, tmp_path, [(1,)]))

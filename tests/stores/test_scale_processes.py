@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from pathlens.errors import ClusterError, OptionError
-from pathlens.linops import CustomKernel, GramSum, from_zarr, processes, store
-from pathlens.linops.cluster import crew
+from pathlens.linops import CustomKernel, GramSum, from_zarr
+from pathlens.stores import Store, open_executor, open_store, processes
 
 pytest.importorskip("zarr")
 psutil = pytest.importorskip("psutil")
@@ -52,14 +52,14 @@ def recorded(path: Path) -> set[tuple[int, int]]:
 
 def stamps(path: Path, pairs: set[tuple[int, int]]) -> dict[Path, tuple[int, int]]:
     """Inode and time of the chunks of some blocks: both change when a block is written anew."""
-    layout = store.open_layout(path)
-    files = [file for pair in pairs for file in layout.files(*pair)]
+    store = open_store(path)
+    files = [file for pair in pairs for file in store.files(*pair)]
     return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
 
 
 def checksums(path: Path) -> dict[tuple[int, int], tuple[str, ...]]:
-    found = store.open_layout(path)
-    assert found.unsound(verify=True) == []
+    found = open_store(path)
+    assert found.find_damaged(verify=True) == []
     return found.finished
 
 
@@ -84,7 +84,7 @@ def live_workers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE and "worker.py" in " ".join(child.cmdline()):
+            if child.status() != psutil.STATUS_ZOMBIE and "popen_loky" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 
@@ -114,20 +114,20 @@ def test_processes_write_what_dense_returns_and_listen_nowhere(tmp_path: Path) -
     x, gates = torch.randn(41, 6, generator=generator), torch.rand(41, 9, generator=generator) > 0.5
     K = GramSum.from_factors([[("x", x), ("gate", gates)]])
     before, seen = listening(), []
-    real = store.Layout.record
+    real = Store.record
 
-    def record(self: store.Layout, *arguments: Any) -> None:
+    def record(self: Store, *arguments: Any) -> None:
         seen.append((len(live_workers()), listening()))
         real(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.Layout, "record", record)
+        patch.setattr(Store, "record", record)
         report = K.to_zarr(tmp_path / "k", workers=2, block=10)
     assert report.computed == 15 and report.place == "2 processes on this machine"
     assert len(seen) == 15 and all(count >= 1 and found == before for count, found in seen)
     K.to_zarr(tmp_path / "here", client=False, block=10)
     assert checksums(tmp_path / "k") == checksums(tmp_path / "here")  # bit for bit
-    assert not list(tmp_path.rglob("factors-*"))
+    assert not list(tmp_path.rglob("arrays-*"))
 
 
 def check_that_a_kill_costs_one_block(folder: Path, victim: Callable[[], int], **options: Any) -> None:
@@ -175,7 +175,7 @@ def test_processes_killed_again_and_again_end_the_call_and_unlock_the_store(tmp_
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     try:
-        with pytest.raises(ClusterError, match=r"died repeatedly .*signal 9.*of 36 blocks are finished"):
+        with pytest.raises(ClusterError, match=r"died repeatedly .*SIGKILL\(-9\).*of 36 blocks are finished"):
             held(48, go_on).to_zarr(path, workers=2, block=6)
     finally:
         ended.set()
@@ -189,19 +189,19 @@ def test_processes_killed_again_and_again_end_the_call_and_unlock_the_store(tmp_
     assert torch.equal(from_zarr(path, verify=True).dense(), held(48).dense())
 
 
-def test_a_process_without_a_sign_of_life_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_heartbeat_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     def freeze(shared: Any, k: int) -> int:
-        print("on standard output, where answers are written")
+        print("on standard output, which must not reach the results")
         if k == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         return k
 
     monkeypatch.setattr(processes, "RETRIES", 0)
-    with crew("local", 1) as team:
-        results = team.map(freeze, None, [(0,), (1,)])
+    with open_executor("local", 1) as executor:
+        results = executor.map(freeze, None, [(0,), (1,)])
         assert next(results) == ((0,), 0)  # what takes long to load is loaded now
-        team._timeout = 1.0  # type: ignore[attr-defined]
-        with pytest.raises(ClusterError, match=r"piece \(1,\) \(no sign of life for 1 s\).*Call again"):
+        executor._timeout = 1.0  # type: ignore[attr-defined]
+        with pytest.raises(ClusterError, match=r"task \(1,\) \(no heartbeat for 1 s\).*Call again"):
             next(results)
 
 
@@ -219,24 +219,27 @@ def test_what_cannot_come_back_is_told() -> None:
             raise KeyError("plain")
         return threading.Lock() if k == 0 else k
 
-    task, team = processes._Task(piece, None, 1), processes.Processes(2, timeout=300)
-    assert team._read(task(pickle.dumps((5,))), (5,)) == ("done", 5)
+    task, executor = processes._Task(piece, None, 1), processes.ProcessExecutor(2, timeout=300)
+    assert executor._read(task(pickle.dumps((5,))), (5,)) == ("done", 5)
     for k, error, match in (
-        (0, ClusterError, r"piece \(0,\): its result cannot be sent.*client=False"),
+        (0, ClusterError, r"task \(0,\): its result cannot be sent.*client=False"),
         (1, ClusterError, r"Difficult: 3 and 4 cannot be sent"),
         (2, KeyError, "plain"),
     ):
-        kind, value = team._read(task(pickle.dumps((k,))), (k,))
+        kind, value = executor._read(task(pickle.dumps((k,))), (k,))
         assert kind != "done" and isinstance(value, error) and re.search(match, str(value))
-    assert "cannot be read here" in str(team._read(b"no pickle", (0,))[1])
+    assert "cannot be read here" in str(executor._read(b"no pickle", (0,))[1])
 
 
 def test_what_workers_cannot_import_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ghost = types.ModuleType("pathlens_ghost")
     exec("def piece(shared, k): return k", ghost.__dict__)
     monkeypatch.setitem(sys.modules, "pathlens_ghost", ghost)
-    with crew("local", 1) as team, pytest.raises(ClusterError, match=r"not be prepared .*No module.*pathlens_ghost"):
-        list(team.map(ghost.piece, None, [(1,)]))
+    with (
+        open_executor("local", 1) as executor,
+        pytest.raises(ClusterError, match=r"not be prepared .*No module.*pathlens_ghost"),
+    ):
+        list(executor.map(ghost.piece, None, [(1,)]))
 
 
 def test_a_killed_client_is_resumed(tmp_path: Path) -> None:
@@ -269,6 +272,22 @@ def test_a_killed_client_is_resumed(tmp_path: Path) -> None:
     assert checksums(path) == checksums(tmp_path / "quiet")
 
 
+def test_a_script_needs_no_main_guard_and_workers_print_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+            from pathlens.stores import open_executor
+            print("begin")
+            def task(shared, k):
+                print("from a worker")
+                return shared + k
+            with open_executor("local", 2) as executor:
+                print(sorted(result for _, result in executor.map(task, 10, [(1,), (2,), (3,)])))
+        """)
+    )
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "begin\n[11, 12, 13]\n", "")
+
+
 def test_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
     lock = threading.Lock()
 
@@ -277,11 +296,14 @@ def test_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
             return torch.ones(len(i), len(j))
 
     K = CustomKernel((5, 5), tile, lambda: torch.ones(5), symmetric=True)
-    with pytest.raises(ClusterError, match=r"cannot be sent to them.*client=False"):
+    with pytest.raises(ClusterError, match=r"cannot be sent to the workers.*client=False"):
         K.to_zarr(tmp_path / "k", block=2)
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), float("nan"), True, "1"])
 def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
-    with pytest.raises(OptionError, match="timeout must be a number of seconds"), crew("local", timeout=timeout):
+    with (
+        pytest.raises(OptionError, match="timeout must be a number of seconds"),
+        open_executor("local", timeout=timeout),
+    ):
         pass

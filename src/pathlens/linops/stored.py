@@ -1,0 +1,269 @@
+"""Kernels on disk: `from_zarr` reads a stored kernel as an operator, `write_kernel` is behind ``K.to_zarr``."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathlens.budgets import human_bytes, resolve_budget
+from pathlens.errors import OptionError
+from pathlens.indexing import Index, as_index, as_tensor, same_index
+from pathlens.linops import backends
+from pathlens.linops.operator import GramSum, KernelOperator, expression
+from pathlens.linops.parts import Parts, take_apart
+from pathlens.stores import MatrixDescription, Store, StoreReport, open_store, write_store
+from pathlens.stores.executors import default_workers
+from pathlens.stores.layout import import_zarr
+
+BLOCK_SECONDS = 3.0  # work in a block: much more than the overhead of a task, little enough to lose
+LEAST_SECONDS = 0.25  # below this a block is not made smaller for the sake of balance
+BLOCKS_PER_WORKER = 6  # so that the last blocks do not leave workers idle
+MOST_EDGE = 8192
+_COPIES = 4  # blocks in memory at once: the result, its padded form, its mirror image, and tiles
+_SAMPLE = 24  # rows and columns of the sample that identifies a kernel whose data cannot be hashed
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KernelBlocks:
+    """A kernel as a `BlockSource`."""
+
+    parts: Parts
+    dtype: torch.dtype
+    device: torch.device
+    backend: str
+    max_bytes: int
+
+    def block(self, rows: range, cols: range) -> np.ndarray:
+        """The entries on some rows and columns."""
+        node = self.parts.block(rows, cols)
+        kernel = GramSum(node, self.dtype, self.device, max_bytes=self.max_bytes, backend=self.backend)
+        values: np.ndarray = kernel.dense().cpu().numpy()
+        return values
+
+    def in_files(self, folder: Path) -> KernelBlocks:
+        """The same with resident factors in files."""
+        return replace(self, parts=self.parts.in_files(folder))
+
+
+def write_kernel(
+    kernel: KernelOperator,
+    path: str | os.PathLike[str],
+    *,
+    client: Any,
+    workers: int | None,
+    block: int | None,
+    max_bytes: int | None,
+    **options: Any,
+) -> StoreReport:
+    """See `KernelOperator.to_zarr`."""
+    import_zarr()
+    if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
+        raise OptionError(f"to_zarr: block must be a number of rows, at least 1, got {block!r}.")
+    count = 1 if client is False else workers or default_workers()
+    each = resolve_budget(kernel.max_bytes if max_bytes is None else max_bytes, kernel.device)
+    if max_bytes is None:
+        each = max(each // count, 1)
+    root = expression(kernel)
+    parts = take_apart(root)
+    description = MatrixDescription(
+        name=kernel.name,
+        formula=root.formula(),
+        shape=kernel.shape,
+        dtype=str(kernel.dtype).removeprefix("torch."),
+        symmetric=kernel.symmetric,
+        fingerprint=parts.digest(),
+        sample=_sample(kernel) if parts.opaque else (),
+    )
+    backend = backends.choose(kernel.backend, root, kernel.device, kernel.dtype)
+    return write_store(
+        Path(path),
+        KernelBlocks(parts, kernel.dtype, kernel.device, backend, each),
+        description,
+        lambda: (block, 0.0) if block is not None else _choose_edge(kernel, count, each),
+        client=client,
+        workers=workers,
+        **options,
+    )
+
+
+def _sample(kernel: KernelOperator) -> tuple[float, ...]:
+    """Entries on evenly spaced rows and columns."""
+    rows, cols = (
+        torch.linspace(0, n - 1, min(n, _SAMPLE), device=kernel.device, dtype=torch.float64).round().long()
+        for n in kernel.shape
+    )
+    return tuple(kernel.tile(rows, cols).double().flatten().tolist())
+
+
+def _choose_edge(kernel: KernelOperator, workers: int, max_bytes: int) -> tuple[int, float]:
+    """The edge of blocks that take some seconds, fit in memory and are enough for all workers; and their seconds."""
+    n, m = kernel.shape
+    cost = _seconds_per_entry(kernel)
+    by_time = math.sqrt(BLOCK_SECONDS / cost)
+    pieces = BLOCKS_PER_WORKER * workers * (2 if kernel.symmetric else 1)
+    by_balance = max(math.sqrt(n * m / pieces), math.sqrt(LEAST_SECONDS / cost))
+    by_memory = math.sqrt(max_bytes / (_COPIES * kernel.dtype.itemsize))
+    edge = max(int(min(by_time, by_balance, by_memory, MOST_EDGE, max(n, m))), 1)
+    return edge, cost * edge * edge
+
+
+def _seconds_per_entry(kernel: KernelOperator) -> float:
+    """Measured on growing corners of the kernel, off the diagonal."""
+    n, m = kernel.shape
+    rows, cols = (torch.arange(size, device=kernel.device) for size in (n, m))
+    kernel.tile(rows[:1], cols[-1:])  # loads and compiles what is needed
+    edge = 64
+    while True:
+        a, b = min(edge, n), min(edge, m)
+        start = time.perf_counter()
+        kernel.tile(rows[:a], cols[m - b :])
+        seconds = time.perf_counter() - start
+        if seconds > 0.05 or edge >= min(max(n, m), 1024):
+            return max(seconds, 1e-9) / (a * b)
+        edge *= 2
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+class StoredKernel(KernelOperator):
+    """A kernel on disk, as `from_zarr` returns it: an operator whose tiles are read from files.
+
+    K @ V, solvers and slices read block by block within the memory budget; of a symmetric kernel only the upper half
+    is read.
+    """
+
+    def __init__(self, store: Store, max_bytes: int | None = None) -> None:
+        self._store, self.max_bytes = store, max_bytes
+        self._name = store.description.name
+        self._known_diagonal: Tensor | None = None
+
+    @property
+    def path(self) -> Path:
+        """Folder of the store."""
+        return self._store.path
+
+    @property
+    def description(self) -> MatrixDescription:
+        """The description in the store."""
+        return self._store.description
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.description.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.description.dtype == "float32" else torch.float64
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def symmetric(self) -> bool:
+        return self.description.symmetric
+
+    def tile(self, rows: Any, cols: Any) -> Tensor:
+        """K on rows and columns given as slices or arrays, (a, b), read from disk."""
+        n, m = self.shape
+        a, b = self.description.block
+        index, columns = as_index(rows, n, "rows"), as_index(cols, m, "columns")
+        out = np.empty((len(index), len(columns)), self._store.numpy_dtype)
+        across = list(_by_block(columns, b))
+        for i, place, inside in _by_block(index, a):
+            strip = out[place] if isinstance(place, slice) else np.empty((len(place), len(columns)), out.dtype)
+            for j, at, within in across:
+                strip[:, at] = self._store.map_block(i, j)[inside][:, within]
+            if not isinstance(place, slice):
+                out[place] = strip
+        return torch.from_numpy(out)
+
+    def diagonal(self) -> Tensor:
+        """K_ii, (n,), read once."""
+        n = self._square("diagonal")
+        if self._known_diagonal is None:  # blocks of a square kernel are square
+            parts = [np.array(self._store.map_block(i, i).diagonal()) for i in range(self.description.grid[0])]
+            self._known_diagonal = torch.from_numpy(np.concatenate(parts)[:n])
+        return self._known_diagonal
+
+    def verify(self) -> None:
+        """Read every block and compare it with its checksum; a `FileFormatError` names damaged blocks.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from pathlens.linops import GramSum, from_zarr
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = GramSum.from_factors([[("x", torch.eye(3))]]).to_zarr(f"{folder}/k", client=False)
+        ...     from_zarr(f"{folder}/k").verify()
+        """
+        self._store.check_complete(verify=True)
+
+    def __repr__(self) -> str:
+        (rows, cols), (a, b) = self.description.grid, self.description.block
+        return (
+            f"{super().__repr__()}\n  disk  : {self.path}, {rows} × {cols} blocks of {a} × {b}, "
+            f"{human_bytes(self._store.bytes)}; written as {self.description.formula}"
+        )
+
+
+def _by_block(index: Index, edge: int) -> Iterator[tuple[int, Any, Any]]:
+    """(block, places in the result, rows inside the block) for every block that an index touches."""
+    if isinstance(index, Tensor):  # most tensors are consecutive rows, which are read as slices
+        run = range(int(index[0]), int(index[0]) + len(index))
+        index = run if same_index(index, run) else index
+    if isinstance(index, range) and index.step == 1:
+        for i in range(index.start // edge, (index.stop - 1) // edge + 1):
+            lo, hi = max(index.start, i * edge), min(index.stop, (i + 1) * edge)
+            yield i, slice(lo - index.start, hi - index.start), slice(lo - i * edge, hi - i * edge)
+        return
+    values = as_tensor(index, torch.device("cpu")).numpy()
+    owner = values // edge
+    for i in np.unique(owner).tolist():
+        place = np.flatnonzero(owner == i)
+        yield i, place, values[place] - i * edge
+
+
+def from_zarr(path: str | os.PathLike[str], *, verify: bool = False, max_bytes: int | None = None) -> StoredKernel:
+    """Open a kernel that `KernelOperator.to_zarr` wrote; its entries are read when they are needed.
+
+    Parameters
+    ----------
+    path
+        Folder of the store.
+    verify
+        Read every block now and compare it with its checksum. Without it only the sizes of the files are checked.
+    max_bytes
+        Memory budget, as for every operator.
+
+    Raises
+    ------
+    FileFormatError
+        There is no store, or it has another format or version, is damaged, or is not finished.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlens.linops import GramSum
+    >>> K = GramSum.from_factors([[("x", torch.tensor([[1.0], [2.0], [3.0]]))]])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = K.to_zarr(f"{folder}/k.zarr", client=False)
+    ...     from_zarr(f"{folder}/k.zarr") @ torch.ones(3)
+    tensor([ 6., 12., 18.])
+    """
+    store = open_store(Path(path))
+    store.check_complete(verify)
+    return StoredKernel(store, max_bytes)
