@@ -9,7 +9,7 @@ import numpy as np
 
 from pathlens.papers.pages.palette import COLOURS
 
-__all__ = ["DASHES", "band", "lift", "log_axis", "mark", "plain_axis", "summary"]
+__all__ = ["DASHES", "band", "lift", "log_axis", "mark", "plain_axis", "summary", "write"]
 
 DASHES = (0, (4, 3))
 
@@ -124,14 +124,14 @@ def mark(axes: Any, marks: Sequence[tuple[float, str]]) -> None:
                 inside = 0.03 <= levels[i] + step <= 0.97
                 room[side, step] = min(free, 0.08) if inside else -1.0
         (side, step) = max(room, key=lambda place: room[place])
-        axes.annotate(
-            text,
-            (1.0 if side == "right" else 0.0, value),
-            xycoords=("axes fraction", "data"),
-            xytext=(-4 if side == "right" else 5, 3 if step > 0 else -3),
-            textcoords="offset points",
-            ha=side,
-            va="bottom" if step > 0 else "top",
-            color=COLOURS["muted"],
-            fontsize=11,
-        )
+        at, gap = (1.0, -4) if side == "right" else (0.0, 5)
+        va, rise = ("bottom", 3) if step > 0 else ("top", -3)
+        write(axes, text, (at, value), ("axes fraction", "data"), (gap, rise), ha=side, va=va)
+
+
+def write(
+    axes: Any, text: str, at: tuple[float, float], units: Any, offset: tuple[float, float], **options: Any
+) -> None:
+    """A few muted words at a place given in ``units``, moved by ``offset`` points."""
+    options |= {"textcoords": "offset points", "color": COLOURS["muted"], "fontsize": 11}
+    axes.annotate(text, at, xycoords=units, xytext=offset, **options)

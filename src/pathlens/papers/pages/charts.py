@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from pathlens.pages import render
 from pathlens.papers.artifact import Artifact
-from pathlens.papers.pages.axes import DASHES, band, lift, log_axis, mark, plain_axis, summary
+from pathlens.papers.pages.axes import DASHES, band, lift, log_axis, mark, plain_axis, summary, write
 from pathlens.papers.pages.palette import (
     COLOURS,
     HALF,
@@ -306,16 +306,7 @@ def _map(source: _Source) -> _Body:
     axes.scatter(x[few], y[few], c=values[few], cmap=colours, vmin=low, vmax=high, s=30, lw=0)
     for value, text in described.marks:
         axes.axhline(value, color=COLOURS["rule"], lw=1, ls=DASHES, zorder=0)
-        middle = (axes.get_xlim()[0] + axes.get_xlim()[1]) / 2
-        axes.annotate(
-            text,
-            (middle, value),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            color=COLOURS["muted"],
-            fontsize=11,
-        )
+        write(axes, text, (0.5, value), ("axes fraction", "data"), (0, 4), ha="center")
     axes.set_aspect("equal")
     axes.set_axis_off()
     return _Body(source.svg(figure) + _fill("colour_bar", **_bar(colours, low, high, "")))
@@ -341,16 +332,7 @@ def _strips(source: _Source) -> _Body:
         there = values[np.isfinite(values)]
         if not there.size:
             what = "not reached" if (values == np.inf).any() else "not measured"
-            axes.annotate(
-                what,
-                (0, place),
-                xycoords=("axes fraction", "data"),
-                xytext=(4, 0),
-                fontsize=11,
-                textcoords="offset points",
-                va="center",
-                color=COLOURS["muted"],
-            )
+            write(axes, what, (0, place), ("axes fraction", "data"), (4, 0), va="center")
             continue
         if there.size > _MANY:
             axes.hlines(place, *np.quantile(there, [0.05, 0.95]), color=colour, alpha=0.4, lw=8)
@@ -363,17 +345,7 @@ def _strips(source: _Source) -> _Body:
         axes.axvline(value, color=COLOURS["muted"], lw=1, ls=DASHES, zorder=1)
         at = (axes.transData + axes.transAxes.inverted()).transform((value, 0))[0]
         side = "left" if at < 0.15 else "right" if at > 0.85 else "center"
-        axes.annotate(
-            text,
-            (value, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 2),
-            textcoords="offset points",
-            ha=side,
-            va="bottom",
-            color=COLOURS["muted"],
-            fontsize=11,
-        )
+        write(axes, text, (value, 1), ("data", "axes fraction"), (0, 2), ha=side, va="bottom")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [one.label for one in described.series])
     axes.tick_params(axis="y", length=0)
