@@ -108,7 +108,18 @@ def test_the_table_lists_every_package_and_flows_one_way() -> None:
     order = list(table)
     for name, listed in table.items():
         assert listed <= set(order[: order.index(name)]), f"the row of {name} lists a row below it"
-    assert not any("testing" in may for may in table.values())
+    assert not any("testing" in may for name, may in table.items() if order.index(name) < order.index("papers"))
+
+
+def test_only_the_checks_of_theorems_import_the_reference_implementations() -> None:
+    importers = {
+        dotted(path, SOURCE)
+        for path in MODULES
+        for _, target in imports(path.read_text(encoding="utf-8"), dotted(path, SOURCE), path.name == "__init__.py")
+        if target == "testing"
+    }
+    outside = {m for m in importers if not m.startswith(("pathlens.testing.", "pathlens.papers.checks."))}
+    assert importers and outside == set()
 
 
 def test_imports_go_in_the_direction_of_the_table() -> None:

@@ -319,18 +319,20 @@ def verify(
         list[str] | None, typer.Argument(metavar="[NAME…]", help="Checks, or patterns such as 'dgn.*'; all if none.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", help="Write a page about them to this file.")] = None,
-    only_list: Annotated[bool, typer.Option("--list", help="Show the checks and leave.")] = False,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write an HTML page of the results to this file.")
+    ] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="List the checks and exit.")] = False,
 ) -> None:
     """Check every theorem and equation of the papers on small networks; exit code 1 if one fails."""
-    import json
     import time
 
+    import msgspec
     from rich.text import Text
 
     from pathlens.papers.artifact import environment
     from pathlens.papers.checks import attempt, select
-    from pathlens.papers.pages.verification import FORMAT, write_verification
+    from pathlens.papers.pages.verification import FORMAT, Verification, write_verification
 
     console = _console()
     chosen = select(names or ())
@@ -349,17 +351,12 @@ def verify(
             if verdict == "fails" and result.detail:
                 console.print(Text(f"  {result.detail}", style="red"), soft_wrap=True)
     seconds = time.perf_counter() - start
-    document = {
-        "format": FORMAT,
-        "version": 1,
-        "environment": environment(),
-        "seconds": seconds,
-        "checks": [result.plain() for result in results],
-    }
+    checks = [result.document() for result in results]
+    document = Verification(format=FORMAT, environment=environment(), seconds=seconds, checks=checks)
     if json_file is not None:
         try:
             json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
         except OSError as error:
             raise ArtifactError(f"{json_file} cannot be written: {error.strerror or error}. Choose another.") from error
     if html_file is not None:

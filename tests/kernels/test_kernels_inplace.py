@@ -13,7 +13,7 @@ from pathlens import gated_twin, harden, models
 from pathlens.kernels import LinearisedModel, gate_information, npk, ntk, overlap
 from pathlens.paths import inputs as path_inputs
 from pathlens.recording import Trajectory, record
-from pathlens.testing.jacobians import jacobian
+from pathlens.testing.jacobians import network_jacobian
 
 
 class _Shifted(nn.Module):
@@ -62,7 +62,7 @@ def test_tangent_kernels(kind: str, outputs: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_linearised_models(kind: str) -> None:
     net, X = settle(_Shifted(kind)), torch.randn(5, 3).double()
-    own, J = X.clone(), jacobian(net, X)
+    own, J = X.clone(), network_jacobian(net, X)
     model = LinearisedModel(net)
     f = net(X.clone()).detach()
     for _ in range(2):  # every product reads the same rows

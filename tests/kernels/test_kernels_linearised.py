@@ -21,7 +21,7 @@ from pathlens.errors import (
     SolverError,
 )
 from pathlens.kernels import LinearisedModel, ntk
-from pathlens.testing.jacobians import jacobian
+from pathlens.testing.jacobians import network_jacobian
 
 
 def problem(outputs: int = 2) -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -33,7 +33,7 @@ def dense_solution(
     net: nn.Module, X: torch.Tensor, y: torch.Tensor, Z: torch.Tensor, ridge: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(Δ, predictions on Z) by the normal equations of the dense Jacobian; least norm without ridge."""
-    J, JZ = jacobian(net, X).flatten(0, 1), jacobian(net, Z)
+    J, JZ = network_jacobian(net, X).flatten(0, 1), network_jacobian(net, Z)
     r = (y - net(X).detach()).flatten()
     K = J @ J.T + ridge * torch.eye(len(J)).double()
     delta = J.T @ torch.linalg.solve(K, r)
@@ -44,7 +44,7 @@ def dense_solution(
 def test_products(batch_size: int) -> None:
     net, X, y, _ = problem()
     model = LinearisedModel(net, batch_size=batch_size)
-    J = jacobian(net, X)
+    J = network_jacobian(net, X)
     direction = {k: torch.randn_like(p) for k, p in net.named_parameters()}
     value, pushed = model.jvp(X, direction)
     flat = torch.cat([direction[k].flatten() for k, _ in net.named_parameters()])

@@ -21,12 +21,12 @@ from pathlens.kernels.wiring import Wiring
 from pathlens.models import GatedNetwork
 from pathlens.paths import count
 from pathlens.recording import record
-from pathlens.testing.jacobians import count_shared_paths, path_features
+from pathlens.testing.jacobians import count_shared_paths, weight_set_features
 from pathlens.testing.tolerance import assert_kernel_close
 
 
 def check_paths(net: GatedNetwork, X: Tensor, *, soft: bool = False) -> None:
-    phi = path_features(net, X, hard=not soft)
+    phi = weight_set_features(net, X, hard=not soft)
     want = phi @ phi.T
     K = npk(net, X, soft=soft)
     assert float(want.abs().max()) > 0, "no active path tests nothing"
@@ -248,7 +248,7 @@ class _Branches(nn.Module):
 def test_branches(how: str) -> None:
     X = torch.randn(4, 1, 4).double()
     net = open_twin(settle(_Branches(how)), "galu", X)
-    phi = path_features(net, X)
+    phi = weight_set_features(net, X)
     want = phi @ phi.T
     assert_kernel_close(npk(net, X).dense(), want, want.diagonal())
     counts = count_shared_paths(net, X)
@@ -289,7 +289,7 @@ def test_a_path_starts_once_at_a_unit_that_reads_the_input(how: str) -> None:
     net = open_twin(settle(_Starts(how)), "galu", X)
     counts = count_shared_paths(net, X)
     assert counts.max() > 0 and torch.equal(overlap(net, X).dense().long(), counts)
-    phi = path_features(net, X)
+    phi = weight_set_features(net, X)
     assert_kernel_close(npk(net, X).dense(), phi @ phi.T, (phi @ phi.T).diagonal())
 
 
@@ -509,7 +509,7 @@ def test_grouped_convolutions(name: str) -> None:
     settle(template)
     twins = (models.gated_twin(template, "galu", X[:2], seed=seed) for seed in range(20))
     # channels that never meet leave few paths: take gates that open some for most rows
-    net = next(net for net in twins if int((path_features(net, X) != 0).any(1).sum()) > 2)
+    net = next(net for net in twins if int((weight_set_features(net, X) != 0).any(1).sum()) > 2)
     check_paths(net, X)
     check_paths(models.gated_twin(template, "dlgn", X[:2], seed=0), X, soft=True)
 
@@ -518,7 +518,7 @@ def test_outputs_of_groups_count_each_with_its_own() -> None:
     template = settle(_Grouped((_conv(1, 2, 2), _conv(2, 2, 2, 2)), "", "outputs"))
     X = torch.randn(4, *template.shape).double()  # type: ignore[misc]
     net = models.gated_twin(template, "dlgn", X[:2], seed=0)
-    one, other = (phi @ phi.T for phi in (path_features(net, X, hard=False, output=k) for k in range(2)))
+    one, other = (phi @ phi.T for phi in (weight_set_features(net, X, hard=False, output=k) for k in range(2)))
     want = (one + other) / 2
     assert not torch.allclose(one, other, rtol=0.1)
     assert_kernel_close(npk(net, X, soft=True).dense(), want, want.diagonal())

@@ -19,7 +19,7 @@ from pathlens.errors import DTypeError, NotFiniteError, OptionError, PathlensErr
 from pathlens.kernels import npk, ntk, overlap
 from pathlens.models import GatedNetwork
 from pathlens.recording import record
-from pathlens.testing.jacobians import jacobian, tangent_kernel
+from pathlens.testing.jacobians import kernel_of_jacobians, network_jacobian
 from pathlens.testing.tolerance import assert_kernel_close
 
 NETWORKS: dict[str, Any] = {
@@ -167,9 +167,9 @@ def test_a_lazy_kernel_does_not_follow_later_training() -> None:
 def test_one_recorded_output() -> None:
     net, X = make("dlgn", 4), torch.randn(5, 3).double()
     rec = record(net, X, outputs=[3, 1])
-    J = jacobian(net, X)[:, [3, 1]]
+    J = network_jacobian(net, X)[:, [3, 1]]
     for which in ("trace", "full", 1):
-        want = tangent_kernel(J, None, which)
+        want = kernel_of_jacobians(J, None, which)
         assert_kernel_close(ntk(rec, outputs=which).dense(), want, want.diagonal())
 
 
@@ -196,8 +196,8 @@ def test_twenty_layers_of_width_500() -> None:
     assert float(((K - want).abs() / (want.diagonal()[:, None] * want.diagonal()).sqrt()).max()) < 1e-4
     sizes = [float(h[0].norm()) for h in record(net, X.double()).layer_inputs["values.output"]]  # type: ignore[union-attr]
     assert sizes[0] < 1e-6  # they do shrink: the test tests something
-    J = jacobian(net, X[:2].double(), ["values.linear10.weight"])
-    brute = tangent_kernel(J)
+    J = network_jacobian(net, X[:2].double(), ["values.linear10.weight"])
+    brute = kernel_of_jacobians(J)
     got = ntk(net, X[:2].double(), layer="values.linear10").dense()
     assert_kernel_close(got, brute, brute.diagonal())
 

@@ -17,7 +17,7 @@ from pathlens.kernels import npk, overlap
 from pathlens.models import GatedNetwork, gated_twin
 from pathlens.paths import count
 from pathlens.recording import Record, record
-from pathlens.testing.jacobians import count_shared_paths, path_features
+from pathlens.testing.jacobians import count_shared_paths, weight_set_features
 from pathlens.testing.tolerance import assert_kernel_close
 
 KINDS = (
@@ -40,7 +40,7 @@ def rows(*shape: int) -> Tensor:
 
 def check(net: GatedNetwork, X: Tensor, counts: bool = True) -> None:
     """Both kernels against the enumeration of weights and of paths."""
-    phi = path_features(net, X)
+    phi = weight_set_features(net, X)
     want = phi @ phi.T
     assert float(want.abs().max()) > 0, "no active path tests nothing"
     assert_kernel_close(npk(net, X).dense(), want, want.diagonal())

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pathlens.testing.jacobians import jacobian, tangent_kernel
+from pathlens.testing.jacobians import kernel_of_jacobians, network_jacobian
 from pathlens.testing.tolerance import assert_kernel_close
 
 
@@ -87,11 +87,11 @@ def check_ntk(
     zero: bool = False,
 ) -> Tensor:
     """Compare a kernel with the one of brute-force Jacobians, entries and diagonal; returns the latter."""
-    left = jacobian(net, X, names)
-    right = None if Y is None else jacobian(net, Y, names)
-    want = tangent_kernel(left, right, outputs)
-    rows = tangent_kernel(left, None, outputs).diagonal()
-    cols = rows if right is None else tangent_kernel(right, None, outputs).diagonal()
+    left = network_jacobian(net, X, names)
+    right = None if Y is None else network_jacobian(net, Y, names)
+    want = kernel_of_jacobians(left, right, outputs)
+    rows = kernel_of_jacobians(left, None, outputs).diagonal()
+    cols = rows if right is None else kernel_of_jacobians(right, None, outputs).diagonal()
     assert zero or float(want.abs().max()) > 1e-6, "a kernel of zeros tests nothing"
     assert tuple(kernel.shape) == tuple(want.shape)
     assert kernel.symmetric == (Y is None)

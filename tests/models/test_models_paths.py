@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pathlens import models
 from pathlens.models import GatedNetwork
-from pathlens.testing.enumeration import path_sum, unit_scores
+from pathlens.testing.reference import linear, path_sum, preactivations
 
 TOLERANCE = 1e-12
 N = 4  # rows of a batch
@@ -68,7 +68,7 @@ def from_layers(
 ) -> Callable[[Tensor], list[Tensor]]:
     weights, biases = layers(module, len(sizes.hidden), prefix)
     weights = [w.clone() for w in weights]
-    return lambda x: [gate(q) for q in unit_scores(weights, x, biases, unit)]
+    return lambda x: [gate(q) for q in preactivations(weights, x, unit, biases)]
 
 
 SOURCE = "source.network."
@@ -149,7 +149,7 @@ def shallow_case(ones: bool) -> Callable[[Sizes], Case]:
             out = []
             for i in range(len(s.hidden)):
                 weight, bias = state[f"source.layers.{i}.weight"], state.get(f"source.layers.{i}.bias")
-                out.append(soft(3.0)(unit_scores([weight], x, [bias])[0]))
+                out.append(soft(3.0)(preactivations([weight], x, linear, [bias])[0]))
             return out
 
         return Case(net, gates, ones)

@@ -13,7 +13,7 @@ from torch import nn
 
 import pathlens as pl
 from pathlens import paths
-from pathlens.testing.enumeration import path_sum
+from pathlens.testing.reference import path_sum
 
 
 def check_top(net: nn.Module, X: torch.Tensor, k: int, output: int, include_inputs: bool) -> None:

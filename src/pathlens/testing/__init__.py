@@ -1,4 +1,4 @@
-"""Slow, plain reference versions of what the package computes fast, and the one table of tolerances.
+"""Slow reference implementations of what the package computes, and the table of tolerances.
 
-Imported by tests alone; may import anything of the package.
+Used by the tests and by the checks of theorems in `pathlens.papers.checks`, never by the library.
 """

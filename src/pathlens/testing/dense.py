@@ -1,4 +1,4 @@
-"""Dense float64 twins of the kernel operators: the formula, written out, with no tiles, scales or backends."""
+"""Dense float64 references of the kernel operators: the formula written out, without tiles, scales or backends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Brute-force twins of the network kernels: Jacobians by autograd, path features and paths by enumeration.
+"""Reference versions of the network kernels for any module: Jacobians by autograd, paths by enumeration.
 
-Slow, dense, float64, for tiny networks; shares no code with `kernels`.
+Slow, dense, float64, for tiny networks; shares no code with `kernels`. Networks given by weights alone live in
+reference.
 """
 
 from __future__ import annotations
@@ -15,35 +16,37 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.models import GatedNetwork
+from pathlens.testing.reference import jacobian
 
 
-def jacobian(net: nn.Module, X: Tensor, names: Sequence[str] | None = None) -> Tensor:
+def network_jacobian(net: nn.Module, X: Tensor, names: Sequence[str] | None = None) -> Tensor:
     """∂f/∂θ by reverse-mode autograd, (n, c, Q), over the named parameters (default: all that are trained).
 
-    >>> jacobian(nn.Linear(2, 3, bias=False).double(), torch.ones(4, 2).double()).shape
+    >>> network_jacobian(nn.Linear(2, 3, bias=False).double(), torch.ones(4, 2).double()).shape
     torch.Size([4, 3, 6])
     """
     everything = {k: v.detach() for k, v in net.named_parameters()}
     chosen = [k for k, p in net.named_parameters() if p.requires_grad] if names is None else list(names)
     rest = {k: v for k, v in everything.items() if k not in chosen}
 
-    def f(parameters: dict[str, Tensor]) -> Tensor:
+    def f(parameters: list[Tensor]) -> Tensor:
         buffers = {k: b.clone() for k, b in net.named_buffers()}  # a forward may edit them, and its input
-        out = torch.func.functional_call(net, {**buffers, **rest, **parameters}, (X.clone(),))
+        out = torch.func.functional_call(net, {**buffers, **rest, **dict(zip(chosen, parameters))}, (X.clone(),))
         return out if out.ndim == 2 else out[:, None]
 
     with warnings.catch_warnings():  # some operations have no fast rule for batches of cotangents
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        blocks = torch.func.jacrev(f)({k: everything[k] for k in chosen})
-    return torch.cat([blocks[k].reshape(*blocks[k].shape[:2], -1) for k in chosen], dim=2).detach()
+        return jacobian(f, [everything[k] for k in chosen])
 
 
-def tangent_kernel(left: Tensor, right: Tensor | None = None, outputs: str | int = "trace") -> Tensor:
+def kernel_of_jacobians(left: Tensor, right: Tensor | None = None, outputs: str | int = "trace") -> Tensor:
     """Kernel of two Jacobians (n, c, Q): Σ_k J_k J_kᵀ, one output's, or full with row order (row, output).
 
     >>> J = torch.ones(2, 3, 1)
-    >>> tangent_kernel(J).shape, tangent_kernel(J, outputs="full").shape, float(tangent_kernel(J, outputs=1)[0, 0])
-    (torch.Size([2, 2]), torch.Size([6, 6]), 1.0)
+    >>> kernel_of_jacobians(J).shape, kernel_of_jacobians(J, outputs="full").shape
+    (torch.Size([2, 2]), torch.Size([6, 6]))
+    >>> float(kernel_of_jacobians(J, outputs=1)[0, 0])
+    1.0
     """
     right = left if right is None else right
     if outputs == "trace":
@@ -71,7 +74,7 @@ def _plain_state(values: nn.Module) -> dict[str, Tensor]:
 
 
 def _fixed(net: GatedNetwork, X: Tensor, hard: bool) -> tuple[nn.Module, list[Tensor], Tensor]:
-    """The value network without batch-norm's ε, the gates on X as tensors, and what the value network reads."""
+    """The value network without batch-norm's ε, the gates on X as tensors, and the inputs of the value network."""
     caught: list[Tensor] = []
     values = copy.deepcopy(net.values).eval()
     for m in values.modules():
@@ -83,14 +86,14 @@ def _fixed(net: GatedNetwork, X: Tensor, hard: bool) -> tuple[nn.Module, list[Te
     return values, list(net.gates(X, hard=hard).values()), caught[0].detach()
 
 
-def path_features(net: GatedNetwork, X: Tensor, hard: bool = True, output: int = 0) -> Tensor:
+def weight_set_features(net: GatedNetwork, X: Tensor, hard: bool = True, output: int = 0) -> Tensor:
     """φ_x(b) for every set b of weights with at most one of each layer, (n, number of sets).
 
     The output is linear in each layer's weights, so that φ is found from outputs with one weight of a layer at 1 and
     the others at 0 (or all at 0), and differences. Enumerates ∏_l (weights of layer l + 1) networks.
 
     >>> from pathlens import models
-    >>> phi = path_features(models.dln(2, hidden=(3,)).double(), torch.eye(2).double())
+    >>> phi = weight_set_features(models.dln(2, hidden=(3,)).double(), torch.eye(2).double())
     >>> phi @ phi.T
     tensor([[3., 0.],
             [0., 3.]], dtype=torch.float64)
@@ -108,7 +111,7 @@ def path_features(net: GatedNetwork, X: Tensor, hard: bool = True, output: int =
     grid = torch.cartesian_prod(*[torch.arange(s + 1) for s in sizes]).reshape(-1, len(sizes))
     table = torch.func.vmap(outputs, chunk_size=4096)(*grid.T)
     table = table.reshape(*(s + 1 for s in sizes), len(X)).detach()
-    for axis in range(len(sizes)):  # what a weight adds to the network without its layer
+    for axis in range(len(sizes)):  # difference to the network without the layer
         nothing = table.narrow(axis, 0, 1)
         table = torch.cat([nothing, table.narrow(axis, 1, sizes[axis]) - nothing], dim=axis)
     return table.reshape(-1, len(X)).T
@@ -125,17 +128,17 @@ def _direct(
     shapes = [g.shape for g in gates]
 
     def run(x: Tensor, *hidden: Tensor) -> tuple[Tensor, ...]:
-        heard: list[Tensor] = []
+        read: list[Tensor] = []
 
         def cut(i: int) -> Callable[[Tensor, float], Tensor]:
             def site(q: Tensor, slope: float) -> Tensor:
-                heard.append(q.flatten())
+                read.append(q.flatten())
                 return hidden[i]
 
             return site
 
         out = torch.func.functional_call(values, state, (x, *[cut(i) for i in range(len(shapes))]))
-        return (*heard, out[:, 0])
+        return (*read, out[:, 0])
 
     points = (torch.ones_like(entered), *[torch.ones(s, dtype=X.dtype) for s in shapes])
     blocks: Any = torch.func.jacrev(run, argnums=tuple(range(len(points))))(*points)

@@ -1,4 +1,4 @@
-"""The slow twin of `pathlens.train`: one network, one batch after another, autograd and torch.optim, nothing else.
+"""The reference of `pathlens.train`: one network, one batch after another, autograd and torch.optim.
 
 It shares with the fast loop only the rule that derives generators from seeds.
 """

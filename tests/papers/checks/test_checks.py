@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,12 @@ from pathlens import cli
 from pathlens.errors import ArtifactError, OptionError, UnknownNameError
 from pathlens.papers import checks
 from pathlens.papers.checks import initialisation, registry
-from pathlens.papers.checks import reference as ref
-from pathlens.papers.checks.registry import Check, Measured, Result, check, errata_table, perform, select
+from pathlens.papers.checks.registry import Check, Comparisons, Result, check, errata_table, perform, select
 from pathlens.papers.pages import write_verification
+from pathlens.papers.pages.verification import FORMAT, Verification
+from pathlens.testing import reference as ref
 
 runner = CliRunner()
-FOLDER = Path(checks.__file__).parent
 
 #: statements that must be there, whatever else is
 STATEMENTS = {
@@ -47,7 +48,7 @@ def test_no_statement_is_forgotten() -> None:
 
 
 def test_the_reference_side_imports_nothing_of_the_package() -> None:
-    tree = ast.parse((FOLDER / "reference.py").read_text(encoding="utf-8"))
+    tree = ast.parse(Path(ref.__file__).read_text(encoding="utf-8"))
     imported = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert imported and not any("pathlens" in line for line in imported)
 
@@ -81,26 +82,78 @@ def test_the_page_of_errata_is_up_to_date() -> None:
     ],
 )
 def test_verdict(error: float, printed: float | None, verdict: str) -> None:
-    one = Check("hs.x", "x", "x", 1e-12, lambda f: Measured(0.0), lambda: None)
+    one = Check("hs.x", "x", "x", 1e-12, lambda f: iter([0.0]), lambda: None)
     assert Result(one, error, printed).verdict == verdict
     assert str(Result(one, error, printed)).startswith(verdict)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "words"),
+    ("name", "statement", "options", "words"),
     [
-        ("hs.new", {}, "no mutant"),
-        ("hs.new", {"printed": lambda: 0}, "go together"),
-        ("hs.new", {"mutants": {"m": lambda: 0}, "erratum": "wrong"}, "go together"),
-        ("hs.theorem1", {"mutants": {"m": lambda: 0}}, "taken"),
-        ("xy.new", {"mutants": {"m": lambda: 0}}, "start with one of hs"),
+        ("hs.new", "x: x", {}, "no mutant"),
+        ("hs.new", "x: x", {"printed": lambda: 0}, "go together"),
+        ("hs.new", "x: x\n\nErratum: wrong", {"mutants": {"m": lambda: 0}}, "go together"),
+        ("hs.theorem1", "x: x", {"mutants": {"m": lambda: 0}}, "taken"),
+        ("xy.new", "x: x", {"mutants": {"m": lambda: 0}}, "start with one of hs"),
+        ("hs.new", "x", {"mutants": {"m": lambda: 0}}, "'Where: claim', got 'x'"),
+        ("hs.new", None, {"mutants": {"m": lambda: 0}}, "'Where: claim', got ''"),
     ],
 )
-def test_a_check_that_checks_nothing_is_refused(name: str, options: dict, words: str) -> None:
+def test_a_check_that_checks_nothing_is_refused(name: str, statement: str, options: dict, words: str) -> None:
+    def compare(formula: object) -> Comparisons:
+        yield 0.0
+
+    compare.__doc__ = statement
     before = registry.names()
     with pytest.raises(OptionError, match=words):
-        check(name, "x", "x", tolerance=1.0, formula=lambda: 0, **options)
+        check(name, tolerance=1.0, formula=lambda: 0, **options)(compare)
     assert registry.names() == before
+
+
+def test_the_docstring_is_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_CHECKS", dict(registry._CHECKS))
+
+    @check("npf.new", formula=lambda: 2.0, printed=lambda: 1.0)
+    def new(formula: registry.Formula) -> Comparisons:
+        """Lemma 9: two numbers
+        are equal: 2 = 2
+
+        Erratum: printed 1
+        """
+        yield formula(), 2.0
+        yield 1e-13
+        yield "one remark"
+
+    assert (new.where, new.claim, new.erratum) == ("Lemma 9", "two numbers are equal: 2 = 2", "printed 1")
+    found = perform(new)
+    assert (found.error, found.printed_error, found.detail) == (1e-13, 0.5, "one remark")
+    assert found.verdict == "printed form wrong, corrected holds"
+    names = registry.names()
+    assert names[names.index("npf.new") + 1].startswith("gdln.")  # without a number, last of its paper
+
+
+@pytest.mark.parametrize("items", [[math.nan, 0.0], [0.0, math.nan], [(math.nan, 1.0), 0.0]])
+def test_an_error_that_is_not_a_number_is_not_lost_among_others(items: list) -> None:
+    one = Check("hs.x", "x", "x", 1e-12, lambda f: iter(items), lambda: None)
+    assert math.isnan(perform(one).error)
+
+
+def test_a_new_file_in_the_folder_adds_its_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "_CHECKS", dict(registry._CHECKS))
+    monkeypatch.setattr(checks, "__path__", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "pathlens.papers.checks.fresh", raising=False)
+    (tmp_path / "fresh.py").write_text(
+        "from pathlens.papers.checks.registry import check\n"
+        "ORDER = 1.5\n"
+        "@check('dgn.fresh', formula=lambda: 1.0, mutants={'two': lambda: 2.0})\n"
+        "def fresh(formula):\n"
+        "    'Lemma 0: one is one'\n"
+        "    yield formula(), 1.0\n"
+    )
+    checks.load()
+    names = registry.names()
+    after = names.index("dgn.fresh") + 1
+    assert names[after] == "dgn.lemma2.2" and names[after - 2] == "dgn.corollary8.1"
 
 
 def test_select() -> None:
@@ -191,10 +244,11 @@ def test_command_fails_where_a_check_does(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_check_that_raises_has_failed_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     one = select(["npf.lemma2.1"])[0]
 
-    def broken(formula: object) -> Measured:
+    def broken(formula: object) -> Comparisons:
         raise ValueError("no such matrix [really]")
+        yield
 
-    monkeypatch.setitem(registry._CHECKS, one.name, dataclasses.replace(one, measure=broken))
+    monkeypatch.setitem(registry._CHECKS, one.name, dataclasses.replace(one, compare=broken))
     assert [r.verdict for r in checks.verify(["npf.lemma2.1", "npf.prop1.1"])] == ["fails", "holds"]
     result = runner.invoke(cli.app, ["verify", "npf.lemma2.1", "npf.prop1.1"])
     assert result.exit_code == 1 and "ValueError: no such matrix [really]" in result.output
@@ -226,7 +280,7 @@ def test_page_refuses_what_is_no_verification(document: dict, tmp_path: Path) ->
 
 
 def test_page_shows_an_error_that_is_no_number(tmp_path: Path) -> None:
-    one = Result(select(["gdln.eq5"])[0], math.nan, math.inf).plain()
-    assert one["error"] is None and one["printed_error"] is None and one["verdict"] == "fails"
-    page = write_verification({"format": "pathlens-verification", "checks": [one]}, tmp_path)
+    one = Result(select(["gdln.eq5"])[0], math.nan, math.inf).document()
+    assert one.error is None and one.printed_error is None and one.verdict == "fails"
+    page = write_verification(Verification(format=FORMAT, checks=[one]), tmp_path)
     assert page.read_text(encoding="utf-8").count("no finite number") == 2

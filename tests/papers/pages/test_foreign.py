@@ -184,7 +184,7 @@ def test_the_page_of_a_verification(tmp_path: Path, payload: str) -> None:
     ],
 )
 def test_a_verification_of_the_wrong_kind_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ArtifactError, match=r"lacks .*verify --json"):
+    with pytest.raises(ArtifactError, match=r"at `\$\.checks\[0\].*verify --json"):
         write_verification({**VERIFICATION, "checks": [{**CHECK, **changes}]}, tmp_path)
     assert not (tmp_path / "index.html").exists()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pathlens import kernels, models
 from pathlens.errors import OptionError, RecordError, ShapeError
-from pathlens.testing.jacobians import jacobian
+from pathlens.testing.jacobians import network_jacobian
 from pathlens.theory import deep_gated
 
 
@@ -155,7 +155,7 @@ def test_soft_relu_has_cross_terms_and_soft_galu_has_none():
     for build in (models.soft_relu, models.soft_galu):
         net = build(3, hidden=(4, 4), seed=0).double()
         found = deep_gated.adaptation(net, x)
-        J = jacobian(net, x)[:, 0]
+        J = network_jacobian(net, x)[:, 0]
         assert np.allclose(found.total, (J @ J.T).numpy(), atol=1e-12)
         size = np.linalg.norm(found.cross) / np.linalg.norm(found.total)
         assert size < 1e-12 if build is models.soft_galu else size > 1e-3

@@ -1,23 +1,19 @@
 """Theorems as checks: every statement of the papers, executable, behind ``pathlens verify``.
 
-Each module registers the checks of one paper, or of a part of it; `verify` runs them. References are autograd and
-enumeration alone (`reference`), the tested side is the package's own code. May import everything that theory may.
+Every module of this folder is imported, so adding a file adds its checks. They are listed paper by paper; within a
+paper, modules are sorted by their number ``ORDER``. The tested side is the package's own code, the other side is
+:mod:`pathlens.testing.reference`.
 """
 
-# fmt: off
-# isort: off
-# importing registers, and the order of the imports is the order of the checks
-from pathlens.papers.checks import half_space
-from pathlens.papers.checks import deep_gated, initialisation, adaptation, convolution
-from pathlens.papers.checks import path_features, infinite
-from pathlens.papers.checks import gated_linear, gate_patterns
-# isort: on
-# fmt: on
+import importlib
+import pkgutil
+
 from pathlens.papers.checks.registry import (
     PAPERS,
     VERDICTS,
     Check,
-    Measured,
+    Comparisons,
+    Formula,
     Result,
     attempt,
     check,
@@ -32,22 +28,23 @@ __all__ = [
     "PAPERS",
     "VERDICTS",
     "Check",
-    "Measured",
+    "Comparisons",
+    "Formula",
     "Result",
-    "adaptation",
     "attempt",
     "check",
-    "convolution",
-    "deep_gated",
     "errata_table",
-    "gate_patterns",
-    "gated_linear",
-    "half_space",
-    "infinite",
-    "initialisation",
     "names",
-    "path_features",
     "perform",
     "select",
     "verify",
 ]
+
+
+def load() -> None:
+    """Import every module of this folder, which registers its checks."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+load()

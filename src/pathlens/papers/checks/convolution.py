@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,11 +10,14 @@ from torch import Tensor
 
 from pathlens import kernels
 from pathlens.models import CircularConvNet, GatedNetwork, gated_twin
-from pathlens.papers.checks import reference as ref
-from pathlens.papers.checks.registry import check
-from pathlens.theory.deep_gated.bundles import path_bundles
+from pathlens.papers.checks.networks import gate_layers
+from pathlens.papers.checks.registry import Comparisons, Formula, check
+from pathlens.testing import reference as ref
+from pathlens.theory.deep_gated import path_bundles
 
+ORDER = 4
 LENGTH, KERNEL, LAYERS, SIGMA = 5, 2, 2, 0.8
+SCALE = SIGMA ** (2 * LAYERS)
 X = ref.draw(3, 1, LENGTH, seed=4)
 SHAPES = [(KERNEL,)] * LAYERS
 
@@ -24,10 +26,14 @@ SHAPES = [(KERNEL,)] * LAYERS
 def _network(pool: str) -> GatedNetwork:
     template = CircularConvNet(LENGTH, (1,) * (LAYERS + 1), KERNEL, pool=pool)
     net = gated_twin(template, "galu", example=X.float(), seed=3).double()
-    if pool != "average":  # one gate network for both
+    if pool != "average":  # both networks have the same gate network
         assert net.source is not None
         net.source.load_state_dict(_network("average").source.state_dict())  # type: ignore[union-attr]
     return net
+
+
+def _path_kernel(pool: str, X: Tensor, Y: Tensor | None = None) -> Tensor:
+    return kernels.npk(_network(pool), X, Y).dense()
 
 
 def _convolve(z: Tensor, kernel: Tensor) -> Tensor:
@@ -37,15 +43,15 @@ def _convolve(z: Tensor, kernel: Tensor) -> Tensor:
 
 def _gates(X: Tensor) -> list[Tensor]:
     z, found = X[:, 0], []
-    for W in [p.detach().reshape(-1) for p in _network("average").source.parameters()]:  # type: ignore[union-attr]
-        q = _convolve(z, W)
-        found.append(ref.open_where_positive(q))
+    for W in gate_layers(_network("average")):
+        q = _convolve(z, W.reshape(-1))
+        found.append(ref.hard_gate(q))
         z = torch.relu(q)
     return found
 
 
 def _units(X: Tensor) -> Tensor:
-    """x_s(L) for every assignment of ±σ to the kernels, (signs, n, length); the gates stay."""
+    """x_s(L) for every assignment of ±σ to the kernels, (signs, n, length); the gates stay fixed."""
     gates = _gates(X)
 
     def run(weights: list[Tensor]) -> Tensor:
@@ -57,60 +63,50 @@ def _units(X: Tensor) -> Tensor:
     return ref.over_signs(run, SHAPES, SIGMA)
 
 
-def _pooled(X: Tensor, columns: Tensor | None = None) -> Tensor:
+def _pooled(X: Tensor, columns: Tensor) -> Tensor:
     """E of products of the pooled outputs."""
-    left, right = _units(X).mean(2), _units(X if columns is None else columns).mean(2)
+    left, right = _units(X).mean(2), _units(columns).mean(2)
     return left.T @ right / len(left)
 
 
 def _of_bundles(X: Tensor) -> list[Any]:
     """The lemma's right-hand side, bundle by bundle and by the spatial recursion."""
-    net = _network("average")
-    return [SIGMA ** (2 * LAYERS) * K for K in (path_bundles(net, X).kernel, kernels.npk(net, X).dense())]
+    return [SCALE * K for K in (path_bundles(_network("average"), X).kernel, _path_kernel("average", X))]
 
 
 @check(
     "dgn.lemma4.1",
-    "Lemma 4.1",
-    "pooled circular convolutions: E[x_s x_s′] = σ^(2L)/d_in² Σ over pairs of paths of one bundle, L convolutions",
-    tolerance=1e-12,
     formula=_of_bundles,
-    mutants={
-        "paths pair with themselves alone": lambda X: [
-            SIGMA ** (2 * LAYERS) * path_bundles(_network("average"), X).rotations[0]
-        ]
-    },
+    mutants={"paths pair with themselves alone": lambda X: [SCALE * path_bundles(_network("average"), X).rotations[0]]},
 )
-def lemma4_1(formula: Callable[..., list[Any]]) -> float:
-    return max(ref.distance(found, _pooled(X)) for found in formula(X))
+def lemma4_1(formula: Formula) -> Comparisons:
+    """Lemma 4.1: pooled circular convolutions: E[x_s x_s′] = σ^(2L)/d_in² Σ over pairs of paths of one bundle, L
+    convolutions
+    """
+    yield from ((found, _pooled(X, X)) for found in formula(X))
 
 
 @check(
     "dgn.unpooled",
-    "equation 7 and the text after it",
-    "without pooling E⟨x_s(L), x_s′(L)⟩ has pairs of paths that end at the same position alone",
-    tolerance=1e-12,
-    formula=lambda X: SIGMA ** (2 * LAYERS) * kernels.npk(_network("flatten"), X).dense(),
-    printed=lambda X: LENGTH * SIGMA ** (2 * LAYERS) * kernels.npk(_network("average"), X).dense(),
-    erratum="'it is enough to consider global average pooling': a single position is not the pooled output",
+    formula=lambda X: SCALE * _path_kernel("flatten", X),
+    printed=lambda X: LENGTH * SCALE * _path_kernel("average", X),
 )
-def unpooled(formula: Callable[..., Tensor]) -> float:
+def unpooled(formula: Formula) -> Comparisons:
+    """equation 7 and the text after it: without pooling E⟨x_s(L), x_s′(L)⟩ has pairs of paths that end at the same
+    position alone
+
+    Erratum: 'it is enough to consider global average pooling': a single position is not the pooled output
+    """
     z = _units(X)
-    return ref.distance(formula(X), torch.einsum("ksp,ktp->st", z, z) / len(z))
+    yield formula(X), torch.einsum("ksp,ktp->st", z, z) / len(z)
 
 
 @check(
     "dgn.translation",
-    "Lemma 4.1, remark",
-    "pooling makes the kernel blind to rotations of an input, if the gates rotate with it",
-    tolerance=1e-12,
-    formula=lambda X, moved: SIGMA ** (2 * LAYERS) * kernels.npk(_network("average"), X, Y=moved).dense(),
-    mutants={
-        "without pooling": lambda X, moved: (
-            SIGMA ** (2 * LAYERS) / LENGTH**2 * kernels.npk(_network("flatten"), X, Y=moved).dense()
-        )
-    },
+    formula=lambda X, moved: SCALE * _path_kernel("average", X, moved),
+    mutants={"without pooling": lambda X, moved: SCALE / LENGTH**2 * _path_kernel("flatten", X, moved)},
 )
-def translation(formula: Callable[..., Tensor]) -> float:
+def translation(formula: Formula) -> Comparisons:
+    """Lemma 4.1, remark: pooling makes the kernel blind to rotations of an input, if the gates rotate with it"""
     moved = X.roll(2, dims=2)
-    return max(ref.distance(formula(X, moved), _pooled(X)), ref.distance(formula(X, moved), _pooled(X, moved)))
+    yield from ((formula(X, moved), expected) for expected in (_pooled(X, X), _pooled(X, moved)))

@@ -1,8 +1,8 @@
-"""What a check is, the list of all checks, and how one becomes a verdict.
+"""The definition of a check, the list of all checks, and their verdicts.
 
 A check measures a *formula* against a reference. It is run with the formula that should hold, with the one that the
-paper prints where that differs, and, by the tests, with formulas that are wrong on purpose: a check that cannot tell
-them apart does not check anything. The checks themselves live beside this module. May import linops and the errors.
+paper prints where that differs, and, by the tests, with formulas that are wrong on purpose: a check that accepts those
+is useless. The checks themselves live beside this module.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+import numpy as np
 
 from pathlens.errors import OptionError, unknown_name
+from pathlens.papers.pages.verification import VERDICTS, CheckResult, Verdict
 from pathlens.progress import ProgressBar
+from pathlens.testing.reference import distance
 
 __all__ = [
     "PAPERS",
     "VERDICTS",
     "Check",
-    "Measured",
+    "Comparisons",
+    "Formula",
     "Result",
     "attempt",
     "check",
@@ -32,9 +37,6 @@ __all__ = [
     "verify",
 ]
 
-Verdict = Literal["holds", "printed form wrong, corrected holds", "fails"]
-VERDICTS: tuple[Verdict, ...] = ("holds", "printed form wrong, corrected holds", "fails")
-
 #: the first part of a check's name → the paper it belongs to
 PAPERS = {
     "hs": "Half-space feature learning",
@@ -44,24 +46,11 @@ PAPERS = {
 }
 
 Formula = Callable[..., Any]
+#: results of a check: pairs (found, expected), or errors that are numbers already, or remarks
+Comparisons = Iterator[tuple[Any, Any] | float | str]
 AS_PRINTED = "as printed"
 
 _CHECKS: dict[str, Check] = {}
-
-
-@dataclass(frozen=True)
-class Measured:
-    """How far a formula is from its reference, and what else is worth a line.
-
-    Attributes
-    ----------
-    error : float
-        Relative unless the check says otherwise; anything but a finite number counts as a failure.
-    detail : str
-    """
-
-    error: float
-    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,37 +62,51 @@ class Check:
     name : str
         Paper and statement, such as ``dgn.lemma3.1ii``.
     where : str
-        How the paper calls it: 'Lemma 3.1 (ii)'.
+        Its place in the paper: 'Lemma 3.1 (ii)'.
     claim : str
         The statement that should hold, corrected where the printed one does not.
     tolerance : float
-        Largest error that counts as 'holds'. Rounding for identities, stated for limits.
-    measure : function
-        Formula → `Measured`.
+        Largest error that counts as 'holds': rounding for identities, larger for limits.
+    compare : function
+        Formula → comparisons with the reference. The error of the check is the largest of them: for a pair
+        (found, expected) the relative distance, for a number the number itself.
     formula : function
-        The tested side, through the package's public code wherever it implements the thing.
+        The tested side, through the package's public code wherever it implements the statement.
     printed : function or None
         The printed formula, where it is wrong.
     erratum : str
         What is wrong with it, in a few words; empty where nothing is.
     mutants : dict description → function
         Formulas that are wrong on purpose; the printed one is among them.
+    order : float
+        Place of the module among those of its paper.
     """
 
     name: str
     where: str
     claim: str
     tolerance: float
-    measure: Callable[[Formula], Measured]
+    compare: Callable[[Formula], Comparisons]
     formula: Formula
     printed: Formula | None = None
     erratum: str = ""
     mutants: Mapping[str, Formula] = field(default_factory=dict)
+    order: float = math.inf
 
     @property
     def paper(self) -> str:
         """Title of the paper."""
         return PAPERS[self.name.partition(".")[0]]
+
+    def measure(self, formula: Formula) -> tuple[float, str]:
+        """Error of a formula (NaN if any comparison is NaN), and remarks."""
+        errors, remarks = [], []
+        for found in self.compare(formula):
+            if isinstance(found, str):
+                remarks.append(found)
+            else:
+                errors.append(distance(*found) if isinstance(found, tuple) else float(found))
+        return float(np.max(errors)), "; ".join(remarks)
 
     def __repr__(self) -> str:
         return f"Check({self.name}: {self.paper}, {self.where}; {self.claim}; tolerance {self.tolerance:g})"
@@ -111,14 +114,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """What one check measured.
+    """The measured errors of one check.
 
     Attributes
     ----------
-    error, tolerance : float
+    error : float
     printed_error : float or None
-        The same measure of the printed formula; None where the paper's own form is the one that was tested.
+        The error of the printed formula; None where the paper's own form was tested.
     detail : str
+        Remarks of the check, or the exception that it raised.
     seconds : float
     """
 
@@ -129,45 +133,41 @@ class Result:
     seconds: float = 0.0
 
     @property
-    def tolerance(self) -> float:
-        return self.check.tolerance
-
-    @property
     def verdict(self) -> Verdict:
-        """'fails' also where an erratum is claimed and the printed form passes: then the check cannot tell."""
-        if not within(self.error, self.tolerance):
+        """Whether the check holds; 'fails' also where a printed form that should be wrong passes."""
+        if not within(self.error, self.check.tolerance):
             return "fails"
         if self.printed_error is None:
             return "holds"
-        return "fails" if within(self.printed_error, self.tolerance) else "printed form wrong, corrected holds"
+        return "fails" if within(self.printed_error, self.check.tolerance) else "printed form wrong, corrected holds"
 
     def __str__(self) -> str:
         """One line: verdict, name, paper, claim, errors, and what is wrong with the printed form."""
         printed = "" if self.printed_error is None else f"; as printed {self.printed_error:.2g}: {self.check.erratum}"
         return (
             f"{self.verdict}: {self.check.name} ({self.check.paper}, {self.check.where}): {self.check.claim}. "
-            f"Error {self.error:.2g}, allowed {self.tolerance:g}{printed}."
+            f"Error {self.error:.2g}, allowed {self.check.tolerance:g}{printed}."
         )
 
-    def plain(self) -> dict[str, Any]:
-        """The result as values that JSON can hold; an error that is no finite number is null."""
-        return {
-            "name": self.check.name,
-            "paper": self.check.paper,
-            "where": self.check.where,
-            "claim": self.check.claim,
-            "erratum": self.check.erratum,
-            "error": _finite(self.error),
-            "tolerance": self.tolerance,
-            "printed_error": _finite(self.printed_error),
-            "detail": self.detail,
-            "verdict": self.verdict,
-            "seconds": round(self.seconds, 3),
-        }
+    def document(self) -> CheckResult:
+        """The result for the JSON file and the page; an error that is not finite is None."""
+        return CheckResult(
+            name=self.check.name,
+            paper=self.check.paper,
+            where=self.check.where,
+            claim=self.check.claim,
+            erratum=self.check.erratum,
+            error=_finite(self.error),
+            tolerance=self.check.tolerance,
+            printed_error=_finite(self.printed_error),
+            detail=self.detail,
+            verdict=self.verdict,
+            seconds=round(self.seconds, 3),
+        )
 
 
 def within(error: float, tolerance: float) -> bool:
-    """Whether an error is a number and small enough.
+    """Whether an error is a finite number and small enough.
 
     >>> within(1e-15, 1e-12), within(float("nan"), 1.0)
     (True, False)
@@ -181,54 +181,53 @@ def _finite(value: float | None) -> float | None:
 
 def check(
     name: str,
-    where: str,
-    claim: str,
     *,
-    tolerance: float,
     formula: Formula,
     printed: Formula | None = None,
-    erratum: str = "",
     mutants: Mapping[str, Formula] | None = None,
-) -> Callable[[Callable[[Formula], Measured | float]], Check]:
-    """Register a measuring function as a check; see `Check` for the parameters.
+    tolerance: float = 1e-12,
+) -> Callable[[Callable[[Formula], Comparisons]], Check]:
+    """Register a generator function as a check; see `Check` for the parameters.
 
-    Refuses a name that is taken, a paper that is not on the list, an erratum without its printed formula, and a check
-    without a single formula that it has to reject.
+    The docstring of the function is the statement: 'Where: claim', and after an empty line 'Erratum: …' where the
+    printed formula is wrong. The function takes a formula and yields comparisons with the reference.
+
+    Raises
+    ------
+    OptionError
+        If the name is taken, the paper is unknown, the docstring is no statement, an erratum comes without its printed
+        formula or the reverse, or there is no wrong formula that the check has to reject.
     """
-    wrong = dict(mutants or {})
-    if printed is not None:
-        wrong[AS_PRINTED] = printed
-    if not wrong:
-        raise OptionError(f"check {name!r} has no mutant: give mutants={{'what is wrong': formula}} or printed=….")
-    if (printed is None) != (not erratum):
-        raise OptionError(f"check {name!r}: printed=… and erratum='…' go together.")
-    if name in _CHECKS or name.partition(".")[0] not in PAPERS:
-        raise OptionError(f"check {name!r}: the name is taken, or does not start with one of {', '.join(PAPERS)}.")
 
-    def register(measure: Callable[[Formula], Measured | float]) -> Check:
-        def measured(tested: Formula) -> Measured:
-            found = measure(tested)
-            return found if isinstance(found, Measured) else Measured(float(found))
-
-        made = Check(name, where, claim, tolerance, measured, formula, printed, erratum, wrong)
-        _CHECKS[name] = made
-        return made
+    def register(compare: Callable[[Formula], Comparisons]) -> Check:
+        statement, _, erratum = " ".join((compare.__doc__ or "").split()).partition(" Erratum: ")
+        where, _, claim = statement.partition(": ")
+        wrong = {**(mutants or {}), **({} if printed is None else {AS_PRINTED: printed})}
+        if not claim:
+            raise OptionError(f"check {name!r}: expected a docstring 'Where: claim', got {statement!r}.")
+        if not wrong:
+            raise OptionError(f"check {name!r} has no mutant: give mutants={{'what is wrong': formula}} or printed=….")
+        if (printed is None) != (not erratum):
+            raise OptionError(f"check {name!r}: printed=… and 'Erratum: …' in the docstring go together.")
+        if name in _CHECKS or name.partition(".")[0] not in PAPERS:
+            raise OptionError(f"check {name!r}: the name is taken, or does not start with one of {', '.join(PAPERS)}.")
+        order = getattr(compare, "__globals__", {}).get("ORDER", math.inf)
+        _CHECKS[name] = Check(name, where, claim, tolerance, compare, formula, printed, erratum, wrong, order)
+        return _CHECKS[name]
 
     return register
 
 
 def names() -> list[str]:
     """Every check, in the order of the papers."""
-    return list(_CHECKS)
+    papers = list(PAPERS)
+    return sorted(_CHECKS, key=lambda name: (papers.index(name.partition(".")[0]), _CHECKS[name].order))
 
 
 def select(patterns: Iterable[str] = ()) -> list[Check]:
-    """The checks that names or patterns such as ``dgn.*`` stand for, each once; all of them for no pattern."""
-    wanted = list(patterns)
-    if not wanted:
-        return list(_CHECKS.values())
+    """The checks that match names or patterns such as ``dgn.*``, each once; all of them for no pattern."""
     chosen: dict[str, Check] = {}
-    for pattern in wanted:
+    for pattern in list(patterns) or ["*"]:
         matches = fnmatch.filter(names(), pattern)
         if not matches:
             raise unknown_name("check", pattern, names())
@@ -237,18 +236,15 @@ def select(patterns: Iterable[str] = ()) -> list[Check]:
 
 
 def perform(one: Check, mutant: str | None = None) -> Result:
-    """Run one check, or what it says of one of its mutants."""
+    """Run one check, or measure one of its mutants."""
     start = time.perf_counter()
-    if mutant is not None:
-        found = one.measure(one.mutants[mutant])
-        return Result(one, found.error, None, found.detail, time.perf_counter() - start)
-    found = one.measure(one.formula)
-    printed = None if one.printed is None else one.measure(one.printed).error
-    return Result(one, found.error, printed, found.detail, time.perf_counter() - start)
+    error, detail = one.measure(one.formula if mutant is None else one.mutants[mutant])
+    printed = None if one.printed is None or mutant is not None else one.measure(one.printed)[0]
+    return Result(one, error, printed, detail, time.perf_counter() - start)
 
 
 def attempt(one: Check) -> Result:
-    """Run one check; an error that it raises is a failure of this check, and the others can go on."""
+    """Run one check; an exception counts as a failure of this check."""
     try:
         return perform(one)
     except Exception as error:
@@ -256,9 +252,7 @@ def attempt(one: Check) -> Result:
 
 
 def verify(patterns: Iterable[str] = ()) -> Iterator[Result]:
-    """Run checks one after the other, with a progress bar where somebody watches.
-
-    A check that raises an error has failed; the others go on.
+    """Run checks one after the other, with a progress bar; a check that raises an exception has failed.
 
     Parameters
     ----------
@@ -277,10 +271,10 @@ def verify(patterns: Iterable[str] = ()) -> Iterator[Result]:
     Lemma 3.1 (ii), Lemma 7.5 (ii) – printed form wrong, corrected holds
     """
     chosen = select(patterns)
-    with ProgressBar("checks", len(chosen)) as meter:
+    with ProgressBar("checks", len(chosen)) as progress:
         for one in chosen:
             yield attempt(one)
-            meter.advance()
+            progress.advance()
 
 
 def errata_table(results: Iterable[Result]) -> str:

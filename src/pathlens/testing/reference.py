@@ -1,7 +1,7 @@
-"""The other side of every check: networks written out, sums over all paths, all signs of all weights, autograd.
+"""Reference implementations from weights alone: networks written out, sums over all paths, all signs, autograd.
 
-Slow and exact, float64, for networks of a few units. It imports nothing of the package, so that an error there cannot
-hide here. A chain of weights is a list U_1, …, U_D of shapes (w_l, w_{l−1}); gates are a list of (n, w_l).
+Slow and exact, for networks of a few units. The module imports nothing of the package, so that an error there cannot
+hide here. Weights are a list U_1, …, U_D of shapes (w_l, w_{l−1}), w_0 = d; gates are a list of shapes (n, w_l).
 """
 
 from __future__ import annotations
@@ -31,36 +31,55 @@ def distance(found: Any, expected: Any) -> float:
     return float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0))
 
 
-def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+def draw(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers, float64, from a seed."""
-    return scale * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 # --- networks written out ----------------------------------------------------------------------------------------
 
 
-def open_where_positive(q: Tensor) -> Tensor:
-    """1[q > 0]."""
-    return (q > 0).to(q.dtype)
+def preactivations(
+    weights: Weights,
+    X: Tensor,
+    unit: Callable[[Tensor], Tensor] = torch.relu,
+    biases: Sequence[Tensor | None] | None = None,
+) -> list[Tensor]:
+    """q_l = W_l a(q_{l−1}) + b_l of every layer, a(q_0) read as x; `unit` is a, the identity makes a linear network.
 
-
-def scores(layers: Weights, X: Tensor, unit: Callable[[Tensor], Tensor] = torch.relu) -> list[Tensor]:
-    """Pre-activations of hidden layers: q_l = W_l a(q_{l−1}); the identity as unit makes the network linear."""
+    >>> preactivations([torch.tensor([[1.0], [-1.0]])], torch.tensor([[3.0]]))
+    [tensor([[ 3., -3.]])]
+    """
     found, z = [], X
-    for W in layers:
-        found.append(z @ W.T)
+    for W, b in zip(weights, biases or [None] * len(weights)):
+        found.append(torch.nn.functional.linear(z, W, b))
         z = unit(found[-1])
     return found
 
 
-def hard_gates(layers: Weights, X: Tensor, unit: Callable[[Tensor], Tensor] = torch.relu) -> list[Tensor]:
+def linear(q: Tensor) -> Tensor:
+    """The identity: `preactivations(weights, X, linear)` are those of a deep linear network."""
+    return q
+
+
+def hard_gate(q: Tensor) -> Tensor:
+    """1[q > 0]."""
+    return (q > 0).to(q.dtype)
+
+
+def hard_gates(weights: Weights, X: Tensor, unit: Callable[[Tensor], Tensor] = torch.relu) -> list[Tensor]:
     """1[q > 0] of hidden layers."""
-    return [open_where_positive(q) for q in scores(layers, X, unit)]
+    return [hard_gate(q) for q in preactivations(weights, X, unit)]
 
 
-def soft_gate(q: Tensor, beta: float, epsilon: float) -> Tensor:
+def soft_gate(q: Tensor, beta: float, epsilon: float = 0.0) -> Tensor:
     """χ_ε(−βq) = (1 + ε)/(1 + e^{−βq})."""
     return (1 + epsilon) / (1 + torch.exp(-beta * q))
+
+
+def relu_output(weights: Weights, X: Tensor) -> Tensor:
+    """ŷ (n,): the first output of a ReLU network; differentiable."""
+    return preactivations(weights, X)[-1][:, 0]
 
 
 def gated_output(weights: Weights, gates: Weights, X: Tensor) -> Tensor:
@@ -111,49 +130,87 @@ def path_features(weights: Weights, gates: Weights, X: Tensor) -> Tensor:
     return X[:, p[:, 0]] * path_activity(gates, p)
 
 
+def path_sum(weights: Weights, gates: Weights, X: Tensor, biases: Sequence[Tensor | None] | None = None) -> Tensor:
+    """All outputs (n, c) of a gated network as sums over its paths, in float64.
+
+    ŷ_c(x) = Σ_{i_0,…,i_L} x_{i_0} · Π_l g_l(x)_{i_l} U_l[i_l, i_{l−1}] · U_{L+1}[c, i_L]
+           + Σ_{s=1}^{L+1} Σ_{i_s,…,i_L} b_s[i_s] · (the factors from layer s on).
+
+    Without biases this is Theorem 1 (gates of the units' own pre-activations) and Theorem 2 (gates of a separate
+    network) of the half-space paper; with `X` all ones it is the piecewise-constant network. A bias is the weight of
+    a further unit whose value is always 1.
+
+    Examples
+    --------
+    >>> u = [torch.tensor([[2.0], [3.0]]), torch.tensor([[1.0, 10.0]])]
+    >>> path_sum(u, [torch.tensor([[1.0, 0.0]])], torch.tensor([[5.0]]))
+    tensor([[10.]], dtype=torch.float64)
+    """
+    U, g, x = [W.detach().double() for W in weights], [h.detach().double() for h in gates], X.detach().double()
+    outputs = len(U[-1])
+    if biases is not None:
+        one = torch.ones(len(x), 1, dtype=torch.float64)
+        x, g = torch.cat([x, one], 1), [torch.cat([h, one], 1) for h in g]
+        U = [_with_bias(W, b) for W, b in zip(U, biases)]
+    phi = path_features(U, g, x)
+    return torch.stack([phi @ path_values([*U[:-1], U[-1][k:]]) for k in range(outputs)], 1)
+
+
+def _with_bias(W: Tensor, bias: Tensor | None) -> Tensor:
+    """[[W, b], [0, 1]]: a layer that reads and passes on a unit whose value is always 1."""
+    extended = torch.nn.functional.pad(W, (0, 1, 0, 1))
+    extended[-1, -1] = 1.0
+    if bias is not None:
+        extended[:-1, -1] = bias.detach()
+    return extended
+
+
 # --- derivatives -------------------------------------------------------------------------------------------------
 
 
-def flat(parts: Weights) -> Tensor:
-    """All weights as one vector."""
-    return torch.cat([p.reshape(-1) for p in parts])
+def jacobian(f: Callable[[list[Tensor]], Tensor], weights: Weights) -> Tensor:
+    """∂f/∂θ by reverse-mode autograd, (*shape of f, number of weights): `f` reads the list of all weights.
+
+    >>> jacobian(lambda U: U[0] @ U[1], [torch.ones(3, 2), torch.ones(2)]).shape
+    torch.Size([3, 8])
+    """
+    blocks = torch.func.jacrev(f)(list(weights))
+    return torch.cat([b.reshape(*b.shape[: b.ndim - W.ndim], -1) for b, W in zip(blocks, weights)], -1).detach()
 
 
-def unflat(theta: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """A vector as weights of these shapes."""
-    sizes = [math.prod(s) for s in shapes]
-    return [part.reshape(tuple(s)) for part, s in zip(theta.split(sizes), shapes)]
-
-
-def shapes_of(weights: Weights) -> list[tuple[int, ...]]:
-    return [tuple(W.shape) for W in weights]
-
-
-def jacobian(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
-    """∂f/∂θ by reverse-mode autograd, (outputs, parameters)."""
-    return torch.func.jacrev(f)(theta).detach()
-
-
-def tangent_kernel(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+def tangent_kernel(f: Callable[[list[Tensor]], Tensor], weights: Weights) -> Tensor:
     """⟨∂f_s/∂θ, ∂f_t/∂θ⟩, (n, n)."""
-    J = jacobian(f, theta)
+    J = jacobian(f, weights)
     return J @ J.T
 
 
 def gated_kernel(weights: Weights, gates: Weights, X: Tensor) -> Tensor:
     """The tangent kernel of the values behind fixed gates, (n, n)."""
-    shapes = shapes_of(weights)
-    J = torch.func.jacrev(lambda theta: gated_output(unflat(theta, shapes), gates, X))(flat(weights))
-    return J @ J.T
+    return tangent_kernel(lambda U: gated_output(U, gates, X), weights)
 
 
-def gradient_step(f: Callable[[Tensor], Tensor], loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
-    """d f(θ − α ∇loss)/dα at α = 0, exactly, by a forward-mode product: what gradient descent does to the outputs."""
-    gradient = torch.func.grad(lambda t: loss(f(t)))(theta)
-    return torch.func.jvp(f, (theta,), (-gradient,))[1].detach()
+def descent_direction(loss: Callable[[list[Tensor]], Tensor], weights: Weights) -> list[Tensor]:
+    """−∂loss/∂θ, one tensor per weight."""
+    return [-g for g in torch.func.grad(loss)(list(weights))]
+
+
+def derivative(f: Callable[[list[Tensor]], Tensor], weights: Weights, direction: Weights) -> Tensor:
+    """d f(θ + α·direction)/dα at α = 0, exactly, by a forward-mode product."""
+    return torch.func.jvp(f, (list(weights),), (list(direction),))[1].detach()
+
+
+def gradient_step(f: Callable[[list[Tensor]], Tensor], loss: Callable[[Tensor], Tensor], weights: Weights) -> Tensor:
+    """d f(θ − α ∇loss)/dα at α = 0: how gradient descent changes the outputs."""
+    return derivative(f, weights, descent_direction(lambda U: loss(f(U)), weights))
 
 
 # --- all signs -------------------------------------------------------------------------------------------------
+
+
+def unflatten(theta: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """A vector as weights of these shapes."""
+    sizes = [math.prod(s) for s in shapes]
+    return [part.reshape(tuple(s)) for part, s in zip(theta.split(sizes), shapes)]
 
 
 def all_signs(count: int) -> Tensor:
@@ -168,7 +225,7 @@ def over_signs(f: Callable[[list[Tensor]], Tensor], shapes: Sequence[Sequence[in
     Its mean is the exact expectation under the papers' symmetric Bernoulli initialisation.
     """
     theta = sigma * all_signs(sum(math.prod(s) for s in shapes))
-    return torch.func.vmap(lambda t: f(unflat(t, shapes)), chunk_size=4096)(theta).detach()
+    return torch.func.vmap(lambda t: f(unflatten(t, shapes)), chunk_size=4096)(theta).detach()
 
 
 def kernels_over_signs(gates: Weights, X: Tensor, shapes: Sequence[Sequence[int]], sigma: float) -> Tensor:
@@ -181,14 +238,14 @@ def kernels_over_signs(gates: Weights, X: Tensor, shapes: Sequence[Sequence[int]
 
 @dataclass(frozen=True)
 class Sector:
-    """Angles (start, end) of the plane on which all gates stand still, and those gates, layer by layer."""
+    """Angles (start, end) of the plane on which all gates are constant, and those gates, layer by layer."""
 
     start: float
     end: float
     bits: tuple[tuple[bool, ...], ...]
 
     def area(self) -> float:
-        """Of its part of the box [−1, 1]²; the distance to the border is 1/max(|cos|, |sin|)."""
+        """Area of the part inside the box [−1, 1]²; the distance to the border is 1/max(|cos|, |sin|)."""
         edges = [self.start, self.end]
         edges += [a for k in range(-8, 17) if self.start < (a := (2 * k + 1) * math.pi / 4) < self.end]
         edges.sort()

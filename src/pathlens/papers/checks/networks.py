@@ -1,11 +1,8 @@
-"""The networks that checks are run on, and how their weights are read for the reference side.
-
-Small, float64, from fixed seeds. May import models.
-"""
+"""The networks that the checks run on, and their weights for the reference side: small, float64, from fixed seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +10,14 @@ from torch import Tensor
 
 from pathlens import models
 from pathlens.models import GatedNetwork
-from pathlens.papers.checks import reference as ref
-from pathlens.papers.checks.reference import Weights
+from pathlens.testing import reference as ref
+from pathlens.testing.reference import Weights
 
-BETA, EPSILON = 4.0, 0.125  # exact in single precision too, which is how a network keeps them
+BETA, EPSILON = 4.0, 0.125  # exact in single precision too, in which a network stores them
 
 
 def build(kind: str, d: int, hidden: Sequence[int], seed: int = 0, **options: Any) -> GatedNetwork:
-    """A named network in float64; weights are scaled up so that nothing is tiny.
+    """A named network in float64; weights are doubled so that no output is tiny.
 
     >>> build("relu", 2, (3,)).kind
     'relu'
@@ -43,25 +40,30 @@ def gate_layers(net: GatedNetwork) -> list[Tensor]:
     return [p.detach().clone() for p in net.source.parameters()]
 
 
+def assign(tensors: Iterable[Tensor], new: Weights) -> None:
+    """Overwrite parameters or buffers in place."""
+    with torch.no_grad():
+        for old, value in zip(tensors, new):
+            old.copy_(value)
+
+
 def set_values(net: GatedNetwork, weights: Weights) -> GatedNetwork:
     """Give the value network these weights, in place."""
-    with torch.no_grad():
-        for p, W in zip(net.values.parameters(), weights):
-            p.copy_(W)
+    assign(net.values.parameters(), weights)
     return net
 
 
-def set_table(net: GatedNetwork, gates: Weights) -> GatedNetwork:
-    """Give a network with fixed random gates (FRG) this table, in place."""
+def frg(hidden: Sequence[int], gates: Weights) -> GatedNetwork:
+    """A network on two inputs with fixed random gates (FRG), whose table is `gates`."""
+    net = build("frg", 2, hidden, examples=len(gates[0]))
     assert net.source is not None
-    for bits, g in zip(net.source.buffers(), gates):
-        bits.copy_(g)
+    assign(net.source.buffers(), gates)
     return net
 
 
-def soft_galu(widths: Sequence[int]) -> GatedNetwork:
+def soft_galu(hidden: Sequence[int]) -> GatedNetwork:
     """Soft-GaLU as the DGN paper has it: hidden units of the gate network are q·χ_ε(−βq), two inputs."""
-    return build("soft_galu", 2, widths, gate_activation="soft", beta=BETA, epsilon=EPSILON)
+    return build("soft_galu", 2, hidden, gate_activation="soft", beta=BETA, epsilon=EPSILON)
 
 
 def soft_gates(layers: Weights, X: Tensor) -> list[Tensor]:
@@ -70,7 +72,7 @@ def soft_gates(layers: Weights, X: Tensor) -> list[Tensor]:
     def gate(q: Tensor) -> Tensor:
         return ref.soft_gate(q, BETA, EPSILON)
 
-    return [gate(q) for q in ref.scores(layers, X, unit=lambda q: q * gate(q))]
+    return [gate(q) for q in ref.preactivations(layers, X, unit=lambda q: q * gate(q))]
 
 
 def first_output(net: GatedNetwork, X: Tensor) -> Tensor:
