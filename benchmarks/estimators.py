@@ -34,7 +34,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import pathlens as pl
-from pathlens.estimators.recipes import SHARES
+from pathlens.estimators.recipes import DECAY_FACTORS
 from pathlens.papers.artifact import environment
 
 HERE = Path(__file__).parent
@@ -182,7 +182,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "repeats": options.repeats,
         "row limit": options.rows,
         "tuned on": list(TUNED_ON),
-        "weight decays": list(SHARES),
+        "weight decays": list(DECAY_FACTORS),
         "EBM": EBM,
         "sets": [],
         "complete": False,

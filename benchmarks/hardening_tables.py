@@ -24,7 +24,7 @@ from benchmarks.estimators import BUNDLED, load, prepared
 from sklearn.model_selection import train_test_split
 
 import pathlens as pl
-from pathlens.estimators.recipes import Recipe, resolve
+from pathlens.estimators.recipes import Recipe, resolve_recipe
 from pathlens.papers.artifact import environment
 from pathlens.training import train
 
@@ -61,9 +61,7 @@ def measure(name: str, split: int, rows: int, seeds: int) -> dict[str, Any]:
 
 def _recipe(n: int) -> Recipe:
     """The default fit of n rows, without a choice of the weight decay."""
-    own = pl.DLGNRegressor().get_params()
-    del own["random_state"], own["validation_fraction"]
-    return resolve("tables", n, n, None, 0, **own)
+    return resolve_recipe(pl.DLGNRegressor(), n, n, 0)
 
 
 def _soft(rows: Any, test: Any, labels: bool, epochs: int | None, seeds: int) -> tuple[list[float], list[float]]:

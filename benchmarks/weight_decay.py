@@ -29,7 +29,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
 
 import pathlens as pl
-from pathlens.estimators.recipes import JUDGED, SHARES, resolve
+from pathlens.estimators.recipes import DECAY_FACTORS, HELD_OUT_ROWS, resolve_recipe
 from pathlens.papers.artifact import environment
 
 RESULT = Path(__file__).parent / "results" / "weight-decay.json"
@@ -74,15 +74,13 @@ def measure(name: str, split: int, factor: float | str | None, rows: int) -> dic
         peer = models(task, split)[factor]().fit(A, y[a])
         return {**told, "used": None, "seconds": time.process_time() - start, "score": float(peer.score(B, y[b]))}
     kind = pl.DLGNClassifier if labels else pl.DLGNRegressor
-    spent = ("class_weight", "random_state", "validation_fraction")
-    own = {k: v for k, v in kind().get_params().items() if k not in spent}
-    decays = resolve(kind.__name__, len(A), len(A), 2 if labels else None, 0, **own).decays
-    decay = "auto" if factor is None else decays[SHARES.index(factor)]
+    decays = resolve_recipe(kind(), len(A), len(A), 0).decays
+    decay = "auto" if factor is None else decays[DECAY_FACTORS.index(factor)]
     model = kind(weight_decay=decay, random_state=split).fit(A, y[a])
     seconds = time.process_time() - start
     return {
         **told,
-        "used": SHARES[decays.index(model.weight_decay_)],
+        "used": DECAY_FACTORS[decays.index(model.weight_decay_)],
         "seconds": seconds,
         "score": float(model.score(B, y[b])),
     }
@@ -94,14 +92,14 @@ def table(found: dict[str, Any]) -> list[str]:
     tried = ", ".join(map(_share, shares))
     how = (
         f'`weight_decay="auto"` tries {tried} times the value of the rule, compares the squared errors on as many '
-        f"fifths of the training rows as hold {JUDGED} rows, and fits all rows with the best."
+        f"fifths of the training rows as hold {HELD_OUT_ROWS} rows, and fits all rows with the best."
     )
     if "factors" not in found:
         how = (
             f"**Measured with the former choice**, which tried {tried} times the value of the rule from 2,500 rows "
             "on and compared the loss on one fifth of the training rows (3 times was dropped from it after a look "
             "at test rows: it had cost score on adult, bank_marketing, churn, diamonds and telco_churn); the "
-            f"present one tries {', '.join(map(_share, SHARES))} times at all sizes and compares squared errors."
+            f"present one tries {', '.join(map(_share, DECAY_FACTORS))} times at all sizes and compares squared errors."
         )
     lines = [
         "## Larger tables",
@@ -170,17 +168,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000, help="at most so many training rows")
     parser.add_argument("--json", type=Path, default=RESULT)
     options = parser.parse_args()
-    found: dict[str, Any] = {"row limit": options.rows, "factors": list(SHARES), "fits": []}
+    found: dict[str, Any] = {"row limit": options.rows, "factors": list(DECAY_FACTORS), "fits": []}
     if options.json.exists():
         found = json.loads(options.json.read_text(encoding="utf-8"))
-        if found.get("factors") != list(SHARES):
+        if found.get("factors") != list(DECAY_FACTORS):
             raise SystemExit(f"{options.json} was made with other factors. Move it away to measure anew.")
         if found["row limit"] != options.rows:
             raise SystemExit(f"{options.json} was made with at most {found['row limit']} rows.")
     found["environment"] = environment(sklearn=sklearn.__version__)
     sets = options.sets or [name for name in pl.data.table_names() if len(pl.data.table(name)) >= FEWEST]
     wanted = [(name, split, factor) for split in range(SPLITS) for name in sets for factor in (None, 1.0)]
-    wanted += [(name, 0, share) for name in sets for share in SHARES if share != 1]
+    wanted += [(name, 0, share) for name in sets for share in DECAY_FACTORS if share != 1]
     wanted += [(name, split, peer) for split in range(SPLITS) for name in sets for peer in PEERS]
     done = {(f["set"], f["split"], f["factor"]) for f in found["fits"]}
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are started here

@@ -22,7 +22,7 @@ from benchmarks.estimators import load, prepared
 from benchmarks.weight_decay import MOST, parts
 
 import pathlens as pl
-from pathlens.estimators.recipes import FOLDS, JUDGED, SHARES
+from pathlens.estimators.recipes import DECAY_FACTORS, FOLDS, HELD_OUT_ROWS
 from pathlens.papers.artifact import environment
 
 RESULT = Path(__file__).parent / "results" / "weight-decay-sizes.json"
@@ -56,15 +56,15 @@ def measure(name: str, rows: int) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> list[str]:
     """The part of docs/comparison.md on sizes, as lines of Markdown."""
-    tried = ", ".join(f"{share:g}" if share >= 1 else f"1/{1 / share:.0f}" for share in SHARES)
+    tried = ", ".join(f"{share:g}" if share >= 1 else f"1/{1 / share:.0f}" for share in DECAY_FACTORS)
     lines = [
         "## Weight decay at all sizes",
         "",
         f'`weight_decay="auto"` tries {tried} times the value of the rule and compares squared errors on as many of '
-        f"{FOLDS} folds as hold {JUDGED} rows. The former choice tried 1 and 3 times from 200 to 2,500 rows, for "
-        "classes alone, and 1, 1/3, 1/10 and 1/30 times from 2,500 rows on, and compared losses. Accuracy in percent, "
-        "or R² × 100, on the same test rows; one random draw of training rows each, so that differences of less than a "
-        "point mean little. Processor seconds of a fit, one thread of a busy machine. Sets with * served to design the "
+        f"{FOLDS} folds as hold {HELD_OUT_ROWS} rows. The former choice tried 1 and 3 times from 200 to 2,500 rows, "
+        "for classes alone, and 1, 1/3, 1/10 and 1/30 times from 2,500 rows on, and compared losses. Accuracy in "
+        "percent, or R² × 100, on the same test rows; one random draw of training rows each, so that differences of less "
+        "than a point mean little. Processor seconds of a fit, one thread of a busy machine. Sets with * served to design the "
         f"choice, on other rows than the test rows. Former: {found['former']}. Made by "
         "`python -m benchmarks.weight_decay_sizes`.",
         "",

@@ -360,7 +360,7 @@ def test_table(tmp_path: Path) -> None:
     assert "kind, from t.csv" in page and "of 60 of 80 rows" in page and "What would have to be different" in page
     assert "Did you mean 'kind'" in invoke("table", "t.csv", "--target", "kin", code=1)
     assert "column to drop 'c'" in invoke("table", "t.csv", "--target", "kind", "--drop", "c", code=1)
-    assert "no numbers" in invoke("table", "t.csv", "--target", "kind", "--kind", "regression", code=1)
+    assert "not numeric" in invoke("table", "t.csv", "--target", "kind", "--kind", "regression", code=1)
     for name in ("none.csv", "empty.csv"):
         Path("empty.csv").write_text("")
         assert "cannot be read as a table" in invoke("table", name, "--target", "kind", code=1)

@@ -101,8 +101,8 @@ def test_parameters_and_files_keep_them(rare, tmp_path):
 @pytest.mark.parametrize(
     ("weight", "error", "said"),
     [
-        ({"Rare": 2}, LabelError, "has 'Rare', which y does not hold, and leaves out 'common', 'rare', 'some'"),
-        ({0: 2, 1: 3}, LabelError, "has 0, 1, which y does not hold"),
+        ({"Rare": 2}, LabelError, "has 'Rare', which are not in y, and leaves out 'common', 'rare', 'some'"),
+        ({0: 2, 1: 3}, LabelError, "has 0, 1, which are not in y"),
         ({"rare": -1}, OptionError, "class_weight of 'rare' must be a finite number of at least 0, got -1"),
         ({"rare": float("nan")}, OptionError, "must be a finite number of at least 0, got nan"),
         ({"rare": "2"}, OptionError, "must be a finite number of at least 0, got '2'"),

@@ -500,7 +500,7 @@ def test_tables_that_must_be_encoded_are_told_how(kind):
     pandas = pytest.importorskip("pandas")
     X = pandas.DataFrame({"age": range(8), "city": ["Oslo", "Rome"] * 4, "seen": pandas.date_range("2020", periods=8)})
     for columns, named in ((["age", "city"], ": 'city'\\."), (["seen", "age", "city"], ": 'city', 'seen'\\.")):
-        with pytest.raises(DTypeError, match=f"{kind.__name__}: columns .* no numbers{named} Encode them"):
+        with pytest.raises(DTypeError, match=f"{kind.__name__}: columns .* not numeric{named} Encode them"):
             kind().fit(X[sorted(columns)], [0, 1] * 4)
     model = kind(hidden=(3,), epochs=2).fit(X[["age"]], [0, 1] * 4)
     with pytest.raises(DTypeError, match=r"X is a sparse matrix, .* OneHotEncoder\(sparse_output=False\)"):
@@ -519,10 +519,10 @@ def test_text_and_categories_are_not_read_as_numbers(kind):
     model = kind(hidden=(3,), epochs=2, random_state=0)
     for column in (codes, codes.astype(object), codes.astype("string"), codes.astype(int).astype("category")):
         X = pandas.DataFrame({"age": np.arange(12.0), "code": column})
-        with pytest.raises(DTypeError, match=r"no numbers: 'code'\. Encode .* If 'code' .* astype\(float\)"):
+        with pytest.raises(DTypeError, match=r"not numeric: 'code'\. Encode .* If 'code' .* astype\(float\)"):
             model.fit(X, y)
         model.fit(X.astype(float), y)
-        with pytest.raises(DTypeError, match="no numbers: 'code'"):
+        with pytest.raises(DTypeError, match="not numeric: 'code'"):
             model.predict(X)
     text = X.astype(str).to_numpy(dtype=object)
     for rows in (text, text.astype(str), text.tolist()):

@@ -257,7 +257,7 @@ def test_classes_or_numbers(values: list[Any], classes: bool) -> None:
     ("frame", "options", "error", "message"),
     [
         (mixed(), {"target": "kinds"}, PathlensError, "Did you mean 'kind'"),
-        (mixed(), {"target": "kind", "kind": "regression"}, DTypeError, "no numbers"),
+        (mixed(), {"target": "kind", "kind": "regression"}, DTypeError, "not numeric"),
         (mixed(), {"target": "kind", "kind": "classes"}, PathlensError, "Unknown kind 'classes'"),
         (mixed(), {"target": "kind", "held_out": 1.5}, OptionError, "between 0 and 1"),
         (mixed(), {"target": "kind", "held_out": 0.999}, EmptyDataError, "cannot be split"),

@@ -7,11 +7,11 @@ import pytest
 
 from pathlens import DLGNClassifier, DLGNRegressor
 from pathlens.estimators.fitting import _folds, fit
-from pathlens.estimators.recipes import FEW, FOLDS, JUDGED, SHARES, resolve
+from pathlens.estimators.recipes import DECAY_FACTORS, FOLDS, HELD_OUT_ROWS, TUNED_FROM, resolve_recipe
 
 QUICK = {"hidden": (16, 16), "epochs": 10, "batch_size": 500, "learning_rate": 0.03, "random_state": 0}
 RULE = 1.5 * 16 / 64
-ENOUGH = FOLDS * JUDGED  # rows from which on one fold is held out
+ENOUGH = FOLDS * HELD_OUT_ROWS  # rows from which on one fold is held out
 
 
 def rows(n: int = ENOUGH) -> np.ndarray:
@@ -35,8 +35,8 @@ def chosen() -> dict[str, DLGNClassifier]:
 
 
 def test_the_data_decide(chosen):
-    assert chosen["noisy"].weight_decay_ in [RULE * share for share in SHARES if share >= 1]
-    assert chosen["stripes"].weight_decay_ in [RULE * share for share in SHARES if share < 1]
+    assert chosen["noisy"].weight_decay_ in [RULE * share for share in DECAY_FACTORS if share >= 1]
+    assert chosen["stripes"].weight_decay_ in [RULE * share for share in DECAY_FACTORS if share < 1]
 
 
 @pytest.mark.parametrize("kind", ["noisy", "stripes"])
@@ -51,7 +51,7 @@ def test_the_fit_is_that_of_the_chosen_value_on_all_rows(chosen, kind):
 
 @pytest.mark.parametrize("kind", [DLGNClassifier, DLGNRegressor])
 def test_fewer_rows_have_the_rule(kind):
-    X, rule = rows(FEW - 1), 10 * 16 / 64
+    X, rule = rows(TUNED_FROM - 1), 10 * 16 / 64
     auto, fixed = (kind(**QUICK, weight_decay=w).fit(X, stripes(X)) for w in ("auto", rule))
     assert auto.weight_decay_ == fixed.weight_decay_ == rule
     np.testing.assert_array_equal(auto.predict(X), fixed.predict(X))
@@ -72,17 +72,12 @@ def test_few_rows_get_less_or_more_than_the_rule(kind):
 
 def test_no_number_of_rows_changes_much():
     """The same values are tried at all sizes, on all five folds at first and on fewer as these hold more rows."""
-    own = {
-        k: v
-        for k, v in DLGNClassifier().get_params().items()
-        if k not in ("class_weight", "random_state", "validation_fraction")
-    }
-    for classes in (2, None):
-        found = {n: resolve("test", n, n, classes, 0, **own) for n in (FEW, 300, 833, 1000, 2400, ENOUGH, 2600, 10**5)}
+    for kind in (DLGNClassifier, DLGNRegressor):
+        found = {n: resolve_recipe(kind(), n, n, 0) for n in (TUNED_FROM, 300, 833, 1000, 2400, ENOUGH, 2600, 10**5)}
         assert [recipe.splits for recipe in found.values()] == [5, 5, 4, 3, 2, 1, 1, 1]
         for recipe in found.values():
-            assert recipe.decays == tuple(recipe.weight_decay * share for share in SHARES)
-    assert min(SHARES) < 1 < max(SHARES)
+            assert recipe.decays == tuple(recipe.weight_decay * share for share in DECAY_FACTORS)
+    assert min(DECAY_FACTORS) < 1 < max(DECAY_FACTORS)
 
 
 @pytest.mark.parametrize("counts", [(7, 1, 92), (20, 30, 50), (100,), (33, 33, 34, 1)])
@@ -98,12 +93,7 @@ def test_folds_have_equal_shares_of_the_classes(counts):
 def test_rows_of_early_stopping_have_no_say():
     X = rows(3000)
     Y = stripes(X).astype(int)
-    own = {
-        k: v
-        for k, v in DLGNClassifier(**QUICK, early_stopping=True).get_params().items()
-        if k not in ("class_weight", "random_state", "validation_fraction")
-    }
-    recipe = resolve("test", ENOUGH, ENOUGH, 2, 0, **own)
+    recipe = resolve_recipe(DLGNClassifier(**QUICK, early_stopping=True), ENOUGH, ENOUGH, 0)
     train, seen = (X[:ENOUGH], Y[:ENOUGH], np.ones(ENOUGH)), (X[ENOUGH:], Y[ENOUGH:], np.ones(500))
     turned = (seen[0], 1 - seen[1], seen[2])
     first, second = (fit(*train, 2, recipe, validation) for validation in (seen, turned))
@@ -134,7 +124,7 @@ def test_large_batches_and_steps_leave_a_choice():
     X = rows()
     for batch in (None, 2300):  # more than the rows that are trained on, fewer than all
         wild = DLGNRegressor(**QUICK | {"epochs": 2, "learning_rate": 1e2, "batch_size": batch}).fit(X, X[:, 0])
-        assert wild.weight_decay_ in [RULE * share for share in SHARES]
+        assert wild.weight_decay_ in [RULE * share for share in DECAY_FACTORS]
 
 
 def test_files_keep_it(chosen, tmp_path):

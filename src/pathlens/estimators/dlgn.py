@@ -1,12 +1,12 @@
 """`DLGNClassifier` and `DLGNRegressor`: deep linearly gated networks behind scikit-learn's interface.
 
-What is predicted is what is explained: after fitting only the hard half-spaces and their values are left
-(`halfspaces.py`). Training is in `fitting.py`, files in `files.py`.
+A fitted estimator keeps the hard half-spaces and their values alone, so that it explains exactly what it predicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
@@ -20,33 +20,33 @@ from pathlens.errors import EmptyDataError, LabelError, OptionError, ShapeError,
 from pathlens.estimators.counterfactuals import Counterfactual, Goal, counterfactual
 from pathlens.estimators.explanations import PredictionExplanation, Rules, explain_rows, plot_rules, rules_of
 from pathlens.estimators.files import load_estimator, save_estimator
-from pathlens.estimators.fitting import fit, parted
+from pathlens.estimators.fitting import fit, split_indices
 from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.estimators.page import save_model_report, write_model_page
-from pathlens.estimators.recipes import resolve
+from pathlens.estimators.recipes import resolve_recipe
 from pathlens.estimators.report import build_model_report
-from pathlens.estimators.tables import checked, within_reach
+from pathlens.estimators.tables import check_range, validate_table
 from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.indexing import as_number
 from pathlens.models import GatedNetwork
 from pathlens.pages import page_path
 
 
-def _one_row(x: Any) -> Any:
-    """One row as a table: of a list or array, of a table's row, or as it is."""
-    if hasattr(x, "to_frame"):  # a row of a pandas table has the columns' names
+def _as_table(x: Any) -> Any:
+    """One row as a table: a list or array as a matrix, a row of a pandas table with its column names."""
+    if hasattr(x, "to_frame"):
         return x.to_frame().T
     return x if hasattr(x, "columns") else np.atleast_2d(np.asarray(x, dtype=np.float64))
 
 
-def _margin(margin: Any) -> float:
+def _check_margin(margin: Any) -> float:
     if not (isinstance(margin, Real) and 0 <= float(margin) < np.inf):
         raise OptionError(f"counterfactual: margin must be a finite number of at least 0, got {margin!r}.")
     return float(margin)
 
 
-def _features(chosen: Any, names: list[str]) -> list[int]:
-    """Indices of features given by name or index: one or several."""
+def _feature_indices(chosen: Any, names: list[str]) -> list[int]:
+    """Indices of one or several features, given by name or index."""
     out = []
     for feature in [chosen] if isinstance(chosen, str | Integral) else chosen:
         if isinstance(feature, str):
@@ -60,44 +60,25 @@ def _features(chosen: Any, names: list[str]) -> list[int]:
     return out
 
 
+@dataclass(eq=False, repr=False)
 class _BaseDLGN(TransformerMixin, BaseEstimator):
-    """What both estimators share; see them for the parameters."""
+    """Parameters and methods of both estimators; `DLGNClassifier` describes the parameters."""
 
-    model_: HalfSpaceModel
-    n_features_in_: int
-
-    def __init__(
-        self,
-        hidden: tuple[int, ...] = (64, 64),
-        *,
-        piecewise_constant: bool = False,
-        epochs: int | str = "auto",
-        batch_size: int | str | None = "auto",
-        learning_rate: float = 5e-3,
-        weight_decay: float | str = "auto",
-        beta: tuple[float, float] = (4.0, 1000.0),
-        hardening: str = "auto",
-        n_restarts: int = 1,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        patience: int = 20,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.hidden = hidden
-        self.piecewise_constant = piecewise_constant
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.beta = beta
-        self.hardening = hardening
-        self.n_restarts = n_restarts
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.random_state = random_state
-        self.verbose = verbose
+    hidden: tuple[int, ...] = (64, 64)
+    _: KW_ONLY
+    piecewise_constant: bool = False
+    epochs: int | str = "auto"
+    batch_size: int | str | None = "auto"
+    learning_rate: float = 5e-3
+    weight_decay: float | str = "auto"
+    beta: tuple[float, float] = (4.0, 1000.0)
+    hardening: str = "auto"
+    n_restarts: int = 1
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    patience: int = 20
+    random_state: Any = None
+    verbose: bool = False
 
     # --- fitting -----------------------------------------------------------------------------------------------
 
@@ -105,14 +86,12 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         """Fit on rows of positive weight; Y holds labels 0 … classes − 1, or targets (n, c)."""
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
-        held_out = None
+        validation = None
         if self.early_stopping:
-            X, Y, weights, held_out = self._split(X, Y, weights, classes, seed)
-        spent = ("class_weight", "random_state", "validation_fraction")
-        own = {k: v for k, v in self.get_params().items() if k not in spent}
-        recipe = resolve(type(self).__name__, len(X), weights.sum(), classes, seed, **own)
-        fitted = fit(X, Y, weights, classes, recipe, held_out)
-        self.model_ = fitted.model
+            X, Y, weights, validation = self._split(X, Y, weights, classes, seed)
+        recipe = resolve_recipe(self, len(X), weights.sum(), seed)
+        fitted = fit(X, Y, weights, classes, recipe, validation)
+        self.model_: HalfSpaceModel = fitted.model
         self.n_iter_ = fitted.epochs
         self.hardening_ = fitted.hardening
         self.weight_decay_ = fitted.weight_decay
@@ -130,18 +109,18 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
             raise EmptyDataError(
                 f"{type(self).__name__}: early_stopping needs at least 2 rows, got n_samples={len(X)}."
             )
-        a, b = parted(Y, classes, held, seed)
+        a, b = split_indices(Y, classes, held, seed)
         return X[a], Y[a], weights[a], (X[b], Y[b], weights[b])
 
-    # --- using -------------------------------------------------------------------------------------------------
+    # --- predicting ----------------------------------------------------------------------------------------------
 
-    def _rows(self, X: Any) -> np.ndarray:
+    def _check_rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return within_reach(self, checked(self, X, reset=False), self.model_.centre, self.model_.spread)
+        return check_range(self, validate_table(self, X, reset=False), self.model_.centre, self.model_.spread)
 
     def transform(self, X: Any) -> np.ndarray:
         """Gate bits: 1.0 where a row lies in a half-space, (n, Σ w_l), layer by layer."""
-        rows = self._rows(X)
+        rows = self._check_rows(X)
         return np.concatenate(self.model_.bits(rows), axis=1).astype(np.float64)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
@@ -150,18 +129,18 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         names = [f"gate{layer}_{i}" for layer, w in enumerate(self.model_.hidden, start=1) for i in range(w)]
         return np.asarray(names, dtype=object)
 
-    def _names(self) -> list[str]:
+    def _feature_names(self) -> list[str]:
         return [str(n) for n in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
-    def _told(self, f: np.ndarray) -> np.ndarray:
-        """Predictions from outputs (n, c)."""
+    def decode_predictions(self, f: np.ndarray) -> np.ndarray:
+        """Class labels or targets from outputs f, (n, c)."""
         raise NotImplementedError
 
-    def _explained(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
-        """What each output is called, which of them explains each row, and −1 where its negative does."""
+    def _choose_outputs(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
+        """Names of the outputs, the output that explains each row, and the sign with which it does."""
         raise NotImplementedError
 
-    # --- telling -----------------------------------------------------------------------------------------------
+    # --- explaining ----------------------------------------------------------------------------------------------
 
     def rules(self, *, digits: int = 3, terms: int | None = 6, top: int | None = None) -> Rules:
         """The half-spaces in the units of the data, most important first, as readable inequalities.
@@ -181,7 +160,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
             Half-spaces that hold all training rows, or none, are left out.
         """
         check_is_fitted(self)
-        return rules_of(self.model_, self._names(), digits, terms, top, hasattr(self, "feature_names_in_"))
+        return rules_of(self.model_, self._feature_names(), digits, terms, top, hasattr(self, "feature_names_in_"))
 
     def explain(self, X: Any, *, layer: int | None = None, of: Any = None) -> PredictionExplanation:
         """Each prediction as an exact sum of contributions of last-layer half-spaces, and a bias.
@@ -203,21 +182,21 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
             The class that all rows are explained by, or the number of the target; by default the predicted class (of
             two classes the second), or the first target.
         """
-        rows = self._rows(X)
+        rows = self._check_rows(X)
         outputs = self.model_.outputs(rows)
-        labels, chosen, sign = self._explained(outputs, of)
-        return explain_rows(self.model_, rows, outputs, self._names(), labels, chosen, sign, layer)
+        labels, chosen, sign = self._choose_outputs(outputs, of)
+        return explain_rows(self.model_, rows, outputs, self._feature_names(), labels, chosen, sign, layer)
 
     def plot_halfspaces(self, *, top: int = 20, ax: Any = None) -> Any:
         """The most important half-spaces as rows of a picture, features as columns; returns matplotlib axes."""
-        return plot_rules(self.rules(top=top), self.model_.spread, self._names(), ax)
+        return plot_rules(self.rules(top=top), self.model_.spread, self._feature_names(), ax)
 
     def plot_explanation(self, x: Any, *, k: int = 8, layer: int | None = None, of: Any = None, ax: Any = None) -> Any:
         """The largest contributions to the prediction of one row, x of shape (d,) or (1, d); returns the axes.
 
         `layer` and `of` are those of `explain`.
         """
-        return self.explain(_one_row(x), layer=layer, of=of).plot(0, k, ax)
+        return self.explain(_as_table(x), layer=layer, of=of).plot(0, k, ax)
 
     def _counterfactual(
         self, x: Any, wanted: Any, within: Any, keep: Any, whole: Any, seconds: float
@@ -226,19 +205,19 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         if not (isinstance(seconds, Real) and seconds > 0):
             raise OptionError(f"counterfactual: seconds must be positive, got {seconds!r}.")
-        names = self._names()
-        fixed = _features(keep, names)
-        integers = None if isinstance(whole, str) and whole == "auto" else _features(whole, names)
-        row = self._rows(_one_row(x))
+        names = self._feature_names()
+        fixed = _feature_indices(keep, names)
+        integers = None if isinstance(whole, str) and whole == "auto" else _feature_indices(whole, names)
+        row = self._check_rows(_as_table(x))
         if len(row) != 1:
             raise ShapeError(f"counterfactual: expected one row, got {len(row)}. Ask for each on its own.")
         for j in integers or ():
             if row[0, j] != np.floor(row[0, j]):
                 raise OptionError(f"counterfactual: feature {names[j]!r} is to be whole and has {row[0, j]:g} in x.")
-        rows = None if within is None else self._rows(within)
+        rows = None if within is None else self._check_rows(within)
         goal, what = wanted(self.model_.outputs(row)[0])
         point, *told = counterfactual(self.model_, row[0], goal, what, rows, fixed, integers, float(seconds))
-        before, after = (self._told(self.model_.outputs(r[None]))[0] for r in (row[0], point))
+        before, after = (self.decode_predictions(self.model_.outputs(r[None]))[0] for r in (row[0], point))
         return Counterfactual(row[0], point, before, after, *told, tuple(names), self.model_.spread)
 
     def report(
@@ -292,7 +271,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
             "offsets": list(model.offsets),
             "weights": list(model.weights),
             "biases": list(model.biases),
-            "feature_names": self._names(),
+            "feature_names": self._feature_names(),
             "classes": getattr(self, "classes_", None),
             "one_target": getattr(self, "_one_target", True),
         }
@@ -319,6 +298,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         return load_estimator(cls, path)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     """Classifier whose features are exactly intersections of half-spaces: a deep linearly gated network.
 
@@ -393,46 +373,11 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     Explanation of 1 rows by ... groups of half-spaces: sums are exact (relative error ...
     """
 
-    def __init__(
-        self,
-        hidden: tuple[int, ...] = (64, 64),
-        *,
-        piecewise_constant: bool = False,
-        epochs: int | str = "auto",
-        batch_size: int | str | None = "auto",
-        learning_rate: float = 5e-3,
-        weight_decay: float | str = "auto",
-        beta: tuple[float, float] = (4.0, 1000.0),
-        hardening: str = "auto",
-        n_restarts: int = 1,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        patience: int = 20,
-        class_weight: Mapping[Any, float] | str | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            hidden,
-            piecewise_constant=piecewise_constant,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            beta=beta,
-            hardening=hardening,
-            n_restarts=n_restarts,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            patience=patience,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.class_weight = class_weight
+    class_weight: Mapping[Any, float] | str | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNClassifier:
         """Fit to rows X (n, d) and class labels y (n,) of any type; rows of weight zero count as absent."""
-        X, y = checked(self, X, y)
+        X, y = validate_table(self, X, y)
         kept, weights, self.classes_, labels = weighted_classes(
             type(self).__name__, X, y, sample_weight, self.class_weight
         )
@@ -448,9 +393,9 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
-        return self._told(self.model_outputs(X))
+        return self.decode_predictions(self.model_outputs(X))
 
-    def _told(self, f: np.ndarray) -> np.ndarray:
+    def decode_predictions(self, f: np.ndarray) -> np.ndarray:
         return self.classes_[(f[:, 0] > 0).astype(int) if f.shape[1] == 1 else f.argmax(axis=1)]
 
     def counterfactual(
@@ -515,10 +460,10 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         (np.True_, True, False)
         """
 
-        beyond = _margin(margin)
+        beyond = _check_margin(margin)
 
         def wanted(f: np.ndarray) -> tuple[Goal, str]:
-            now = int(np.flatnonzero(self.classes_ == self._told(f[None])[0])[0])
+            now = int(np.flatnonzero(self.classes_ == self.decode_predictions(f[None])[0])[0])
             names = [repr(label) for label in self.classes_.tolist()]  # 'no', where numpy writes np.str_('no')
             asked = None if target is None else self._number_of("counterfactual", target)
             if asked == now:
@@ -540,10 +485,10 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
 
     def model_outputs(self, X: Any) -> np.ndarray:
         """What `explain` splits up: the log-odds of the second class (n, 1), or centred logits (n, c)."""
-        rows = self._rows(X)
+        rows = self._check_rows(X)
         return self.model_.outputs(rows)
 
-    def _explained(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
+    def _choose_outputs(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
         k = None if of is None else self._number_of("explain", of)
         if len(self.classes_) == 2:  # one output is there for both
             chosen = np.zeros(len(outputs), dtype=int)
@@ -583,7 +528,7 @@ early_stopping, validation_fraction, patience, random_state, verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNRegressor:
         """Fit to rows X (n, d) and targets y (n,) or (n, c); rows of weight zero count as absent."""
-        X, y = checked(self, X, y, multi_output=True, y_numeric=True)
+        X, y = validate_table(self, X, y, multi_output=True, y_numeric=True)
         weights = row_weights(type(self).__name__, sample_weight, X)
         kept = weights > 0
         y = np.asarray(y, dtype=np.float64)
@@ -592,10 +537,10 @@ early_stopping, validation_fraction, patience, random_state, verbose
 
     def predict(self, X: Any) -> np.ndarray:
         """Predicted targets, (n,) or (n, c) as in `fit`."""
-        rows = self._rows(X)
-        return self._told(self.model_.outputs(rows))
+        rows = self._check_rows(X)
+        return self.decode_predictions(self.model_.outputs(rows))
 
-    def _told(self, f: np.ndarray) -> np.ndarray:
+    def decode_predictions(self, f: np.ndarray) -> np.ndarray:
         return f[:, 0] if self._one_target else f
 
     def counterfactual(
@@ -635,7 +580,7 @@ early_stopping, validation_fraction, patience, random_state, verbose
         sign, value = (1.0, at_least) if at_most is None else (-1.0, at_most)
         if not (isinstance(value, Real) and np.isfinite(value)):
             raise OptionError(f"counterfactual: at_least and at_most are finite numbers, got {value!r}.")
-        bound = float(value) + sign * _margin(margin)
+        bound = float(value) + sign * _check_margin(margin)
 
         def wanted(f: np.ndarray) -> tuple[Goal, str]:
             what = f"{'at least' if sign > 0 else 'at most'} {bound:g}"
@@ -647,7 +592,7 @@ early_stopping, validation_fraction, patience, random_state, verbose
 
         return self._counterfactual(x, wanted, within, keep, whole, seconds)
 
-    def _explained(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
+    def _choose_outputs(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
         c = outputs.shape[1]
         labels = ("prediction",) if c == 1 else tuple(f"target {k}" for k in range(c))
         return labels, np.full(len(outputs), 0 if of is None else as_number(of, c, "targets")), 1.0

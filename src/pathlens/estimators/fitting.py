@@ -28,14 +28,14 @@ _ROWS = 4096  # rows in one forward pass
 
 
 @dataclass(frozen=True)
-class Scale:
+class Standardizer:
     """x ↦ (x − centre) · factor, with factor 0 for a column that is constant: it then has no say."""
 
     centre: np.ndarray
     factor: np.ndarray
 
     @classmethod
-    def of(cls, A: np.ndarray, share: np.ndarray) -> Scale:
+    def of(cls, A: np.ndarray, share: np.ndarray) -> Standardizer:
         """Mean and 1/standard deviation of the columns of A (n, d) under weights that sum to one."""
         centre = share @ A
         largest = np.abs(A).max(axis=0, initial=0.0)
@@ -87,8 +87,8 @@ def fit(
         Held-out rows for early stopping.
     """
     share = weights / weights.sum()
-    scale_x = Scale.of(X, share)
-    scale_y = None if classes is not None else Scale.of(Y, share)
+    scale_x = Standardizer.of(X, share)
+    scale_y = None if classes is not None else Standardizer.of(Y, share)
     outputs = classes if classes is not None else Y.shape[1]
 
     def tensors(x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,7 +109,7 @@ def fit(
     if validation is not None:
         x, y, w = validation
         watch = {"validation": (*tensors(x, y), torch.from_numpy(w)), "patience": recipe.patience}
-    seeds = [recipe.seed + i for i in range(recipe.restarts)]
+    seeds = [recipe.seed + i for i in range(recipe.n_restarts)]
     with ONE_AT_A_TIME:
         net = dlgn(
             X.shape[1],
@@ -206,12 +206,12 @@ def fit(
         best = int(np.argmin(losses if validation is None else [min(t.history["validation"]) for t in final]))
         chosen = final.networks[best]
         assert isinstance(chosen, GatedNetwork)
-        model = written_down(chosen, scale_x, scale_y, classes)
+        model = to_halfspace_model(chosen, scale_x, scale_y, classes)
     epochs = sum(len(runs[best].history["loss"]) - 1 for runs in phases)
     return Fitted(model.measured(X, share), soft_losses[best], losses[best], epochs, kind, options["weight_decay"])
 
 
-def parted(Y: np.ndarray, classes: int | None, held: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def split_indices(Y: np.ndarray, classes: int | None, held: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the rows to train on and of `held` others, with the same shares of classes where that can be."""
     rows = len(Y)
     counts = np.bincount(Y) if classes is not None else np.array([0])
@@ -258,7 +258,9 @@ def _weighted_loss(net: nn.Module, data: tuple[torch.Tensor, torch.Tensor], shar
     return float(torch.from_numpy(share) @ rows.reshape(len(share), -1).mean(1))
 
 
-def written_down(net: GatedNetwork, scale_x: Scale, scale_y: Scale | None, classes: int | None) -> HalfSpaceModel:
+def to_halfspace_model(
+    net: GatedNetwork, scale_x: Standardizer, scale_y: Standardizer | None, classes: int | None
+) -> HalfSpaceModel:
     """A DLGN on standardised inputs as half-spaces and values in the units of the data.
 
     Softmax does not change when a number is added to all outputs: with classes, the outputs are centred, and of two

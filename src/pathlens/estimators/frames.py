@@ -1,7 +1,4 @@
-"""A table as it comes, fitted: one column by all others, beside other models on the same rows.
-
-Needs pandas only for the table that it is given; what the model says of itself is `report` of the estimators.
-"""
+"""`fit_table`: predict one column of a pandas table from the others, and compare with other models."""
 
 from __future__ import annotations
 
@@ -19,28 +16,28 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, OptionError, unknown_name
 from pathlens.estimators.dlgn import DLGNClassifier, DLGNRegressor
-from pathlens.estimators.tables import numbers
+from pathlens.estimators.tables import is_numeric
 
 _KINDS = ("auto", "classification", "regression")
-_CATEGORIES = 50  # a column of words with more is taken for names, dates or free text
-_FEW = 10  # whole numbers of so many values or fewer are classes
+_CATEGORIES = 50  # a text column with more values is taken for names, dates or free text
+_FEW = 10  # a column of integers with at most so many values is taken for classes
 
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A model of one column of a table by the others, and the rows that it is to be judged by.
+    """A model of one column of a table, and the held-out rows.
 
     Attributes
     ----------
     model : DLGNClassifier or DLGNRegressor
     train, test : DataFrame
-        Encoded columns of the rows that were fitted and of those held out.
+        Encoded columns of the training rows and of the held-out rows.
     truth : Series
-        The target of the latter.
+        The target of the held-out rows.
     others : list of dict
-        Peers with their defaults on the same rows: ``what`` and ``score``.
+        Other models with default settings on the same rows: ``what`` and ``score``.
     notes : list of str
-        What was left out or filled in.
+        Rows and columns that were left out, and values that were filled in.
     """
 
     model: Any
@@ -52,7 +49,7 @@ class FittedTable:
 
 
 def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.25, **options: Any) -> FittedTable:
-    """Fit a DLGN to a column of a pandas table, as it comes: words, missing cells and all.
+    """Fit a DLGN to a column of a pandas table, which may have text columns and missing values.
 
     Parameters
     ----------
@@ -60,24 +57,24 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
     target : str
         The column to predict; rows without it are left out.
     kind : {"auto", "classification", "regression"}
-        "auto" takes words, truth values and whole numbers of at most ten values for classes.
+        "auto" classifies text, booleans and integers with at most ten values.
     held_out : float
-        Share of the rows that the model does not see.
+        Share of the rows that are held out.
     **options
-        Of the estimator.
+        Parameters of the estimator.
 
     Notes
     -----
-    Numbers that are missing become the median of the rows that are fitted, words and categories (text and pandas
-    categories, even those of numbers) become one-hot columns, and columns of dates, of one value, or of words with more
-    than 50 values are left out. An infinite number is an error.
+    Missing numbers are replaced by the median of the training rows. Text and pandas categories, even those of numbers,
+    become one-hot columns. Columns of dates, of one value, or of text with more than 50 values are left out. An
+    infinite number is an error.
     """
     if target not in frame.columns:
         raise unknown_name("column", target, list(map(str, frame.columns)))
     if kind not in _KINDS:
         raise unknown_name("kind", kind, _KINDS)
     if not 0 < held_out < 1:
-        raise OptionError(f"held_out is a share of the rows between 0 and 1, got {held_out!r}.")
+        raise OptionError(f"held_out must be a share of the rows between 0 and 1, got {held_out!r}.")
     refuse_infinite(frame)
     notes: list[str] = []
     there = frame[target].notna()
@@ -87,17 +84,17 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
     classes = _classes(frame[target]) if kind == "auto" else kind == "classification"
     if classes:
         counts = frame[target].value_counts()
-        if len(rare := counts[counts == 1]):  # a pandas category may have values of no row
+        if len(rare := counts[counts == 1]):  # a pandas category may have values without rows
             notes.append(f"classes with one row left out: {', '.join(map(str, rare.index[:5]))}")
             frame = frame[~frame[target].isin(rare.index)]
-    elif not numbers(frame[target]):
-        raise DTypeError(f"The column {target!r} holds values that are no numbers. Use kind='classification'.")
+    elif not is_numeric(frame[target]):
+        raise DTypeError(f"The column {target!r} is not numeric, which a regression needs. Use kind='classification'.")
     X, y = frame.drop(columns=target).apply(_plain), frame[target]
     seed = options.get("random_state", 0)
     if len(frame) < 8 or (classes and y.nunique() < 2):
         raise EmptyDataError(
             f"{len(frame)} rows with {y.nunique()} values of {target!r} are too few to fit and to "
-            "judge a model by. Give at least 8 rows, and two classes."
+            "evaluate a model. Give at least 8 rows, and two classes."
         )
     size = max(round(held_out * len(y)), y.nunique() if classes else 1)
     if size > len(y) - (y.nunique() if classes else 1):
@@ -107,20 +104,20 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
         )
     shares = y if classes else None
     train, test, y_train, y_test = train_test_split(X, y, test_size=size, random_state=seed, stratify=shares)
-    encode, told = _encoder(train)
+    encode, encoded = _encoder(train)
     train, test = encode.fit_transform(train), encode.transform(test)
     model = (DLGNClassifier if classes else DLGNRegressor)(**options).fit(train, y_train)
     others = [
         {"what": what, "score": float(peer.fit(train, y_train).score(test, y_test))}
         for what, peer in _peers(classes, seed)
     ]
-    return FittedTable(model, train, test, y_test, others, notes + told)
+    return FittedTable(model, train, test, y_test, others, notes + encoded)
 
 
 def refuse_infinite(frame: Any) -> None:
-    """An error that names row, column and remedy where a table holds an infinite number."""
+    """Raise an error that names row and column where a table holds an infinite number."""
     for name, column in frame.items():
-        if not numbers(column):
+        if not is_numeric(column):
             continue
         found = np.flatnonzero(np.isinf(np.asarray(column, dtype=np.float64)))
         if len(found):
@@ -132,16 +129,16 @@ def refuse_infinite(frame: Any) -> None:
 
 
 def _classes(y: Any) -> bool:
-    """Whether a column is one of classes, as far as can be told."""
-    if not numbers(y) or y.dtype.kind == "b":
+    """Whether a target column looks like classes."""
+    if not is_numeric(y) or y.dtype.kind == "b":
         return True
     values = np.unique(np.asarray(y, dtype=float))
     return len(values) <= _FEW and bool((values == np.floor(values)).all())
 
 
 def _plain(column: Any) -> Any:
-    """Numbers as float64, words and categories as plain text, "missing" where there is none; dates stay as they are."""
-    if numbers(column):
+    """Numbers as float64, text and categories as text with "missing" for gaps; dates unchanged."""
+    if is_numeric(column):
         return column.astype(np.float64)
     if column.dtype.kind in "mM":
         return column
@@ -149,31 +146,31 @@ def _plain(column: Any) -> Any:
 
 
 def _encoder(frame: Any) -> tuple[Any, list[str]]:
-    """A transformer that makes numbers of the columns of a table, and what it leaves out or fills in."""
-    numeric, words, left_out = [], [], []
+    """A transformer that makes all columns numeric, and notes on what it leaves out and fills in."""
+    numeric, text, left_out = [], [], []
     for name, column in frame.items():
         values = column.nunique()
         if values < 2 or column.dtype.kind in "mM":
             left_out.append(str(name))
-        elif numbers(column):
+        elif is_numeric(column):
             numeric.append(name)
         elif values <= _CATEGORIES:
-            words.append(name)
+            text.append(name)
         else:
             left_out.append(str(name))
-    if not numeric and not words:
+    if not numeric and not text:
         raise DTypeError(
-            f"No column of the table can be read: {', '.join(left_out[:5])} hold one value, dates, or "
-            f"words with more than {_CATEGORIES} values."
+            f"No column of the table can be used: {', '.join(left_out[:5])} hold one value, dates, or "
+            f"text with more than {_CATEGORIES} values."
         )
     notes = []
     if left_out:
         notes.append(
-            f"columns of one value, dates, or words with more than {_CATEGORIES} values left out: {', '.join(left_out)}"
+            f"columns of one value, dates, or text with more than {_CATEGORIES} values left out: {', '.join(left_out)}"
         )
     missing = [str(name) for name in numeric if frame[name].isna().any()]
     if missing:
-        notes.append(f"missing numbers are the median: {', '.join(missing)}")
+        notes.append(f"missing numbers replaced by the median: {', '.join(missing)}")
     one_hot = OneHotEncoder(
         sparse_output=False,
         handle_unknown="ignore",
@@ -182,7 +179,7 @@ def _encoder(frame: Any) -> tuple[Any, list[str]]:
     )
     encode = make_column_transformer(
         (SimpleImputer(strategy="median"), numeric),
-        (one_hot, words),
+        (one_hot, text),
         verbose_feature_names_out=False,
     )
     return encode.set_output(transform="pandas"), notes

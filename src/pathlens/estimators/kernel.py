@@ -1,12 +1,10 @@
-"""`PathKernelClassifier` and `PathKernelRegressor`: kernel ridge regression with the kernels of a gated network.
-
-The kernels and the solver are `pathlens.kernels`; where no network is given, one is trained as `fitting.py` does.
-"""
+"""`PathKernelClassifier` and `PathKernelRegressor`: kernel ridge regression with the kernels of a gated network."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any, Self
 
@@ -18,9 +16,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from pathlens.errors import OptionError, unknown_name
-from pathlens.estimators.fitting import Scale, fit
-from pathlens.estimators.recipes import resolve
-from pathlens.estimators.tables import checked, within_reach
+from pathlens.estimators.fitting import Standardizer, fit
+from pathlens.estimators.recipes import resolve_recipe
+from pathlens.estimators.tables import check_range, validate_table
 from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.kernels import kernel_regression, npk, ntk, one_hot, overlap
 from pathlens.linops import GramSum
@@ -28,32 +26,21 @@ from pathlens.linops import GramSum
 _KERNELS: dict[str, Any] = {"overlap": overlap, "npk": npk, "ntk": ntk}
 
 
+@dataclass(eq=False, repr=False)
 class _BasePathKernel(BaseEstimator):
-    def __init__(
-        self,
-        kernel: str = "overlap",
-        *,
-        network: nn.Module | None = None,
-        ridge: float | str = 1e-2,
-        hidden: tuple[int, ...] = (32, 32),
-        epochs: int | str = "auto",
-        learning_rate: float = 5e-3,
-        weight_decay: float | str = "auto",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.kernel = kernel
-        self.network = network
-        self.ridge = ridge
-        self.hidden = hidden
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.random_state = random_state
-        self.verbose = verbose
+    kernel: str = "overlap"
+    _: KW_ONLY
+    network: nn.Module | None = None
+    ridge: float | str = 1e-2
+    hidden: tuple[int, ...] = (32, 32)
+    epochs: int | str = "auto"
+    learning_rate: float = 5e-3
+    weight_decay: float | str = "auto"
+    random_state: Any = None
+    verbose: bool = False
 
     def _fit(self, X: np.ndarray, Y: np.ndarray, targets: np.ndarray, weights: np.ndarray, classes: int | None) -> Self:
-        """Fit targets (n, c) on rows of positive weight; Y holds what a network of our own is trained on."""
+        """Fit targets (n, c) on rows of positive weight; a network that is trained here is fitted to Y."""
         if self.kernel not in _KERNELS:
             raise unknown_name("kernel", self.kernel, _KERNELS)
         if self.ridge != "auto" and not (isinstance(self.ridge, Real) and 0 <= float(self.ridge) < np.inf):
@@ -61,33 +48,26 @@ class _BasePathKernel(BaseEstimator):
                 f"{type(self).__name__}: ridge must be 'auto' or a number that is not negative, got {self.ridge!r}."
             )
         share = weights / weights.sum()
-        self._scale = Scale.of(X, share) if self.network is None else Scale(np.zeros(X.shape[1]), np.ones(X.shape[1]))
+        self._scale = (
+            Standardizer.of(X, share)
+            if self.network is None
+            else Standardizer(np.zeros(X.shape[1]), np.ones(X.shape[1]))
+        )
         self._x = self._scale(X)
-        # what was fitted stays: the network may be trained on, and parameters set anew
-        self._own, self._kind = copy.deepcopy(self.network), self.kernel
-        if self._own is None:
+        # a copy: the network may be trained further, and parameters may be set anew
+        self._given, self._kind = copy.deepcopy(self.network), self.kernel
+        if self._given is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            recipe = resolve(
-                type(self).__name__,
-                len(X),
-                weights.sum(),
-                classes,
-                seed,
-                hidden=self.hidden,
-                epochs=self.epochs,
-                learning_rate=self.learning_rate,
-                weight_decay=self.weight_decay,
-                verbose=self.verbose,
-            )
+            recipe = resolve_recipe(self, len(X), weights.sum(), seed)
             self.model_ = fit(self._x, Y, weights, classes, recipe).model
         self._mean = share @ targets
         K, each = self._kernel(self._x), float(weights.mean())
         root = np.sqrt(weights / each)[:, None]
-        if np.ptp(weights) > 0:  # least squares with weights w are those with K and targets times √w
+        if np.ptp(weights) > 0:  # weighted least squares: K and targets times √w
             K = K * GramSum.from_factors([[("√w", torch.from_numpy(root).to(K.dtype))]])
         self._coefficients = np.zeros_like(targets)
-        if float(K.trace()) > 0:  # else no path is active on any row: the mean is all that can be said
-            # k copies of all rows weigh k times as much against the same ridge
+        if float(K.trace()) > 0:  # else no path is active on any row, and the prediction is the mean
+            # k copies of all rows have k times the weight against the same ridge
             ridge = self.ridge if self.ridge == "auto" else float(self.ridge) / each
             found = kernel_regression(K, torch.from_numpy(root * (targets - self._mean)), K, ridge)
             self.ridge_ = found.ridge * each
@@ -95,7 +75,7 @@ class _BasePathKernel(BaseEstimator):
         return self
 
     def _network(self) -> nn.Module:
-        return self.model_.network() if self._own is None else self._own
+        return self.model_.network() if self._given is None else self._given
 
     def _kernel(self, Z: np.ndarray, columns: np.ndarray | None = None) -> Any:
         """K(Z, columns); without columns the symmetric K(Z, Z)."""
@@ -107,7 +87,7 @@ class _BasePathKernel(BaseEstimator):
 
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        rows = within_reach(self, checked(self, X, reset=False), self._scale.centre, self._scale.spread)
+        rows = check_range(self, validate_table(self, X, reset=False), self._scale.centre, self._scale.spread)
         K = self._kernel(self._scale(rows), self._x)
         return (K @ torch.from_numpy(self._coefficients).to(K.dtype)).double().numpy() + self._mean
 
@@ -115,6 +95,7 @@ class _BasePathKernel(BaseEstimator):
         return hasattr(self, "_coefficients")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
     """Classify by kernel ridge regression on one-hot targets, with the kernel of a gated network.
 
@@ -123,11 +104,11 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
     kernel : {"overlap", "npk", "ntk"}
         Shared active paths; paths times inputs, which has no constant feature; the tangent kernel (trace over outputs).
     network : nn.Module, optional
-        Whose kernel; it reads X as given. Without one, a DLGN is trained on standardised inputs, and its hard gates
-        give the kernel.
+        The network whose kernel is used, on X as given. Without one, a DLGN is trained on standardised inputs, and the
+        kernel is that of its hard gates.
     ridge : float or "auto"
-        In units of the kernel's mean diagonal. "auto" takes the one of least squared error where each row is predicted
-        from all others, given the network; `ridge_` tells which.
+        In units of the kernel's mean diagonal. "auto" minimises the leave-one-out squared error, given the network;
+        `ridge_` is the value used.
     class_weight : dict, "balanced" or None
         As in `DLGNClassifier`: of the network that is trained and of the regression, whose squared errors are weighted.
     hidden, epochs, learning_rate, weight_decay, random_state, verbose
@@ -146,36 +127,11 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
     True
     """
 
-    def __init__(
-        self,
-        kernel: str = "overlap",
-        *,
-        network: nn.Module | None = None,
-        ridge: float | str = 1e-2,
-        hidden: tuple[int, ...] = (32, 32),
-        epochs: int | str = "auto",
-        learning_rate: float = 5e-3,
-        weight_decay: float | str = "auto",
-        class_weight: Mapping[Any, float] | str | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            kernel,
-            network=network,
-            ridge=ridge,
-            hidden=hidden,
-            epochs=epochs,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.class_weight = class_weight
+    class_weight: Mapping[Any, float] | str | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PathKernelClassifier:
         """Fit to rows X (n, d) and class labels y (n,); rows of weight zero count as absent."""
-        X, y = checked(self, X, y)
+        X, y = validate_table(self, X, y)
         kept, weights, self.classes_, labels = weighted_classes(
             type(self).__name__, X, y, sample_weight, self.class_weight
         )
@@ -184,7 +140,7 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
         return self._fit(X[kept], labels, targets, weights, c)
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Regression scores: (n, c), or of two classes the second's lead (n,)."""
+        """Regression scores (n, c); for two classes the score of the second minus that of the first (n,)."""
         f = self._outputs(X)
         return f[:, 1] - f[:, 0] if f.shape[1] == 2 else f
 
@@ -210,7 +166,7 @@ class PathKernelRegressor(RegressorMixin, _BasePathKernel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PathKernelRegressor:
         """Fit to rows X (n, d) and targets y (n,) or (n, c); rows of weight zero count as absent."""
-        X, y = checked(self, X, y, multi_output=True, y_numeric=True)
+        X, y = validate_table(self, X, y, multi_output=True, y_numeric=True)
         weights = row_weights(type(self).__name__, sample_weight, X)
         kept = weights > 0
         y = np.asarray(y, dtype=np.float64)

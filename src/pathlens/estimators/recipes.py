@@ -1,8 +1,9 @@
-"""The choices of a fit: every parameter checked, "auto" resolved. Nothing is trained here."""
+"""The settings of a fit: parameters of an estimator, checked, and "auto" resolved."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -10,19 +11,18 @@ from typing import Any
 from pathlens.errors import OptionError
 
 _BATCH = 64  # rows per step with batch_size="auto"; small batches generalised better than large ones
-_EPOCHS = (20, 60)  # epochs="auto": at least 20 epochs, else as many as make 60 epochs or 300 to 1200 steps
+_EPOCHS = (20, 60)  # epochs="auto": 60 epochs, but 300 to 1200 steps, and at least 20 epochs
 _STEPS = (300, 1200)
 _DECAY = (1.5, 2500.0, 10.0)  # weight_decay="auto": 2500 / n between 1.5 and 10, for layers of 64 units;
-_WIDTH = 64  # AdamW lets weights grow to 1/decay, so that narrow layers, which add up fewer of them, need less
-FEW = 100  # rows from which on weight_decay="auto" compares multiples of that value on held-out rows:
-SHARES = (1.0, 3.0, 1 / 3, 1 / 10, 1 / 30)
-FOLDS, JUDGED = 5, 500  # on as many fifths of the rows as hold 500 rows together, or on all five
-_HARDENING = ("auto", "follow", "anneal")
+_WIDTH = 64  # AdamW lets weights grow to 1/decay; narrow layers add up fewer of them and need less decay
+TUNED_FROM = 100  # rows; from here on weight_decay="auto" compares multiples of that value on held-out rows
+DECAY_FACTORS = (1.0, 3.0, 1 / 3, 1 / 10, 1 / 30)
+FOLDS, HELD_OUT_ROWS = 5, 500  # as many of the five folds are held out as have 500 rows together
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every choice of a fit, resolved."""
+    """Settings of a fit, all resolved."""
 
     hidden: tuple[int, ...]
     piecewise_constant: bool
@@ -30,96 +30,101 @@ class Recipe:
     batch_size: int | None
     learning_rate: float
     weight_decay: float
-    decays: tuple[float, ...]  # to choose from on held-out rows, `weight_decay` first; or that one alone
-    splits: int  # how many of the folds are held out to choose
+    decays: tuple[float, ...]  # candidates, `weight_decay` first; one alone if it is not tuned
+    splits: int  # folds that are held out in turn to choose
     beta: tuple[float, float]
     hardening: str
-    restarts: int
+    n_restarts: int
     patience: int | None
     seed: int
     verbose: bool
 
 
-def resolve(
-    who: str,
-    n: int,
-    total: float,
-    classes: int | None,
-    seed: int,
-    *,
-    hidden: Any,
-    epochs: Any,
-    learning_rate: Any,
-    weight_decay: Any,
-    verbose: Any,
-    batch_size: Any = "auto",
-    beta: Any = (4.0, 1000.0),
-    hardening: Any = "auto",
-    piecewise_constant: Any = False,
-    n_restarts: Any = 1,
-    early_stopping: Any = False,
-    patience: Any = 1,
-) -> Recipe:
-    """The recipe for n rows whose weights add up to `total`, of classes or numbers; or an error that names a parameter.
-
-    Examples
-    --------
-    >>> choices = {"hidden": (8,), "epochs": "auto", "learning_rate": 0.01, "weight_decay": "auto", "verbose": False}
-    >>> recipe = resolve("me", 640, 640.0, None, 0, **choices)
-    >>> recipe.epochs, recipe.weight_decay
-    (60, 0.48828125)
-    """
-
-    def refuse(name: str, value: Any, wanted: str) -> OptionError:
-        return OptionError(f"{who}: {name} must be {wanted}, got {value!r}.")
-
-    if not isinstance(hidden, (tuple, list)) or not hidden or not all(_count(w) for w in hidden):
-        raise refuse("hidden", hidden, "a tuple of positive widths such as (32, 32)")
-    if not (epochs == "auto" or _count(epochs)):
-        raise refuse("epochs", epochs, "'auto' or a positive integer")
-    if not (batch_size is None or batch_size == "auto" or _count(batch_size)):
-        raise refuse("batch_size", batch_size, "'auto', None (all rows) or a positive integer")
-    if not (_number(learning_rate) and learning_rate > 0):
-        raise refuse("learning_rate", learning_rate, "a positive number")
-    if not (weight_decay == "auto" or (_number(weight_decay) and weight_decay >= 0)):
-        raise refuse("weight_decay", weight_decay, "'auto' or a number that is not negative")
-    if not (isinstance(beta, (tuple, list)) and len(beta) == 2 and all(map(_number, beta)) and 0 < beta[0] <= beta[1]):
-        raise refuse("beta", beta, "(start, end) with 0 < start ≤ end, such as (4, 1000)")
-    if not (isinstance(hardening, str) and hardening in _HARDENING):
-        raise refuse("hardening", hardening, "'auto', 'follow' or 'anneal'")
-    for name, value in (("n_restarts", n_restarts), ("patience", patience)):
-        if not _count(value):
-            raise refuse(name, value, "a positive integer")
-    batch = _BATCH if batch_size == "auto" else batch_size
-    batch = None if batch is None or batch >= n else int(batch)
-    steps = 1 if batch is None else -(-n // batch)
-    if epochs == "auto":
-        wanted = min(max(_STEPS[0], _EPOCHS[1] * steps), _STEPS[1])
-        epochs = max(_EPOCHS[0], -(-wanted // steps))
-    shares = SHARES if weight_decay == "auto" and n >= FEW else SHARES[:1]
-    if weight_decay == "auto":  # a function of the total weight, so that weights are repetitions
-        weight_decay = min(max(_DECAY[0], _DECAY[1] / total), _DECAY[2]) * max(hidden) / _WIDTH
-    return Recipe(
-        hidden=tuple(int(w) for w in hidden),
-        piecewise_constant=bool(piecewise_constant),
-        batch_size=batch,
-        epochs=int(epochs),
-        learning_rate=float(learning_rate),
-        weight_decay=float(weight_decay),
-        decays=tuple(float(weight_decay) * share for share in shares),
-        splits=min(FOLDS, -(-JUDGED * FOLDS // n)),
-        beta=(float(beta[0]), float(beta[1])),
-        hardening=hardening,
-        restarts=int(n_restarts),
-        patience=int(patience) if early_stopping else None,
-        seed=seed,
-        verbose=bool(verbose),
-    )
-
-
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
+
+
+def _is_beta(value: Any) -> bool:
+    pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_is_number, value))
+    return pair and 0 < value[0] <= value[1]
+
+
+#: parameter → (whether a value is allowed, what is allowed)
+_ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "hidden": (
+        lambda v: isinstance(v, (tuple, list)) and bool(v) and all(map(_is_count, v)),
+        "a tuple of positive widths such as (32, 32)",
+    ),
+    "epochs": (lambda v: v == "auto" or _is_count(v), "'auto' or a positive integer"),
+    "batch_size": (
+        lambda v: v is None or v == "auto" or _is_count(v),
+        "'auto', None (all rows) or a positive integer",
+    ),
+    "learning_rate": (lambda v: _is_number(v) and v > 0, "a positive number"),
+    "weight_decay": (
+        lambda v: v == "auto" or (_is_number(v) and v >= 0),
+        "'auto' or a number that is not negative",
+    ),
+    "beta": (_is_beta, "(start, end) with 0 < start ≤ end, such as (4, 1000)"),
+    "hardening": (
+        lambda v: isinstance(v, str) and v in ("auto", "follow", "anneal"),
+        "'auto', 'follow' or 'anneal'",
+    ),
+    "n_restarts": (_is_count, "a positive integer"),
+    "patience": (_is_count, "a positive integer"),
+}
+_DEFAULTS: dict[str, Any] = {  # of estimators that have fewer parameters
+    "batch_size": "auto",
+    "beta": (4.0, 1000.0),
+    "hardening": "auto",
+    "piecewise_constant": False,
+    "n_restarts": 1,
+    "early_stopping": False,
+    "patience": 1,
+}
+
+
+def resolve_recipe(estimator: Any, n: int, total: float, seed: int) -> Recipe:
+    """The recipe of an estimator for n rows whose weights sum to `total`; a wrong parameter is an error.
+
+    Examples
+    --------
+    >>> from pathlens import DLGNRegressor
+    >>> recipe = resolve_recipe(DLGNRegressor(hidden=(8,)), 640, 640.0, seed=0)
+    >>> recipe.epochs, recipe.weight_decay
+    (60, 0.48828125)
+    """
+    given = _DEFAULTS | estimator.get_params(deep=False)
+    for name, (allowed, wanted) in _ALLOWED.items():
+        if not allowed(given[name]):
+            raise OptionError(f"{type(estimator).__name__}: {name} must be {wanted}, got {given[name]!r}.")
+    batch = _BATCH if given["batch_size"] == "auto" else given["batch_size"]
+    batch = None if batch is None or batch >= n else int(batch)
+    epochs, decay = given["epochs"], given["weight_decay"]
+    if epochs == "auto":
+        steps = 1 if batch is None else -(-n // batch)
+        wanted_steps = min(max(_STEPS[0], _EPOCHS[1] * steps), _STEPS[1])
+        epochs = max(_EPOCHS[0], -(-wanted_steps // steps))
+    factors = DECAY_FACTORS if decay == "auto" and n >= TUNED_FROM else DECAY_FACTORS[:1]
+    if decay == "auto":  # a function of the total weight, so that a weight of k equals k copies
+        decay = min(max(_DECAY[0], _DECAY[1] / total), _DECAY[2]) * max(given["hidden"]) / _WIDTH
+    return Recipe(
+        hidden=tuple(int(w) for w in given["hidden"]),
+        piecewise_constant=bool(given["piecewise_constant"]),
+        batch_size=batch,
+        epochs=int(epochs),
+        learning_rate=float(given["learning_rate"]),
+        weight_decay=float(decay),
+        decays=tuple(float(decay) * factor for factor in factors),
+        splits=min(FOLDS, -(-HELD_OUT_ROWS * FOLDS // n)),
+        beta=(float(given["beta"][0]), float(given["beta"][1])),
+        hardening=given["hardening"],
+        n_restarts=int(given["n_restarts"]),
+        patience=int(given["patience"]) if given["early_stopping"] else None,
+        seed=seed,
+        verbose=bool(given["verbose"]),
+    )

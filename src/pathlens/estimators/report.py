@@ -174,13 +174,13 @@ def build_model_report(
     others: Sequence[Mapping[str, Any]] = (),
 ) -> ModelReport:
     """The report of a fitted `DLGNClassifier` or one-target `DLGNRegressor` on rows X, y; see its `report`."""
-    rows, truth = model._rows(X), np.asarray(y)
+    rows, truth = model._check_rows(X), np.asarray(y)
     X = X if hasattr(X, "iloc") else rows
     if truth.shape != (len(rows),):
         raise ShapeError(f"report: y has shape {truth.shape}, expected ({len(rows)},): one value for each row of X.")
     if not len(rows):
         raise EmptyDataError("report: X has no rows. Give held-out rows.")
-    rules, names = model.rules(top=top, terms=4), model._names()
+    rules, names = model.rules(top=top, terms=4), model._feature_names()
     predicted, by_feature = model.predict(X), model.explain(X, layer=0)
     if hasattr(model, "classes_"):
         quality, chosen = _classification(model, truth, predicted), _classification_rows(model, X, truth, predicted)
@@ -286,7 +286,7 @@ def _explain_row(
     model: Any, X: Any, truth: np.ndarray, predicted: np.ndarray, title: str, row: int, within: Any, seconds: float
 ) -> ExplainedRow:
     x = X.iloc[row : row + 1] if hasattr(X, "iloc") else X[row : row + 1]
-    by_feature, at, names = model.explain(x, layer=0), model._rows(x)[0], model._names()
+    by_feature, at, names = model.explain(x, layer=0), model._check_rows(x)[0], model._feature_names()
     out = int(by_feature.chosen[0])
     values = by_feature.contributions[0, out]
     order = [int(j) for j in np.argsort(-np.abs(values), kind="stable")[:_MOST_TERMS] if values[j] != 0]

@@ -1,7 +1,7 @@
-"""Tables as users have them: scikit-learn's checks, and what columns hold that a model cannot read, by name.
+"""Checks of tables: scikit-learn's validation, and errors that name the columns that are not numeric.
 
-Text and categories are no numbers, even where their values look like some: whether "1" is a quantity or a code is for
-the user to say.
+Text and categories are not numbers, even if their values look like numbers: "1" may be a quantity or a code, and only
+the user can decide.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from sklearn.utils.validation import validate_data
 
 from pathlens.errors import DTypeError, ScaleError
 
-_LARGEST = 1e200  # in training: means, differences and outputs of larger numbers may not fit a float64
+_LARGEST = 1e200  # in training: means, differences and outputs of larger numbers may overflow
 _FARTHEST = 1e100  # standard deviations between a row and the training rows, for the same reason
 
 
-def checked(estimator: Any, X: Any, *y: Any, **how: Any) -> Any:
-    """`validate_data` of scikit-learn, to float64, with remedies for what encoders and pandas tables bring."""
+def validate_table(estimator: Any, X: Any, *y: Any, **how: Any) -> Any:
+    """scikit-learn's `validate_data` to float64, with remedies for sparse matrices, text and categories."""
     who = type(estimator).__name__
     table = hasattr(X, "iloc") and hasattr(X, "columns")
     if table:
         _refuse_columns(who, X)
-    elif _text(X):
+    elif _has_text(X):
         raise DTypeError(
             f"{who}: X holds text, expected numbers. Text is not read as numbers: encode it, for example "
             "with scikit-learn's OneHotEncoder, or convert it with X.astype(float)."
         )
-    if how.get("y_numeric") and _text(*y):
+    if how.get("y_numeric") and _has_text(*y):
         raise DTypeError(
             f"{who}: y holds text, expected numbers. Convert it with y.astype(float), or fit a classifier."
         )
@@ -51,14 +51,14 @@ def checked(estimator: Any, X: Any, *y: Any, **how: Any) -> Any:
     return found
 
 
-def within_reach(estimator: Any, X: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """X as it is, or an error where a value is so far from the training rows that outputs would overflow.
+def check_range(estimator: Any, X: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """Return X, or raise an error where a value is so far from the training rows that outputs would overflow.
 
     Parameters
     ----------
     X : (n, d)
     centre, spread : (d,)
-        Mean and standard deviation in training; 0 for a column that was constant, which has no influence.
+        Mean and standard deviation in training; 0 for a constant column, which has no influence.
     """
     with np.errstate(over="ignore"):
         distance = np.where(spread == 0, 0.0, X - centre) / np.where(spread == 0, 1.0, spread)
@@ -75,42 +75,42 @@ def within_reach(estimator: Any, X: np.ndarray, centre: np.ndarray, spread: np.n
 
 
 def _refuse_large(who: str, names: Any, values: np.ndarray, size: np.ndarray, limit: float, what: str) -> None:
-    """An error that names the first of the values (n, d) whose size (n, d) is above the limit."""
+    """Raise an error that names the first of the values (n, d) whose size (n, d) exceeds the limit."""
     found = np.argwhere(np.abs(size) > limit)
     if len(found):
         row, column = found[0]
         name = column if names is None else repr(str(names[column]))
         raise ScaleError(
             f"{who}: column {name} holds {values[row, column]:g} in row {row} (counted from 0), {what}; "
-            "outputs would not fit a float64. Correct the value, or leave out the row."
+            "outputs would overflow. Correct the value, or leave out the row."
         )
 
 
 def _refuse_columns(who: str, X: Any) -> None:
-    """An error that names the columns of a table that are no numbers, and what to do about them."""
-    columns = [(name, column) for name, column in X.items() if not numbers(column)]
+    """Raise an error that names the columns that are not numeric, with a remedy."""
+    columns = [(name, column) for name, column in X.items() if not is_numeric(column)]
     if not columns:
         return
     names = [repr(name) for name, _ in columns]
     others = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    like = [repr(name) for name, column in columns if _reads(column)]
-    also = f" If {', '.join(like[:5])} hold quantities and no codes, convert with astype(float)." if like else ""
+    like = [repr(name) for name, column in columns if _is_convertible(column)]
+    also = f" If {', '.join(like[:5])} hold quantities, not codes, convert with astype(float)." if like else ""
     raise DTypeError(
-        f"{who}: columns with values that are no numbers: {', '.join(names[:5])}{others}. Encode them, "
+        f"{who}: columns that are not numeric: {', '.join(names[:5])}{others}. Encode them, "
         "for example with scikit-learn's OneHotEncoder in make_column_transformer, or leave them out."
         f"{also}"
     )
 
 
-def numbers(column: Any) -> bool:
-    """Whether a column of a table holds numbers: not text, categories or dates, whatever their values look like."""
-    if column.dtype.kind in "mM" or str(column.dtype) == "category":  # dates would be counted in nanoseconds
+def is_numeric(column: Any) -> bool:
+    """Whether a column holds numbers; text, categories and dates are not numbers."""
+    if column.dtype.kind in "mM" or str(column.dtype) == "category":  # dates would become nanoseconds
         return False
-    return not _text(column) and _reads(column)
+    return not _has_text(column) and _is_convertible(column)
 
 
-def _reads(column: Any) -> bool:
-    """Whether the values of a column of a table can be read as numbers."""
+def _is_convertible(column: Any) -> bool:
+    """Whether the values of a column can be converted to float64."""
     if column.dtype.kind in "mM":
         return False
     try:
@@ -120,13 +120,13 @@ def _reads(column: Any) -> bool:
     return True
 
 
-def _text(values: Any) -> bool:
-    """Whether there is text among the values of an array, a list or a column."""
+def _has_text(values: Any) -> bool:
+    """Whether an array, a list or a column contains text."""
     if issparse(values):
         return False
     try:
         array = np.asarray(values)
-    except (TypeError, ValueError):  # ragged lists: scikit-learn has words for them
+    except (TypeError, ValueError):  # ragged lists: scikit-learn raises the error
         return False
     if array.dtype.kind != "O":
         return array.dtype.kind in "UST"

@@ -1,7 +1,4 @@
-"""Weights of rows: those that `fit` is given, times those of their classes.
-
-What weights mean is decided where they are used: a row of weight 3 is a row that is there three times.
-"""
+"""Weights of rows: the sample weights given to `fit`, times the class weights. A weight of 3 equals three copies."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from pathlens.errors import EmptyDataError, LabelError, OptionError
 
 
 def row_weights(who: str, sample_weight: Any, X: np.ndarray) -> np.ndarray:
-    """One float64 a row, ones where none are given; at least one is positive."""
+    """One float64 per row, ones if none are given; at least one is positive."""
     weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     if not (weights > 0).any():
         raise EmptyDataError(f"{who}: every sample weight is zero. Give some row a positive weight.")
@@ -27,7 +24,7 @@ def row_weights(who: str, sample_weight: Any, X: np.ndarray) -> np.ndarray:
 def weighted_classes(
     who: str, X: np.ndarray, y: np.ndarray, sample_weight: Any, class_weight: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """What a classifier fits: which rows count, and of these the weights, the classes, and labels 0, 1, …."""
+    """Mask of the rows with positive weight, and their weights, classes, and labels 0, 1, …."""
     check_classification_targets(y)
     weights = with_class_weight(who, row_weights(who, sample_weight, X), y, class_weight)
     kept = weights > 0
@@ -41,7 +38,7 @@ def weighted_classes(
 
 
 def with_class_weight(who: str, weights: np.ndarray, y: np.ndarray, class_weight: Any) -> np.ndarray:
-    """Weights of rows times those of their classes, which are told as everywhere in scikit-learn.
+    """Sample weights times class weights, which are given as in scikit-learn.
 
     Parameters
     ----------
@@ -63,9 +60,9 @@ def with_class_weight(who: str, weights: np.ndarray, y: np.ndarray, class_weight
         return weights
     classes, labels = np.unique(y, return_inverse=True)
     totals = np.bincount(labels, weights)
-    there = totals > 0  # rows of weight zero count as absent, and with them their classes
+    there = totals > 0  # rows of weight zero, and classes with no others, count as absent
     if isinstance(class_weight, Mapping):
-        factors = _told(who, class_weight, classes[there].tolist())
+        factors = _weights_of_classes(who, class_weight, classes[there].tolist())
     elif isinstance(class_weight, str) and class_weight == "balanced":
         factors = totals.sum() / (there.sum() * totals[there])
     else:
@@ -77,7 +74,7 @@ def with_class_weight(who: str, weights: np.ndarray, y: np.ndarray, class_weight
     return weights * of_class[labels]
 
 
-def _told(who: str, class_weight: Mapping[Any, Any], classes: list[Any]) -> np.ndarray:
+def _weights_of_classes(who: str, class_weight: Mapping[Any, Any], classes: list[Any]) -> np.ndarray:
     """The weight of each class, 1 for those that the mapping leaves out."""
     for label, weight in class_weight.items():
         if not (isinstance(weight, Real) and 0 <= float(weight) < np.inf):
@@ -86,9 +83,9 @@ def _told(who: str, class_weight: Mapping[Any, Any], classes: list[Any]) -> np.n
             )
     left_out = [label for label in classes if label not in class_weight]
     unknown = [label for label in class_weight if label not in classes]
-    if left_out and unknown:  # more classes than there are is no mistake: a fold may lack one
+    if left_out and unknown:  # an unknown class alone is allowed: a fold may lack one
         raise LabelError(
-            f"{who}: class_weight has {', '.join(map(repr, unknown))}, which y does not hold, and leaves "
+            f"{who}: class_weight has {', '.join(map(repr, unknown))}, which are not in y, and leaves "
             f"out {', '.join(map(repr, left_out))}. Use the labels of y as keys."
         )
     weights = np.array([float(class_weight.get(label, 1.0)) for label in classes])
