@@ -63,8 +63,9 @@ def table(found: dict[str, Any]) -> list[str]:
         f'`weight_decay="auto"` tries {tried} times the value of the rule and compares squared errors on as many of '
         f"{FOLDS} folds as hold {HELD_OUT_ROWS} rows. The former choice tried 1 and 3 times from 200 to 2,500 rows, "
         "for classes alone, and 1, 1/3, 1/10 and 1/30 times from 2,500 rows on, and compared losses. Accuracy in "
-        "percent, or R² × 100, on the same test rows; one random draw of training rows each, so that differences of less "
-        "than a point mean little. Processor seconds of a fit, one thread of a busy machine. Sets with * served to design the "
+        "percent, or R² × 100, on the same test rows; one random draw of training rows each, so that differences of "
+        "less than a point mean little. Processor seconds of a fit, one thread of a busy machine. Sets with * served "
+        "to design the "
         f"choice, on other rows than the test rows. Former: {found['former']}. Made by "
         "`python -m benchmarks.weight_decay_sizes`.",
         "",
