@@ -17,6 +17,7 @@ _LAZY = {
     "DLGNRegressor": "pathlens.estimators",
     "PathKernelClassifier": "pathlens.estimators",
     "PathKernelRegressor": "pathlens.estimators",
+    "exact_precision": "pathlens.precision",
     "gated_twin": "pathlens.models",
     "harden": "pathlens.hardening",
     "rebuild": "pathlens.recording",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from pathlens.estimators import DLGNClassifier, DLGNRegressor, PathKernelClassifier, PathKernelRegressor
     from pathlens.hardening import harden
     from pathlens.models import gated_twin
+    from pathlens.precision import exact_precision
     from pathlens.recording import Trajectory, rebuild, record, snapshot
     from pathlens.records import Record, Snapshot
     from pathlens.training import train
@@ -80,6 +82,7 @@ __all__ = [
     "data",
     "errors",
     "estimators",
+    "exact_precision",
     "gated_twin",
     "harden",
     "hardening",

@@ -38,8 +38,8 @@ class ProgressBar:
 
     Examples
     --------
-    >>> with ProgressBar("tiles", 3) as meter:
-    ...     meter.advance()
+    >>> with ProgressBar("tiles", 3) as bar:
+    ...     bar.advance()
     """
 
     _drawn = False  # rich allows one live display: a solver's bar hides the bars of its matrix products

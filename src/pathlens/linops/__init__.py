@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathlens.linops.approximation import nystrom
 from pathlens.linops.custom import CustomKernel
-from pathlens.linops.factors import Factor, RowSource, RowStream
+from pathlens.linops.factors import Factor, FactorSource, RowStream
 from pathlens.linops.operator import GramSum, KernelOperator
 from pathlens.linops.solvers import Eigenpairs, Solution
 
@@ -27,9 +27,9 @@ __all__ = [
     "CustomKernel",
     "Eigenpairs",
     "Factor",
+    "FactorSource",
     "GramSum",
     "KernelOperator",
-    "RowSource",
     "RowStream",
     "Solution",
     "StoredKernel",

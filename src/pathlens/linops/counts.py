@@ -15,14 +15,14 @@ from pathlens.budgets import blocks, human_bytes
 from pathlens.errors import BudgetError, OptionError
 from pathlens.indexing import Index, compose
 from pathlens.linops.evaluate import Evaluator
-from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum
+from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Select, Sum
 from pathlens.progress import ProgressBar
 
 _INT64 = 2**63 - 1
 _EDGE = 1024
 
 
-def _coefficient(node: Scale) -> int:
+def _coefficient(node: Scaled) -> int:
     numerator, denominator = node.mantissa.as_integer_ratio()
     scaled = numerator * 4**node.half if node.half >= 0 else numerator
     below = denominator if node.half >= 0 else denominator * 4**-node.half
@@ -43,7 +43,7 @@ def _bound(node: Node) -> int:
                 f"counts need 0/1 factors; a streamed one must be bool."
             )
         return node.r
-    if isinstance(node, Leaf):
+    if isinstance(node, OperatorNode):
         raise OptionError(
             f"exact_counts: operator {node.name!r} has no 0/1 factors to count. Of a network with "
             f"convolutions or shortcuts, paths.count(net, X) has the diagonal in exact integers."
@@ -53,7 +53,7 @@ def _bound(node: Node) -> int:
         return sum(inner)
     if isinstance(node, Hadamard):
         return math.prod(inner)
-    return inner[0] * (abs(_coefficient(node)) if isinstance(node, Scale) else 1)
+    return inner[0] * (abs(_coefficient(node)) if isinstance(node, Scaled) else 1)
 
 
 def _gram_counts(gram: Gram, rows: Index, cols: Index) -> np.ndarray:
@@ -70,7 +70,7 @@ def _exact(node: Node, rows: Index, cols: Index) -> np.ndarray:
         return _gram_counts(node, rows, cols)
     if isinstance(node, Select):
         return _exact(node.child, compose(node.rows, rows), compose(node.cols, cols))
-    if isinstance(node, Scale):
+    if isinstance(node, Scaled):
         factor = _coefficient(node)
         inner = _exact(node.child, rows, cols)
         return inner * factor if _bound(node) <= _INT64 else inner.astype(object) * factor
@@ -104,9 +104,9 @@ def exact_counts(evaluator: Evaluator) -> np.ndarray:
             f"Raise max_bytes, or take K[rows, cols].exact_counts()."
         )
     out: np.ndarray = np.empty((node.n, node.m), dtype=dtype)
-    with ProgressBar("exact counts", -(-node.n // _EDGE) * -(-node.m // _EDGE)) as meter:
+    with ProgressBar("exact counts", -(-node.n // _EDGE) * -(-node.m // _EDGE)) as bar:
         for rows in blocks(node.n, _EDGE):
             for cols in blocks(node.m, _EDGE):
                 out[rows.start : rows.stop, cols.start : cols.stop] = _exact(node, rows, cols)
-                meter.advance()
+                bar.advance()
     return out

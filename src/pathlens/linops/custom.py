@@ -66,35 +66,19 @@ class CustomKernel(KernelOperator):
             raise OptionError(f"CustomKernel {name!r}: a square kernel needs `diagonal`.")
         if dtype not in FLOATS:
             raise DTypeError(f"CustomKernel {name!r}: dtype must be float32 or float64, got {dtype}.")
-        self._shape, self._dtype = (int(n), int(m)), dtype
-        self._device = torch.empty(0, device=device).device  # 'cuda' is a name, 'cuda:0' a device
-        self._tile, self._diagonal, self._symmetric, self._name = tile, diagonal, symmetric, name
+        self.shape, self.dtype, self.symmetric = (int(n), int(m)), dtype, symmetric
+        self.device = torch.empty(0, device=device).device  # 'cuda' is a name, 'cuda:0' a device
+        self._tile, self._diagonal, self._name = tile, diagonal, name
         self.tile_buffers, self.max_bytes, self.scaled = tile_buffers, max_bytes, scaled
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def symmetric(self) -> bool:
-        return self._symmetric
 
     def _checked(self, got: Tensor, want: tuple[int, ...], what: str) -> Tensor:
         if not isinstance(got, Tensor) or tuple(got.shape) != want:
             came = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
             raise ShapeError(f"CustomKernel {self.name!r}: `{what}` returned {came}, expected a tensor of {want}.")
-        if got.dtype != self._dtype or got.device != self._device:
+        if got.dtype != self.dtype or got.device != self.device:
             raise DTypeError(
                 f"CustomKernel {self.name!r}: `{what}` returned {got.dtype} on {got.device}, expected "
-                f"{self._dtype} on {self._device}."
+                f"{self.dtype} on {self.device}."
             )
         return got.detach()
 

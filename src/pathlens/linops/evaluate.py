@@ -26,7 +26,7 @@ from pathlens.indexing import Index, as_tensor
 from pathlens.linops import backends
 from pathlens.linops.backends import Backend, Pool, new_tile
 from pathlens.linops.backends.torch_backend import plain_terms, product_of_grams
-from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, exp2_scale_, strip
+from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Side, Sum, exp2_scale, exp2_scale_, strip
 from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
 
@@ -77,7 +77,7 @@ class Evaluator:
         leaves = list(self.node.leaves())
         grams = [leaf for leaf in leaves if isinstance(leaf, Gram)]
         self.streamed = any(g.left.streamed or g.right.streamed for g in grams)
-        self.has_leaf = any(isinstance(leaf, Leaf) for leaf in leaves)
+        self.has_leaf = any(isinstance(leaf, OperatorNode) for leaf in leaves)
         size = self.dtype.itemsize
         self.row_bytes = sum(g.left.row_bytes(size) for g in grams) + 64 * len(leaves)
         self.col_bytes = sum(g.right.row_bytes(size) for g in grams) + 64 * len(leaves)
@@ -152,7 +152,7 @@ class Evaluator:
             out = self.pool.take(0, len(left), len(right))
         self.backend.unit_tile(self.node, left, right, out, self.pool)
         if self.has_leaf and not bool(torch.isfinite(out).all()):
-            names = ", ".join(repr(leaf.name) for leaf in self.node.leaves() if isinstance(leaf, Leaf))
+            names = ", ".join(repr(leaf.name) for leaf in self.node.leaves() if isinstance(leaf, OperatorNode))
             raise NotFiniteError(
                 f"tile of shape {tuple(out.shape)} contains NaN or infinity; the operator {names} "
                 f"returned it. Check its `tile`."
@@ -266,12 +266,12 @@ class Evaluator:
             gathered=terms is None,
         )
         out = new_tile(n, m, self.dtype, self.device)
-        with ProgressBar(label, n * m) as meter:
+        with ProgressBar(label, n * m) as bar:
             if not mirror:
                 for rows, cols, left, right in self.pairs(plan, upper=False, fold=True):
                     spot = out[rows.start : rows.stop, cols.start : cols.stop]
                     self.tile(left, right, spot)
-                    meter.advance(spot.numel())
+                    bar.advance(spot.numel())
                 return out
             for rows, cols, tile in self._tiles_below(plan, terms):
                 spot, beside = out[rows.start : rows.stop, cols.start : cols.stop], 0
@@ -281,7 +281,7 @@ class Evaluator:
                     spot[:, :beside] = torch.maximum(tile[:beside], tile[:beside].T)
                 spot[:, beside:] = tile[beside:].T
                 out[cols.start + beside : cols.stop, rows.start : rows.stop] = tile[beside:]
-                meter.advance(2 * spot.numel() - beside**2)
+                bar.advance(2 * spot.numel() - beside**2)
         return out
 
     # --- diagonal ----------------------------------------------------------------------------------------------
@@ -302,9 +302,9 @@ class Evaluator:
         if isinstance(node, Gram):
             # einsum sums without a (b, r) product of its own
             return torch.einsum("ir,ir->i", left.unit_rows(self.dtype), right.unit_rows(self.dtype))
-        if isinstance(node, Scale):
+        if isinstance(node, Scaled):
             return self._unit_diagonal(node.child, left.parts[0], right.parts[0]) * node.mantissa
-        if isinstance(node, Leaf):
+        if isinstance(node, OperatorNode):
             assert left.shift is not None and right.shift is not None
             i, j = as_tensor(left.index, self.device), as_tensor(right.index, self.device)
             if node.n == node.m and torch.equal(i, j):

@@ -24,7 +24,7 @@ _CHUNK = 1 << 20  # entries looked at together when a factor is checked: small b
 
 
 @runtime_checkable
-class RowSource(Protocol):
+class FactorSource(Protocol):
     """What can recompute any consecutive rows of one factor, or of a bundle of factors.
 
     ``n`` is the number of rows; ``rows(lo, hi)`` returns the tensor of shape (hi − lo, r), or a mapping from names to
@@ -45,7 +45,7 @@ class Factor(NamedTuple):
     name
         What messages and ``repr`` call it.
     left
-        (n, r) float32, float64 or bool tensor, a `RowSource`, or one key of a `RowStream`.
+        (n, r) float32, float64 or bool tensor, a `FactorSource`, or one key of a `RowStream`.
     right
         (m, r) likewise. None, or the same object as ``left``, makes the kernel symmetric; an equal copy does not.
 
@@ -113,24 +113,24 @@ def _careful_log2_norms(block: Tensor, name: str, row_numbers: Tensor) -> Tensor
     return torch.linalg.vector_norm(scaled, dim=1).log2().add_(exponent)
 
 
-class Rows(ABC):
-    """One side of a Gram matrix, by rows. Final classes: `ResidentRows`, `StreamedRows`."""
+class FactorRows(ABC):
+    """The rows of a factor, one side of a Gram matrix. Subclasses: `ResidentRows`, `StreamedRows`.
+
+    Attributes
+    ----------
+    streamed
+        Whether rows are recomputed for every tile.
+    binary
+        Whether every entry is known to be 0 or 1.
+    """
 
     name: str
     n: int
     r: int
     dtype: torch.dtype
     device: torch.device
-
-    @property
-    @abstractmethod
-    def streamed(self) -> bool:
-        """Whether rows are recomputed for every tile."""
-
-    @property
-    @abstractmethod
-    def binary(self) -> bool:
-        """Whether every entry is known to be 0 or 1."""
+    streamed: bool
+    binary: bool
 
     @abstractmethod
     def take(self, index: Index) -> Tensor:
@@ -141,9 +141,9 @@ class Rows(ABC):
         """log₂ of their norms, (b,) float64."""
 
     @property
-    @abstractmethod
     def spread(self) -> float:
-        """The largest |log₂ norm|; infinite where a row is zero, or where rows would have to be computed to know."""
+        """The largest |log₂ norm|; infinite if a row is zero, or if rows would have to be computed first."""
+        return math.inf
 
     @abstractmethod
     def bits(self, index: Index) -> np.ndarray:
@@ -177,7 +177,7 @@ def _is_binary(block: Tensor) -> bool:
     return all(v in (0.0, 1.0) for v in block[0, :16].tolist()) and bool(((block == 0) | (block == 1)).all())
 
 
-class ResidentRows(Rows):
+class ResidentRows(FactorRows):
     """A factor held as a tensor; the tensor is kept by reference and detached, never copied or written to."""
 
     def __init__(self, name: str, tensor: Tensor) -> None:
@@ -192,17 +192,9 @@ class ResidentRows(Rows):
             norms.append(log2_norms(block, name, lo))
             binary = binary and _is_binary(block)
         self._log2_norms = torch.cat(norms) if len(norms) > 1 else norms[0]
+        self.streamed, self.binary = False, binary
         self._spread: float | None = None
-        self._binary = binary
         self._bits: np.ndarray | None = None
-
-    @property
-    def streamed(self) -> bool:
-        return False
-
-    @property
-    def binary(self) -> bool:
-        return self._binary
 
     def take(self, index: Index) -> Tensor:
         return take_rows(self.tensor, index)
@@ -234,7 +226,7 @@ class RowStream:
     Parameters
     ----------
     source
-        A `RowSource` whose ``rows`` returns a mapping from names to tensors.
+        A `FactorSource` whose ``rows`` returns a mapping from names to tensors.
 
     Notes
     -----
@@ -252,8 +244,8 @@ class RowStream:
     (1, ['gate', 'x'])
     """
 
-    def __init__(self, source: RowSource) -> None:
-        if not isinstance(source, RowSource):
+    def __init__(self, source: FactorSource) -> None:
+        if not isinstance(source, FactorSource):
             raise RecordError(
                 f"RowStream: {type(source).__name__} lacks `n` or `rows(lo, hi)`. Give an object with both."
             )
@@ -340,31 +332,21 @@ class RowStream:
         self._kept.clear()
 
 
-class StreamedRows(Rows):
+class StreamedRows(FactorRows):
     """One factor of a `RowStream`."""
 
     def __init__(self, name: str, stream: RowStream, key: str, probe: Tensor) -> None:
         self.name, self.stream, self.key = name, stream, key
         self.n, self.r = stream.n, probe.shape[1]
         self.dtype, self.device = probe.dtype, probe.device
-
-    @property
-    def streamed(self) -> bool:
-        return True
-
-    @property
-    def binary(self) -> bool:
-        return self.dtype == torch.bool  # a float stream would have to be read through to know
+        self.streamed = True
+        self.binary = self.dtype == torch.bool  # of a float stream all rows would have to be computed first
 
     def take(self, index: Index) -> Tensor:
         return self.stream.block(index)[self.key][0]
 
     def log2_norms(self, index: Index) -> Tensor:
         return self.stream.block(index)[self.key][1]
-
-    @property
-    def spread(self) -> float:
-        return math.inf
 
     def bits(self, index: Index) -> np.ndarray:
         return pack_bits(self.take(index))
@@ -398,22 +380,24 @@ def check_matrix(value: Any, name: str) -> Tensor:
 
 
 class RowTable:
-    """Turns what users give into `Rows`, one per object, so that shared factors are checked and streamed once."""
+    """Turns what users give into `FactorRows`, one per object, so that shared factors are checked and streamed once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Rows]] = {}  # the object itself is kept: an id is only unique while it lives
+        self._known: dict[
+            int, tuple[Any, FactorRows]
+        ] = {}  # the object itself is kept: an id is only unique while it lives
 
-    def rows(self, value: Any, name: str) -> Rows:
-        """The rows of a tensor, an array, a `RowSource`, or a key of a `RowStream`."""
-        if isinstance(value, Rows):
+    def rows(self, value: Any, name: str) -> FactorRows:
+        """The rows of a tensor, an array, a `FactorSource`, or a key of a `RowStream`."""
+        if isinstance(value, FactorRows):
             return value
         if id(value) not in self._known:
             self._known[id(value)] = (value, self._build(value, name))
         return self._known[id(value)][1]
 
     @staticmethod
-    def _build(value: Any, name: str) -> Rows:
-        if not isinstance(value, (Tensor, np.ndarray)) and isinstance(value, (RowStream, RowSource)):
+    def _build(value: Any, name: str) -> FactorRows:
+        if not isinstance(value, (Tensor, np.ndarray)) and isinstance(value, (RowStream, FactorSource)):
             stream = value if isinstance(value, RowStream) else RowStream(value)
             if stream.names != ("",):
                 raise RecordError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from pathlens.budgets import blocks
 from pathlens.errors import DTypeError, NotFiniteError, ShapeError
 from pathlens.linops.evaluate import Evaluator, overflow_error
-from pathlens.linops.nodes import Gram, Hadamard, Node, Scale, Side, Sum, exp2_scale, strip
+from pathlens.linops.nodes import Gram, Hadamard, Node, Scaled, Side, Sum, exp2_scale, strip
 from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
 
@@ -150,17 +150,17 @@ def _tiled(evaluator: Evaluator, v: Tensor, out: Tensor, reserve: int) -> None:
     symmetric = evaluator.node.symmetric
     plan = evaluator.plan(reserve=reserve)
     n, m = evaluator.node.n, evaluator.node.m
-    with ProgressBar("K @ V in tiles", -(-n // plan.rows) * -(-m // plan.cols)) as meter:
+    with ProgressBar("K @ V in tiles", -(-n // plan.rows) * -(-m // plan.cols)) as bar:
         for rows, cols, left, right in evaluator.pairs(plan, upper=symmetric, fold=False):
             tile = evaluator.unit_tile(left, right)
             here, there = slice(rows.start, rows.stop), slice(cols.start, cols.stop)
             weighed, top = _weigh(v[there], right.exponent)
             _add(out, here, tile @ weighed, left.exponent + top)
-            meter.advance()
+            bar.advance()
             if symmetric and rows != cols:
                 weighed, top = _weigh(v[here], left.exponent)
                 _add(out, there, tile.T @ weighed, right.exponent + top)
-                meter.advance()
+                bar.advance()
 
 
 # --- factored --------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def features(node: Node, side: Side, dtype: torch.dtype) -> Tensor:
     node, side = strip(node, side)
     if isinstance(node, Gram):
         return side.unit_rows(dtype)
-    if isinstance(node, Scale):
+    if isinstance(node, Scaled):
         inner = features(node.child, side.parts[0], dtype)
         return inner * node.mantissa if side.right else inner
     parts = [features(child, part, dtype) for child, part in zip(node.children(), side.parts)]
@@ -189,7 +189,7 @@ def features(node: Node, side: Side, dtype: torch.dtype) -> Tensor:
 def _feature_pair(node: Node, side: Side, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """(P, Q) with unit features = row-wise products of P and Q; Q is None where one matrix says it all."""
     node, side = strip(node, side)
-    if isinstance(node, Scale):
+    if isinstance(node, Scaled):
         p, q = _feature_pair(node.child, side.parts[0], dtype)
         return (p * node.mantissa if side.right else p), q
     if not isinstance(node, Hadamard):
@@ -210,7 +210,7 @@ def _factored(evaluator: Evaluator, terms: tuple[Node, ...], v: Tensor, out: Ten
         scratch += 2 * group * size
     step = evaluator.row_plan(reserve=reserve + group * middle, row_bytes=scratch, what="a block of factor rows")
     column_blocks, row_blocks = blocks(evaluator.node.m, step), blocks(evaluator.node.n, step)
-    with ProgressBar("K @ V by factors", (len(column_blocks) + len(row_blocks)) * -(-k // group)) as meter:
+    with ProgressBar("K @ V by factors", (len(column_blocks) + len(row_blocks)) * -(-k // group)) as bar:
         for columns in blocks(k, group):
             part = slice(columns.start, columns.stop)
             middles: list[Tensor | None] = [None] * len(terms)
@@ -227,7 +227,7 @@ def _factored(evaluator: Evaluator, terms: tuple[Node, ...], v: Tensor, out: Ten
                         high = max(tops[t], top)
                         middles[t] = _shift(old, tops[t] - high) + _shift(new, top - high)
                         tops[t] = high
-                meter.advance()
+                bar.advance()
             for rows in row_blocks:
                 for t, term in enumerate(terms):
                     side = term.side(rows, False)
@@ -235,7 +235,7 @@ def _factored(evaluator: Evaluator, terms: tuple[Node, ...], v: Tensor, out: Ten
                     m = middles[t]
                     assert m is not None
                     _add(out[:, part], slice(rows.start, rows.stop), _expand(p, q, m), side.exponent + tops[t])
-                meter.advance()
+                bar.advance()
 
 
 def _shift(value: Tensor, by: float) -> Tensor:

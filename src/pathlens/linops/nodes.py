@@ -1,4 +1,4 @@
-"""The expression tree of a kernel: Gram, Sum, Hadamard, Scale, Select and Leaf nodes, and their sides.
+"""The expression tree of a kernel: Gram, Sum, Hadamard, Scaled, Select and OperatorNode nodes, and their sides.
 
 A *side* is a node restricted to some rows (or columns). It carries, per row i, an integer exponent eᵢ and a bound on
 the norm, so that K_ij = 2^eᵢ · K̂_ij · 2^eⱼ with |K̂_ij| ≤ νᵢνⱼ and ν moderate whatever the sizes of the factors. Rows of
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pathlens.errors import DTypeError, ShapeError
 from pathlens.indexing import Index, as_tensor, compose, same_index
-from pathlens.linops.factors import Rows
+from pathlens.linops.factors import FactorRows
 
 if TYPE_CHECKING:
     from pathlens.linops.operator import KernelOperator
@@ -204,7 +204,7 @@ class Side:
 
 
 class Node(ABC):
-    """A kernel on n × m pairs, as an expression. Final classes: Gram, Sum, Hadamard, Scale, Select, Leaf."""
+    """A kernel on n × m pairs, as an expression. Final classes: Gram, Sum, Hadamard, Scaled, Select, OperatorNode."""
 
     n: int
     m: int
@@ -214,14 +214,14 @@ class Node(ABC):
     def side(self, index: Index, right: bool) -> Side:
         """Rows (or, with ``right``, columns) of the node, exponents split off."""
 
-    @abstractmethod
     def children(self) -> tuple[Node, ...]:
         """Direct children."""
+        return ()
 
     @property
-    @abstractmethod
     def rank(self) -> int | None:
-        """Number of columns of explicit features Φ with K = Φ Ψᵀ; None where there are none."""
+        """Number of columns of explicit features Φ with K = Φ Ψᵀ; None if there are none."""
+        return None
 
     @abstractmethod
     def entry_flops(self, gram: Callable[[Gram], float]) -> float:
@@ -235,9 +235,9 @@ class Node(ABC):
     def formula(self) -> str:
         """The expression in index-free notation."""
 
-    def leaves(self) -> Iterator[Gram | Leaf]:
-        """Gram and Leaf nodes, left to right."""
-        if isinstance(self, (Gram, Leaf)):
+    def leaves(self) -> Iterator[Gram | OperatorNode]:
+        """Gram and OperatorNode nodes, left to right."""
+        if isinstance(self, (Gram, OperatorNode)):
             yield self
         for child in self.children():
             yield from child.leaves()
@@ -250,7 +250,7 @@ class Node(ABC):
 class Gram(Node):
     """left · rightᵀ; symmetric exactly if both are the same object."""
 
-    def __init__(self, name: str, left: Rows, right: Rows | None = None) -> None:
+    def __init__(self, name: str, left: FactorRows, right: FactorRows | None = None) -> None:
         self.name = name
         self.left = left
         self.right = left if right is None else right
@@ -280,7 +280,7 @@ class Gram(Node):
         peaks = [float(rows.log2_norms(range(rows.n)).max()) for rows in (self.left, self.right)]
         return math.floor((peaks[0] - peaks[1]) / 2) if all(map(math.isfinite, peaks)) else 0.0
 
-    def side_rows(self, right: bool) -> Rows:
+    def side_rows(self, right: bool) -> FactorRows:
         """The left or the right factor."""
         return self.right if right else self.left
 
@@ -296,9 +296,6 @@ class Gram(Node):
         exponent = _row_exponents(log_norm)
         balance = self._balance if right else -self._balance
         return Side(self, index, right, exponent + balance, log_norm - exponent, shift=-exponent)
-
-    def children(self) -> tuple[Node, ...]:
-        return ()
 
     @property
     def rank(self) -> int | None:
@@ -331,8 +328,8 @@ def first_name(node: Node) -> str:
     return f"factor {leaf.name!r}" if isinstance(leaf, Gram) else f"operator {leaf.name!r}"
 
 
-class _Several(Node):
-    """What sums and products share: children of one shape, nested ones of the same kind joined."""
+class _Combination(Node):
+    """Base class of sums and products: children of one shape; nested nodes of the same class are joined."""
 
     def __init__(self, children: Sequence[Node]) -> None:
         flat: list[Node] = []
@@ -346,6 +343,13 @@ class _Several(Node):
     def children(self) -> tuple[Node, ...]:
         return self._children
 
+    @property
+    def rank(self) -> int | None:
+        ranks = [child.rank for child in self._children if child.rank is not None]
+        if len(ranks) < len(self._children):
+            return None
+        return math.prod(ranks) if isinstance(self, Hadamard) else sum(ranks)
+
     def entry_flops(self, gram: Callable[[Gram], float]) -> float:
         return sum(child.entry_flops(gram) + 1 for child in self._children) - 1
 
@@ -353,7 +357,7 @@ class _Several(Node):
         return max([self._children[0].buffers(), *(1 + child.buffers() for child in self._children[1:])])
 
 
-class Sum(_Several):
+class Sum(_Combination):
     """Σ_t child_t. Nested sums are joined; nothing is multiplied out."""
 
     def side(self, index: Index, right: bool) -> Side:
@@ -371,11 +375,6 @@ class Sum(_Several):
         square = torch.stack([torch.exp2(2 * part.log_norm) for part in parts]).sum(0)
         return Side(self, index, right, exponent, 0.5 * torch.log2(square), parts)
 
-    @property
-    def rank(self) -> int | None:
-        ranks = [child.rank for child in self._children]
-        return None if None in ranks else sum(r for r in ranks if r is not None)
-
     def formula(self) -> str:
         shown = [child.formula() for child in self._children[:3]]
         more = len(self._children) - len(shown)
@@ -385,7 +384,7 @@ class Sum(_Several):
         return [part for child in self._children for part in child.summands()]
 
 
-class Hadamard(_Several):
+class Hadamard(_Combination):
     """∘_f child_f, the entrywise product. Nested products are joined."""
 
     def side(self, index: Index, right: bool) -> Side:
@@ -404,11 +403,6 @@ class Hadamard(_Several):
         side.spread = spread
         side._level = True if all(part._level for part in parts) else None
         return side
-
-    @property
-    def rank(self) -> int | None:
-        ranks = [child.rank for child in self._children]
-        return None if None in ranks else math.prod(r for r in ranks if r is not None)
 
     def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Children split into two groups of nearly equal total rank, for products AᵀDiag(v)B."""
@@ -429,63 +423,17 @@ class Hadamard(_Several):
         return " ∘ ".join(parts)
 
 
-class Scale(Node):
-    """A number times a node, held as mantissa · 4^half so that no size of number overflows."""
+class _Wrapper(Node):
+    """Base class of nodes with one child."""
 
-    def __init__(self, mantissa: float, exponent: int, child: Node) -> None:
-        fraction, power = math.frexp(mantissa)
-        power += exponent
-        if power % 2:
-            fraction, power = fraction / 2, power + 1
-        self.mantissa, self.half, self.child = fraction, power // 2 if fraction else 0, child
-        self.n, self.m, self.symmetric = child.n, child.m, child.symmetric
+    child: Node
+
+    @abstractmethod
+    def _around(self, child: Node) -> Node:
+        """The same operation on another child."""
 
     def children(self) -> tuple[Node, ...]:
         return (self.child,)
-
-    def side(self, index: Index, right: bool) -> Side:
-        part = self.child.side(index, right)
-        size = 0.5 * math.log2(abs(self.mantissa)) if self.mantissa else _MINUS_INF
-        return Side(self, index, right, part.exponent + self.half, part.log_norm + size, [part])
-
-    @property
-    def rank(self) -> int | None:
-        return self.child.rank
-
-    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
-        return self.child.entry_flops(gram) + 1
-
-    def buffers(self) -> int:
-        return self.child.buffers()
-
-    def formula(self) -> str:
-        inner = self.child.formula()
-        text = f"{self.mantissa * 4.0**self.half:.4g}" if abs(self.half) < 150 else f"{self.mantissa:.4g}·4^{self.half}"
-        return f"{text}·({inner})"
-
-    def summands(self) -> list[Node]:
-        inner = self.child.summands()
-        return [self] if len(inner) == 1 else [Scale(self.mantissa, 2 * self.half, part) for part in inner]
-
-
-class Select(Node):
-    """child[rows, cols]; symmetric if the child is and both selections are equal."""
-
-    def __init__(self, child: Node, rows: Index, cols: Index) -> None:
-        if isinstance(child, Select):
-            rows, cols, child = compose(child.rows, rows), compose(child.cols, cols), child.child
-        self.child: Node = child
-        self.rows: Index = rows
-        self.cols: Index = cols
-        self.n, self.m = len(rows), len(cols)
-        self.symmetric = child.symmetric and (rows is cols or same_index(rows, cols))
-
-    def children(self) -> tuple[Node, ...]:
-        return (self.child,)
-
-    def side(self, index: Index, right: bool) -> Side:
-        part = self.child.side(compose(self.cols if right else self.rows, index), right)
-        return Side(self, index, right, part.exponent, part.log_norm, [part])
 
     @property
     def rank(self) -> int | None:
@@ -497,15 +445,63 @@ class Select(Node):
     def buffers(self) -> int:
         return self.child.buffers()
 
+    def summands(self) -> list[Node]:
+        inner = self.child.summands()
+        return [self] if len(inner) == 1 else [self._around(part) for part in inner]
+
+
+class Scaled(_Wrapper):
+    """A number times a node, held as mantissa · 4^half so that no size of number overflows."""
+
+    def __init__(self, mantissa: float, exponent: int, child: Node) -> None:
+        fraction, power = math.frexp(mantissa)
+        power += exponent
+        if power % 2:
+            fraction, power = fraction / 2, power + 1
+        self.mantissa, self.half, self.child = fraction, power // 2 if fraction else 0, child
+        self.n, self.m, self.symmetric = child.n, child.m, child.symmetric
+
+    def _around(self, child: Node) -> Node:
+        return Scaled(self.mantissa, 2 * self.half, child)
+
+    def side(self, index: Index, right: bool) -> Side:
+        part = self.child.side(index, right)
+        size = 0.5 * math.log2(abs(self.mantissa)) if self.mantissa else _MINUS_INF
+        return Side(self, index, right, part.exponent + self.half, part.log_norm + size, [part])
+
+    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
+        return self.child.entry_flops(gram) + 1
+
+    def formula(self) -> str:
+        inner = self.child.formula()
+        text = f"{self.mantissa * 4.0**self.half:.4g}" if abs(self.half) < 150 else f"{self.mantissa:.4g}·4^{self.half}"
+        return f"{text}·({inner})"
+
+
+class Select(_Wrapper):
+    """child[rows, cols]; symmetric if the child is and both selections are equal."""
+
+    def __init__(self, child: Node, rows: Index, cols: Index) -> None:
+        if isinstance(child, Select):
+            rows, cols, child = compose(child.rows, rows), compose(child.cols, cols), child.child
+        self.child = child
+        self.rows: Index = rows
+        self.cols: Index = cols
+        self.n, self.m = len(rows), len(cols)
+        self.symmetric = child.symmetric and (rows is cols or same_index(rows, cols))
+
+    def _around(self, child: Node) -> Node:
+        return Select(child, self.rows, self.cols)
+
+    def side(self, index: Index, right: bool) -> Side:
+        part = self.child.side(compose(self.cols if right else self.rows, index), right)
+        return Side(self, index, right, part.exponent, part.log_norm, [part])
+
     def formula(self) -> str:
         return f"({self.child.formula()})[rows, cols]"
 
-    def summands(self) -> list[Node]:
-        inner = self.child.summands()
-        return [self] if len(inner) == 1 else [Select(part, self.rows, self.cols) for part in inner]
 
-
-class Leaf(Node):
+class OperatorNode(Node):
     """Another operator's tiles, taken as they come; a symmetric one is scaled by its diagonal."""
 
     def __init__(self, operator: KernelOperator) -> None:
@@ -519,9 +515,6 @@ class Leaf(Node):
         """What messages call it."""
         return self.operator.name
 
-    def children(self) -> tuple[Node, ...]:
-        return ()
-
     def side(self, index: Index, right: bool) -> Side:
         if self._log_norms is None:
             if self.symmetric and self.operator.scaled:
@@ -533,10 +526,6 @@ class Leaf(Node):
         log_norm = self._log_norms[as_tensor(index, self._log_norms.device)]
         exponent = _row_exponents(log_norm)
         return Side(self, index, right, exponent, log_norm - exponent, shift=-exponent)
-
-    @property
-    def rank(self) -> int | None:
-        return None
 
     def entry_flops(self, gram: Callable[[Gram], float]) -> float:
         return 1.0  # what a tile of it costs is unknown; with no rank there is nothing to compare it with

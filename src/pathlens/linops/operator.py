@@ -32,7 +32,7 @@ from pathlens.linops import backends, counts, solvers
 from pathlens.linops.evaluate import Evaluator, overflow_error
 from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable
 from pathlens.linops.matmul import matmul, plan_matmul
-from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum, first_name
+from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Select, Sum, first_name
 from pathlens.linops.solvers import Eigenpairs, Solution
 from pathlens.plotting import get_axes
 from pathlens.precision import exact_precision
@@ -45,10 +45,16 @@ if TYPE_CHECKING:
 class KernelOperator(ABC):
     """A lazy n × m matrix of kernel values, known by its tiles. Not differentiable.
 
-    A subclass is final and writes `shape`, `dtype`, `device`, `symmetric`, `tile` and `diagonal`; all else is derived.
+    A subclass sets `shape`, `dtype`, `device` and `symmetric` and defines `tile` and `diagonal`; the rest is derived.
 
     Attributes
     ----------
+    shape
+        (n, m).
+    dtype, device
+        Of every result; float32 or float64.
+    symmetric
+        Whether K_ij = K_ji by construction: both sides are the same object.
     max_bytes
         Memory that may be allocated beyond the factors; None is half of what is free when asked.
     backend
@@ -75,6 +81,10 @@ class KernelOperator(ABC):
             [1.5000, 4.5000]], dtype=torch.float64)
     """
 
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    symmetric: bool
     max_bytes: int | None = None
     backend: str = "auto"
     tile_buffers: int = 1
@@ -84,26 +94,6 @@ class KernelOperator(ABC):
     __iter__ = None  # Python would index 0, 1, 2 … and evaluate row by row
 
     # --- the contract ------------------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """(n, m)."""
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """float32 or float64; of every result."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where every result lives."""
-
-    @property
-    @abstractmethod
-    def symmetric(self) -> bool:
-        """Whether K_ij = K_ji by construction: both sides are the same object."""
 
     @abstractmethod
     def tile(self, rows: Any, cols: Any) -> Tensor:
@@ -183,10 +173,10 @@ class KernelOperator(ABC):
         evaluator = self._evaluator(max_bytes)
         plan = evaluator.plan(square=upper, extra_buffers=1)
         total = -(-self.shape[0] // plan.rows) * -(-self.shape[1] // plan.cols)
-        with ProgressBar("kernel tiles", total) as meter:
+        with ProgressBar("kernel tiles", total) as bar:
             for rows, cols, left, right in evaluator.pairs(plan, upper=upper, fold=True):
                 yield slice(rows.start, rows.stop), slice(cols.start, cols.stop), evaluator.tile(left, right).clone()
-                meter.advance()
+                bar.advance()
 
     def _square(self, what: str) -> int:
         n, m = self.shape
@@ -302,7 +292,7 @@ class KernelOperator(ABC):
         factor = float(other)
         if not math.isfinite(factor):
             raise NotFiniteError(f"a kernel cannot be scaled by {factor}.")
-        return self._derive(Scale(factor, 0, expression(self)))
+        return self._derive(Scaled(factor, 0, expression(self)))
 
     __rmul__ = __mul__
 
@@ -338,7 +328,7 @@ class KernelOperator(ABC):
                 f"A kernel of zero rows, or a difference of kernels, cannot be normalised."
             )
         n = self.shape[0]
-        scaled = self._derive(Scale((1 if to == "trace" else n) / trace, -exponent, expression(self)))
+        scaled = self._derive(Scaled((1 if to == "trace" else n) / trace, -exponent, expression(self)))
         if to != "diagonal":
             return scaled
         unit, exponent_i = scaled._evaluator().log_diagonal()
@@ -616,7 +606,7 @@ def _ranks(node: Node) -> str:
 
 def expression(operator: KernelOperator) -> Node:
     """The expression of an operator: a `GramSum`'s own, or one leaf that asks the operator for tiles."""
-    return operator.root if isinstance(operator, GramSum) else Leaf(operator)
+    return operator.root if isinstance(operator, GramSum) else OperatorNode(operator)
 
 
 class GramSum(KernelOperator):
@@ -654,8 +644,9 @@ class GramSum(KernelOperator):
     ) -> None:
         if max_bytes is not None:
             resolve_budget(max_bytes, device)  # refuses what is not a number of bytes
-        self.root = root
-        self._dtype, self._device, self._name = dtype, device, name
+        self.root, self._name = root, name
+        self.shape, self.symmetric = (root.n, root.m), root.symmetric
+        self.dtype, self.device = dtype, device
         self.max_bytes = max_bytes
         self.backend = backends.check_name(backend)
 
@@ -740,22 +731,6 @@ class GramSum(KernelOperator):
 
         return from_zarr(path, verify=verify, max_bytes=max_bytes)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.root.n, self.root.m
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def symmetric(self) -> bool:
-        return self.root.symmetric
-
     def tile(self, rows: Any, cols: Any) -> Tensor:
         """K on rows and columns given as slices or arrays, freshly computed, (a, b); not bounded by the budget."""
         n, m = self.shape
@@ -767,9 +742,9 @@ class GramSum(KernelOperator):
         unit, exponent = self._evaluator().log_diagonal()
         # |exponent| may exceed what one power of two holds; two halves cannot, for anything that fits float64
         half = torch.trunc(exponent / 2)
-        out = (unit * torch.exp2(half) * torch.exp2(exponent - half)).to(self._dtype)
+        out = (unit * torch.exp2(half) * torch.exp2(exponent - half)).to(self.dtype)
         if not bool(torch.isfinite(out).all()):
-            raise overflow_error("the diagonal", self._dtype, float((exponent + unit.abs().log2()).max()))
+            raise overflow_error("the diagonal", self.dtype, float((exponent + unit.abs().log2()).max()))
         return out
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pathlens.indexing import Index, as_tensor, compose, same_index
-from pathlens.linops.factors import ResidentRows, Rows, StreamedRows
-from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Select, Sum
+from pathlens.linops.factors import FactorRows, ResidentRows, StreamedRows
+from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Select, Sum
 
 if TYPE_CHECKING:
     from pathlens.linops.operator import KernelOperator
@@ -71,7 +71,7 @@ class Parts:
     spec: Spec
     rows: list[Any]
     leaves: list[KernelOperator]
-    _nodes: dict[int, Leaf] = field(default_factory=dict, repr=False)
+    _nodes: dict[int, OperatorNode] = field(default_factory=dict, repr=False)
 
     @property
     def opaque(self) -> bool:
@@ -82,7 +82,7 @@ class Parts:
         """The expression on some rows and columns, holding only the factor rows that it needs."""
         return self._build(self.spec, rows, cols, {})
 
-    def _build(self, spec: Spec, rows: Index, cols: Index, taken: dict[Any, Rows]) -> Node:
+    def _build(self, spec: Spec, rows: Index, cols: Index, taken: dict[Any, FactorRows]) -> Node:
         kind = spec[0]
         if kind == "gram":
             _, name, left, right = spec
@@ -93,16 +93,16 @@ class Parts:
             return Gram(name, here, None if same else self._taken(right, cols, taken))
         if kind == "leaf":
             # one node per process: it keeps the diagonal, which may be as dear as a block
-            node = self._nodes.setdefault(spec[1], Leaf(self.leaves[spec[1]]))
+            node = self._nodes.setdefault(spec[1], OperatorNode(self.leaves[spec[1]]))
             return Select(node, rows, cols)
         if kind == "select":
             return self._build(spec[3], compose(spec[1], rows), compose(spec[2], cols), taken)
         if kind == "scale":
-            return Scale(spec[1], spec[2], self._build(spec[3], rows, cols, taken))
+            return Scaled(spec[1], spec[2], self._build(spec[3], rows, cols, taken))
         children = [self._build(child, rows, cols, taken) for child in spec[1]]
         return Sum(children) if kind == "sum" else Hadamard(children)
 
-    def _taken(self, k: int, index: Index, taken: dict[Any, Rows]) -> Rows:
+    def _taken(self, k: int, index: Index, taken: dict[Any, FactorRows]) -> FactorRows:
         key = (k, index) if isinstance(index, range) else (k, index.cpu().numpy().tobytes())
         if key not in taken:
             # in memory of torch's own, which begins at a multiple of 64: on some processors rows that lie otherwise
@@ -110,9 +110,9 @@ class Parts:
             taken[key] = ResidentRows(self.rows[k].name, self.rows[k].take(index).clone())
         return taken[key]
 
-    def _whole(self, k: int) -> Rows:
+    def _whole(self, k: int) -> FactorRows:
         rows = self.rows[k]
-        return rows if isinstance(rows, Rows) else ResidentRows(rows.name, rows.take(range(rows.n)))
+        return rows if isinstance(rows, FactorRows) else ResidentRows(rows.name, rows.take(range(rows.n)))
 
     def in_files(self, folder: Path) -> Parts:
         """The same with resident factors in files under ``folder``, so that little has to be sent to workers."""
@@ -173,9 +173,9 @@ def take_apart(node: Node) -> Parts:
     def visit(node: Node) -> Spec:
         if isinstance(node, Gram):
             return ("gram", node.name, number(node.left, rows), number(node.right, rows))
-        if isinstance(node, Leaf):
+        if isinstance(node, OperatorNode):
             return ("leaf", number(node.operator, leaves))
-        if isinstance(node, Scale):
+        if isinstance(node, Scaled):
             return ("scale", node.mantissa, 2 * node.half, visit(node.child))
         if isinstance(node, Select):
             return ("select", node.rows, node.cols, visit(node.child))

@@ -259,7 +259,7 @@ def _conjugate_gradients(
     target = goal * dots(rhs, rhs).sqrt()
     done = 0
     best = math.inf
-    with ProgressBar("conjugate gradients", None) as meter:
+    with ProgressBar("conjugate gradients", None) as bar:
         while True:
             # Rounding makes the recursive residual drift from the true one: start again until the two agree.
             r = rhs - apply(x) if done else rhs.clone()
@@ -292,7 +292,7 @@ def _conjugate_gradients(
                 rz = new
                 done += 1
                 gap = float((rr.sqrt() / target.clamp(min=1e-300)).max())
-                meter.advance(note=f"residual {gap * goal:.1e}, goal {goal:.0e}")
+                bar.advance(note=f"residual {gap * goal:.1e}, goal {goal:.0e}")
 
 
 # --- eigenpairs ------------------------------------------------------------------------------------------------
@@ -342,10 +342,10 @@ def _lanczos(evaluator: Evaluator, k: int, tol: float | None, max_iter: int | No
         raise BudgetError(
             f"eigsh: {basis} Lanczos vectors of length {n} do not fit {human_bytes(evaluator.budget)}. Raise max_bytes."
         )
-    with ProgressBar("Lanczos products", None) as meter:
+    with ProgressBar("Lanczos products", None) as bar:
 
         def product(v: np.ndarray) -> np.ndarray:
-            meter.advance()
+            bar.advance()
             return matmul(inner, torch.from_numpy(v.reshape(n)).to(device, dtype)).double().cpu().numpy()
 
         # Vectors in float64 for any dtype: only the products carry the rounding of the kernel.

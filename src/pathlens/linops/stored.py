@@ -143,38 +143,22 @@ class StoredKernel(KernelOperator):
 
     K @ V, solvers and slices read block by block within the memory budget; of a symmetric kernel only the upper half
     is read.
+
+    Attributes
+    ----------
+    path
+        Folder of the store.
+    description
+        The description in the store.
     """
 
     def __init__(self, store: Store, max_bytes: int | None = None) -> None:
         self._store, self.max_bytes = store, max_bytes
-        self._name = store.description.name
+        self.path, self.description = store.path, store.description
+        self._name, self.shape = self.description.name, self.description.shape
+        self.dtype = torch.float32 if self.description.dtype == "float32" else torch.float64
+        self.device, self.symmetric = torch.device("cpu"), self.description.symmetric
         self._known_diagonal: Tensor | None = None
-
-    @property
-    def path(self) -> Path:
-        """Folder of the store."""
-        return self._store.path
-
-    @property
-    def description(self) -> MatrixDescription:
-        """The description in the store."""
-        return self._store.description
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.description.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32 if self.description.dtype == "float32" else torch.float64
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def symmetric(self) -> bool:
-        return self.description.symmetric
 
     def tile(self, rows: Any, cols: Any) -> Tensor:
         """K on rows and columns given as slices or arrays, (a, b), read from disk."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pathlens.indexing import as_tensor
 from pathlens.linops.backends import Pool
-from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, exp2_scale, strip
+from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Side, Sum, exp2_scale, strip
 
 Pair: TypeAlias = tuple[Side, Side]
 Scratch: TypeAlias = Callable[[int], Tensor]  # tile-sized buffers by number
@@ -115,10 +115,10 @@ def walk(
     elif add:
         walk(node, left, right, scratch(0), pool, depth + 1, grams)
         out.add_(scratch(0))
-    elif isinstance(node, Scale):
+    elif isinstance(node, Scaled):
         walk(node.child, left.parts[0], right.parts[0], out, pool, depth, grams)
         out.mul_(node.mantissa)
-    elif isinstance(node, Leaf):
+    elif isinstance(node, OperatorNode):
         assert left.shift is not None and right.shift is not None
         device = node.operator.device
         tile = node.operator.tile(as_tensor(left.index, device), as_tensor(right.index, device))

@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from pathlens.indexing import same_index
 from pathlens.linops.backends import Pool
 from pathlens.linops.backends.torch_backend import Pair, gram_product, walk
-from pathlens.linops.nodes import Gram, Hadamard, Leaf, Node, Scale, Side, Sum, strip
+from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Side, Sum, strip
 
 _LIFT = 7  # rows are packed with norms up to 2^7, so that the low halves of fp16 pairs stay clear of subnormals
 _MOST_TERMS = 64
@@ -249,10 +249,10 @@ def flatten(node: Node, left: Side, right: Side) -> list[tuple[float, list[Facto
     right = strip(right.node, right)[1]
     if isinstance(node, Gram):
         return [(1.0, [[(left, right)]])]
-    if isinstance(node, Leaf):
+    if isinstance(node, OperatorNode):
         raise Unsuited
     parts = [flatten(c, x, y) for c, x, y in zip(node.children(), left.parts, right.parts)]
-    if isinstance(node, Scale):
+    if isinstance(node, Scaled):
         return [(c * node.mantissa, factors) for c, factors in parts[0]]
     if isinstance(node, Sum):
         return [term for part in parts for term in part]
@@ -396,7 +396,7 @@ class TritonBackend:
         return False
 
     def writes_whole(self, node: Node) -> bool:
-        return not any(isinstance(leaf, Leaf) for leaf in node.leaves())
+        return not any(isinstance(leaf, OperatorNode) for leaf in node.leaves())
 
     def gram_flops(self, gram: Gram) -> float:
         return (0.25 if gram.binary else 1.0) * gram.r
