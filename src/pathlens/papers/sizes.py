@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["SIZES", "WORDS"]
-
-# words that a list of words in the table may also have; else those that it has at either scale
-WORDS = {"residual": ("resnet110",)}
+__all__ = ["SIZES"]
 
 # epochs per model; the paper shows the frozen network up to epoch 8000
 _CIRCLE: dict[str, dict[str, Any]] = {
@@ -123,29 +120,6 @@ _PATH_FEATURES: dict[str, dict[str, Any]] = {
             "gconv-sgd": 100,
             "gconv-adam": 200,
         },
-        "seeds": 5,
-    },
-}
-# half-space paper, Table 1, and its kernels: epochs and batches as in the authors' image code, since it is silent
-_CONV5: dict[str, dict[str, Any]] = {
-    "quick": {
-        "side": 16,
-        "rows": 1000,
-        "rows_test": 1000,
-        "epochs": 8,
-        "lr": 3e-3,
-        "batch_size": 50,
-        "kernel_epochs": [0, 1, 3, 8],
-        "seeds": 3,
-    },
-    "paper": {
-        "side": 32,
-        "rows": None,
-        "rows_test": None,
-        "epochs": 32,
-        "lr": 2e-4,
-        "batch_size": 128,
-        "kernel_epochs": [0, 1, 3, 10, 32],
         "seeds": 5,
     },
 }
@@ -359,141 +333,6 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
             "measured": 10000,
             "probe": 256,
             "strength": 0.1,
-            "seeds": 5,
-        },
-    },
-    # --- half-space: CIFAR-10 and residual networks ----------------------------------------------------------------
-    "hs.tab1": {
-        "quick": {
-            **_CONV5["quick"],
-            "models": ["relu", "dlgn", "dlgn_pwc", "dln", "ntk"],
-            "widths": [12],
-            "ntk_widths": [12],
-            "ntk_steps": 30,
-            "flat": ["mnist", "fashion_mnist"],
-            "flat_width": 64,
-            "flat_rows": 2000,
-            "flat_epochs": 12,
-            "flat_lr": 1e-3,
-        },
-        "paper": {
-            **_CONV5["paper"],
-            "models": ["relu", "dlgn", "dlgn_pwc", "dln", "ntk"],
-            "widths": [26, 128],
-            "ntk_widths": [26],
-            "ntk_steps": 100,
-            "flat": ["mnist", "fashion_mnist"],
-            "flat_width": 128,
-            "flat_rows": None,
-            "flat_epochs": 32,
-            "flat_lr": 2e-4,
-        },
-    },
-    "hs.cifar": {
-        "quick": {**_CONV5["quick"], "kernel_width": 12, "per_class": 10},
-        "paper": {**_CONV5["paper"], "kernel_width": 26, "per_class": 50},
-    },
-    # neither epochs nor optimiser are printed; 40 epochs of one cycle pass the paper's accuracies for ReLU
-    "hs.tab2": {
-        "quick": {
-            "data": ["cifar10"],
-            "networks": ["tiny"],
-            "models": ["relu", "dlgn", "dlgn_pwc"],
-            "side": 16,
-            "rows": 1000,
-            "rows_test": 1000,
-            "epochs": 6,
-            "lr": 0.1,
-            "batch_size": 50,
-            "seeds": 3,
-        },
-        "paper": {
-            "data": ["cifar10", "cifar100"],
-            "networks": ["resnet34", "resnet110"],
-            "models": ["relu", "dlgn", "dlgn_pwc"],
-            "side": 32,
-            "rows": None,
-            "rows_test": None,
-            "epochs": 40,
-            "lr": 0.1,
-            "batch_size": 128,
-            "seeds": 3,
-        },
-    },
-    # of our own making: nothing is printed; one of the candidates is chosen on training images that are held out
-    "hs.best": {
-        "quick": {
-            "relus": ["relu", "encoded_relu", "taught_relu"],
-            "candidates": ["straight_through", "encoded", "encoded_taught"],
-            "held_out": 300,
-            "blocks": [1, 1],
-            "widths": [8, 16],
-            "side": 16,
-            "rows": 1000,
-            "rows_test": 1000,
-            "epochs": 5,
-            "lr": 0.1,
-            "batch_size": 50,
-            "seeds": 3,
-        },
-        "paper": {
-            "relus": ["relu", "encoded_relu", "taught_relu"],
-            "candidates": ["straight_through", "encoded", "encoded_taught"],
-            "held_out": 10_000,
-            "blocks": [2, 2, 2, 2],
-            "widths": [64, 128, 256, 512],
-            "side": 32,
-            "rows": None,
-            "rows_test": None,
-            "epochs": 25,
-            "lr": 0.2,
-            "batch_size": 512,
-            "seeds": 3,
-        },
-    },
-    # the summary proposes the comparison and states no size: the circle and the fully connected networks of the paper
-    "hs.quadratic": {
-        "quick": {
-            "points": 512,
-            "circle_width": 16,
-            "circle_epochs": 200,
-            "circle_lr": 1e-3,
-            "circle_batch": 32,
-            "images": ["fashion_mnist", "cifar10"],
-            "width": 32,
-            "rank": 1,
-            "rows": 2000,
-            "rows_test": 2000,
-            "epochs": 10,
-            "lr": 1e-3,
-            "batch_size": 128,
-            "seeds": 3,
-        },
-        "paper": {
-            "points": 1024,
-            "circle_width": 16,
-            "circle_epochs": 1000,
-            "circle_lr": 5e-4,
-            "circle_batch": 32,
-            "images": ["fashion_mnist", "cifar10"],
-            "width": 128,
-            "rank": 1,
-            "rows": None,
-            "rows_test": None,
-            "epochs": 32,
-            "lr": 2e-4,
-            "batch_size": 128,
-            "seeds": 5,
-        },
-    },
-    "hs.cost": {
-        "quick": {"dense_width": 128, "filters": [26], "residual": [], "batch": 64, "steps": 5, "seeds": 3},
-        "paper": {
-            "dense_width": 128,
-            "filters": [26, 128],
-            "residual": ["resnet34"],
-            "batch": 128,
-            "steps": 20,
             "seeds": 5,
         },
     },

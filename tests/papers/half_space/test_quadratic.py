@@ -9,9 +9,9 @@ from torch import nn
 
 from pathlens import training
 from pathlens.data import DataSet
-from pathlens.papers import half_space_quadratic
 from pathlens.papers.experiment import Run, find, perform
-from pathlens.papers.half_space_quadratic import KINDS
+from pathlens.papers.half_space import cost, quadratic
+from pathlens.papers.half_space.quadratic import KINDS
 
 SMALL = {
     "points": 24,
@@ -40,7 +40,7 @@ def made_up(name, rows=None, rows_test=None, *, flatten=False):
 @pytest.fixture(scope="module")
 def found():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(half_space_quadratic, "images", made_up)
+        patch.setattr(quadratic, "images", made_up)
         patch.setattr(training, "train", functools.partial(training.train, compile=False))
         run = Run("paper", seeds=(0, 1), changes=SMALL)
         yield {name: perform(find(name), run) for name in ("hs.quadratic", "hs.cost")}
@@ -55,8 +55,8 @@ def test_widths_match_parameters(kind):
         gates = {"linear": d * w + 4 * w * w, "shallow": 5 * d * w, "quadratic": 5 * (2 * d * w + w)}
         return values + gates[kind]
 
-    w = half_space_quadratic.matched_width(kind, 20, 16, 10, rank=1)
-    built = sum(p.numel() for p in half_space_quadratic.build(kind, 20, w, 10, rank=1).parameters())
+    w = quadratic.matched_width(kind, 20, 16, 10, rank=1)
+    built = sum(p.numel() for p in quadratic.build(kind, 20, w, 10, rank=1).parameters())
     assert built == by_hand(kind, 20, w, 10)
     wanted = by_hand("linear", 20, 16, 10)
     best = min(range(1, 40), key=lambda v: abs(by_hand(kind, 20, v, 10) - wanted))
@@ -66,9 +66,9 @@ def test_widths_match_parameters(kind):
 def test_quadratic_claims_compare_losses_and_accuracies(found):
     artifact = found["hs.quadratic"]
     a = artifact.arrays
-    fits = [c for c in artifact.claims if c.text == half_space_quadratic._FITS.text]
+    fits = [c for c in artifact.claims if c.text == quadratic._FITS.text]
     assert np.allclose(fits[0].measured, a["loss_quadratic"][:, -1] / a["loss_linear"][:, -1], rtol=1e-5)
-    accurate = [c for c in artifact.claims if c.text == half_space_quadratic._ACCURATE.text]
+    accurate = [c for c in artifact.claims if c.text == quadratic._ACCURATE.text]
     assert np.allclose(accurate[1].measured, a["last_cifar10_quadratic"] - a["last_cifar10_shallow"], atol=1e-4)
     assert list(a["circle_epochs"]) == [0, 1, 3, 4] and a["paths_quadratic"].shape == (2, 4)
     assert artifact.metrics["widths"]["circle"]["linear"] == 3
@@ -83,20 +83,20 @@ def test_path_ratio_counts_active_paths():
     with torch.no_grad():
         counts = np.prod([g.sum(1).numpy() for g in net.gates(x, hard=True).values()], axis=0)
     expected = counts[top].mean() / counts[~top].mean()
-    assert half_space_quadratic._path_ratio(pl.record(net, x, sensitivities=False), top) == pytest.approx(expected)
+    assert quadratic._path_ratio(pl.record(net, x, sensitivities=False), top) == pytest.approx(expected)
 
 
 def test_kept_memory_is_what_the_backward_pass_reads():
     """One ReLU layer keeps its result alone; input and weights are there anyway."""
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    assert half_space_quadratic.kept_bytes(net, torch.randn(5, 3)) == 5 * 4 * 4
+    assert cost.kept_bytes(net, torch.randn(5, 3)) == 5 * 4 * 4
 
 
 def test_a_clock_that_stands_still_meanwhile_is_waited_for(monkeypatch):
     """Four calls between two moves of a coarse clock: no call took nothing, and ratios are numbers."""
     calls = []
-    monkeypatch.setattr(half_space_quadratic.time, "process_time", lambda: 0.01 * (len(calls) // 4))
-    assert half_space_quadratic._seconds(lambda: calls.append(1), 3, "cpu") == pytest.approx(0.0025)
+    monkeypatch.setattr(cost.time, "process_time", lambda: 0.01 * (len(calls) // 4))
+    assert cost._seconds(lambda: calls.append(1), 3, "cpu") == pytest.approx(0.0025)
     assert len(calls) == 12
 
 
@@ -107,7 +107,7 @@ def test_costs_are_ratios_to_relu(found):
     w, d = 6, 784
     values = d * w + w + 4 * (w * w + w) + w * 10 + 10
     gates = d * w + w + 4 * (w * w + w)
-    names = list(half_space_quadratic.COSTS)
+    names = list(cost.COSTS)
     assert ratio[0, names.index("parameters"), 0] == pytest.approx((values + gates) / values, rel=1e-6)
     operations = 2 * (d * w + 4 * w * w + w * 10)
     assert ratio[0, names.index("flops"), 0] == pytest.approx((2 * operations - 2 * w * 10) / operations, rel=1e-6)

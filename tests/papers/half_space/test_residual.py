@@ -9,9 +9,10 @@ import torch
 from pathlens.data import DataSet
 from pathlens.errors import DataMissingError, OptionError
 from pathlens.models import resnet34, resnet110
-from pathlens.papers import half_space_residual
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.beyond import best as best_network
 from pathlens.papers.experiment import Run, find, perform
+from pathlens.papers.half_space import residual, tab2
 from pathlens.papers.pages import write_page
 
 SMALL = {
@@ -25,7 +26,7 @@ SMALL = {
     "models": ["relu", "dlgn_pwc"],
     "blocks": [1, 1],
     "widths": [3, 4],
-    "relus": list(half_space_residual.RELUS),
+    "relus": list(best_network.RELUS),
     "candidates": ["straight_through", "encoded", "encoded_taught"],
 }
 
@@ -41,14 +42,14 @@ def made_up(name, rows=None, rows_test=None, *, flatten=False):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(half_space_residual, "images", made_up)
+        patch.setattr(residual, "images", made_up)
         run = Run("paper", seeds=(0, 1), out=tmp_path_factory.mktemp("run"), changes=SMALL)
         yield {name: perform(find(name), run) for name in ("hs.tab2", "hs.best")}, run
 
 
 def trained(run, name):
-    data = half_space_residual._data(run, "hs.best", "cifar10")
-    return half_space_residual._train_variant(run, name, data, run.seeds)
+    data = residual.load_data(run, "cifar10")
+    return best_network._train_variant(run, name, data, run.seeds)
 
 
 def test_data_sets_that_are_not_there_leave_their_rows_open(found):
@@ -65,8 +66,8 @@ def test_data_sets_that_are_not_there_leave_their_rows_open(found):
 @pytest.mark.parametrize("name", SMALL["candidates"])
 def test_every_candidate_is_judged_with_hard_gates(found, name):
     run = found[1]
-    data, runs = half_space_residual._data(run, "hs.best", "cifar10"), trained(run, name)
-    scores = half_space_residual._scores(runs, data, "cpu", gated=True)
+    data, runs = residual.load_data(run, "cifar10"), trained(run, name)
+    scores = residual.scores(runs, data, "cpu", gated=True)
     net, x = runs.networks[0].eval(), data.x_test
     with torch.no_grad():
         if name.startswith("encoded"):
@@ -79,30 +80,29 @@ def test_every_candidate_is_judged_with_hard_gates(found, name):
 
 def test_a_dlgn_is_chosen_without_test_images(found, monkeypatch):
     best = found[0]["hs.best"]
-    labels = half_space_residual.VARIANTS
+    labels = best_network.VARIANTS
     chosen = next(name for name in labels if labels[name] == best.metrics["chosen on held-out training images"])
     held = best.metrics["accuracy on held-out training images"]
     assert held[labels[chosen]] == max(held.values())
     gaps = [c.measured for c in best.claims[:3]]
-    expected = [best.arrays[f"hard_{relu}"] - best.arrays[f"hard_{chosen}"] for relu in half_space_residual.RELUS]
+    expected = [best.arrays[f"hard_{relu}"] - best.arrays[f"hard_{chosen}"] for relu in best_network.RELUS]
     assert np.allclose(gaps, expected, atol=1e-4)
 
     def without_tests(*args, **options):
         return dataclasses.replace(made_up(*args, **options), x_test=None, y_test=None)
 
-    monkeypatch.setattr(half_space_residual, "images", without_tests)
-    again = Run("paper", seeds=(0, 1), changes=SMALL)
-    data = half_space_residual._data(again, "hs.best", "cifar10")
-    for name, values in half_space_residual._held_out(again, data).items():
+    monkeypatch.setattr(residual, "images", without_tests)
+    again = Run("paper", seeds=(0, 1), changes=SMALL, current=find("hs.best"))
+    data = residual.load_data(again, "cifar10")
+    for name, values in best_network._held_out(again, data).items():
         assert values == pytest.approx(held[labels[name]])
     # by hand: trained on the first 28 images, judged on the other 12
     first = dataclasses.replace(data, x=data.x[:28], y=data.y[:28])
     net = (
-        half_space_residual._train(
+        residual.train_network(
             again,
-            half_space_residual.variant("straight_through", SMALL, data.x),
+            best_network.variant("straight_through", SMALL, data.x),
             first,
-            again.sizes_of("hs.best"),
             "by hand",
             "test",
             seeds=(0,),
@@ -116,35 +116,36 @@ def test_a_dlgn_is_chosen_without_test_images(found, monkeypatch):
 
 @pytest.mark.parametrize("held_out", [0, 40, 100])
 def test_a_choice_without_images_on_either_side_is_refused(held_out):
-    run = Run("paper", seeds=(0, 1), changes=SMALL | {"held_out": held_out})
+    run = Run("paper", seeds=(0, 1), changes=SMALL | {"held_out": held_out}, current=find("hs.best"))
     with pytest.raises(OptionError, match=f"held_out must be between 1 and 39 of 40 training images, got {held_out}"):
-        half_space_residual._held_out(run, made_up("cifar10"))
+        best_network._held_out(run, made_up("cifar10"))
 
 
 def test_taught_rows_learn_from_the_relu_network_of_the_first_seed(found):
     run = found[1]
-    data, size = half_space_residual._data(run, "hs.best", "cifar10"), run.sizes_of("hs.best")
+    data, size = residual.load_data(run, "cifar10"), run.sizes_of("hs.best")
     teacher, taught = trained(run, "relu").networks[0].eval(), trained(run, "taught_relu")
     assert len(taught[0].history["loss"]) == SMALL["epochs"] + 1
-    again = half_space_residual._train(
+    again = residual.train_network(
         run,
-        half_space_residual.variant("taught_relu", size, data.x),
+        best_network.variant("taught_relu", size, data.x),
         data,
-        size,
         "by hand",
         "test",
         teacher=teacher,
         temperature=4.0,
     )
     assert np.array_equal(again.history("loss"), taught.history("loss"))
-    other = Run("paper", seeds=(1, 0), out=run.out, changes=SMALL)  # the same folder, another teacher
+    other = Run(
+        "paper", seeds=(1, 0), out=run.out, changes=SMALL, current=find("hs.best")
+    )  # the same folder, another teacher
     assert not np.array_equal(trained(other, "taught_relu")[1].history["loss"], taught[0].history["loss"])
 
 
 def test_gates_are_half_spaces_of_the_encoded_images():
     """Pre-activations are affine in the code once batch-norm is in eval mode, and the code gives the image back."""
     x, y = torch.randn(2, 3, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    parts, net = half_space_residual.variant("encoded", SMALL, x.float()).double()
+    parts, net = best_network.variant("encoded", SMALL, x.float()).double()
     net(parts(x))  # batch statistics other than those of the start
     net.eval()
     left, right = parts(x), parts(y)
@@ -158,19 +159,19 @@ def test_gates_are_half_spaces_of_the_encoded_images():
 def test_the_shapes_are_those_of_the_named_networks():
     with torch.device("meta"):  # shapes alone
         for name, build in (("resnet34", resnet34), ("resnet110", resnet110)):
-            made, named = half_space_residual._template(name, 10), build(10)
+            made, named = tab2._template(name, 10), build(10)
             assert [p.shape for p in made.parameters()] == [p.shape for p in named.parameters()]
 
 
 def test_operations_of_a_residual_network():
     from torch.utils.flop_counter import FlopCounterMode
 
-    net = half_space_residual._template("resnet110", 10).eval()
+    net = tab2._template("resnet110", 10).eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         net(torch.zeros(1, 3, 32, 32))
-    blocks, widths, _ = half_space_residual.SHAPES["resnet110"]
+    blocks, widths, _ = residual.SHAPES["resnet110"]
     head = 2 * 64 * 10
-    assert half_space_residual.residual_flops(blocks, widths, 32) + head == counter.get_total_flops()
+    assert residual.residual_flops(blocks, widths, 32) + head == counter.get_total_flops()
 
 
 def test_the_page_is_written_from_saved_artifacts(found, tmp_path):

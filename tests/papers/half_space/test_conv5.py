@@ -8,9 +8,9 @@ import torch
 
 from pathlens import training
 from pathlens.data import DataSet
-from pathlens.papers import half_space_cifar
 from pathlens.papers.artifact import load_folder
 from pathlens.papers.experiment import Run, find, perform
+from pathlens.papers.half_space import cifar, conv5, tab1
 from pathlens.papers.pages import write_page
 
 SMALL = {
@@ -51,7 +51,8 @@ def made_up(name, rows=None, rows_test=None, *, flatten=False):
 def pictures():
     """Made-up images; and steps are not captured, which takes longer than these trainings."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(half_space_cifar, "images", made_up)
+        patch.setattr(conv5, "images", made_up)
+        patch.setattr(tab1, "images", made_up)
         patch.setattr(training, "train", functools.partial(training.train, compile=False))
         yield
 
@@ -70,10 +71,10 @@ def claim_of(artifact, claim, row):
 
 def test_accuracies_are_those_of_the_trained_networks(found):
     artifacts, run = found
-    arrays, data = artifacts["hs.tab1"].arrays, half_space_cifar._data(run)
+    arrays, data = artifacts["hs.tab1"].arrays, conv5.load_data(run)
     assert data.x.shape[1:] == (3, 6, 6) and artifacts["hs.tab1"].reduced
     for model in ("relu", "dlgn", "dln"):
-        nets = half_space_cifar.train_conv(run, model, 4).networks
+        nets = conv5.train_conv(run, model, 4).networks
         for i, net in enumerate(nets):
             with torch.no_grad():
                 right = (net.eval()(data.x_test).argmax(1) == data.y_test).double().mean()
@@ -86,8 +87,8 @@ def test_accuracies_are_those_of_the_trained_networks(found):
 
 def test_hard_gates_are_evaluated_with_bits(found):
     artifacts, run = found
-    data = half_space_cifar._data(run)
-    net = half_space_cifar.train_conv(run, "dlgn", 4).networks[1].eval()
+    data = conv5.load_data(run)
+    net = conv5.train_conv(run, "dlgn", 4).networks[1].eval()
     with torch.no_grad():
         bits = net.gates(data.x_test, hard=True)
         assert all(set(g.unique().tolist()) <= {0.0, 1.0} for g in bits.values())
@@ -98,19 +99,19 @@ def test_hard_gates_are_evaluated_with_bits(found):
 def test_claims_compare_the_rows_of_the_table(found):
     artifact = found[0]["hs.tab1"]
     a = artifact.arrays
-    gap = claim_of(artifact, half_space_cifar._SIMILAR, "DLGN-PWC, 4 filters")
+    gap = claim_of(artifact, tab1._SIMILAR, "DLGN-PWC, 4 filters")
     assert np.allclose(gap.measured, a["last_dlgn_pwc_4"] - a["last_relu_4"], atol=1e-4)
-    above = claim_of(artifact, half_space_cifar._ABOVE_NTK, "ReLU, 4 filters")
+    above = claim_of(artifact, tab1._ABOVE_NTK, "ReLU, 4 filters")
     assert np.allclose(above.measured, a["last_relu_4"] - a["last_ntk_4"], atol=1e-4)
-    flat = claim_of(artifact, half_space_cifar._CONSTANT, "MNIST")
+    flat = claim_of(artifact, tab1._CONSTANT, "MNIST")
     assert np.allclose(flat.measured, abs(a["last_dlgn_pwc_mnist"] - a["last_dlgn_mnist"]), atol=1e-4)
 
 
 def test_the_linear_model_is_conjugate_gradients_on_the_jacobian(found):
     """Against CGLS with the whole Jacobian in float64."""
     artifacts, run = found
-    data = half_space_cifar._data(run)
-    net = half_space_cifar.network("relu", 4, data.x, init="he").reinitialise(1).double().eval()
+    data = conv5.load_data(run)
+    net = conv5.network("relu", 4, data.x, init="he").reinitialise(1).double().eval()
     parameters = {k: p.detach() for k, p in net.named_parameters()}
 
     def jacobian(x):
@@ -146,12 +147,12 @@ def test_kernels_drift_from_their_start_and_fall_into_class_blocks(found):
 
 def test_the_drift_of_the_tangent_kernel_is_that_of_the_jacobians(found):
     artifacts, run = found
-    data = half_space_cifar._data(run)
+    data = conv5.load_data(run)
     chosen = torch.cat([(data.y == c).nonzero()[:2, 0] for c in range(10)])
-    runs = half_space_cifar.train_conv(run, "dlgn", 4)
+    runs = conv5.train_conv(run, "dlgn", 4)
     kernels = []
     for epoch in (0, 4):
-        net = half_space_cifar.network("dlgn", 4, data.x)
+        net = conv5.network("dlgn", 4, data.x)
         net.load_state_dict(runs[0].at_epoch(epoch).snapshot.state)
         parameters = {k: p.detach() for k, p in net.named_parameters()}
         made = torch.func.jacrev(lambda p, net=net: torch.func.functional_call(net, p, (data.x[chosen],)))(parameters)
@@ -164,7 +165,7 @@ def test_the_drift_of_the_tangent_kernel_is_that_of_the_jacobians(found):
 
 def test_class_ratio_leaves_the_diagonal_out():
     K = np.array([[9.0, 4.0, 1.0], [4.0, 9.0, 2.0], [1.0, 2.0, 9.0]])
-    assert half_space_cifar.class_ratio(K, np.array([0, 0, 1])) == pytest.approx(4 / 1.5)
+    assert cifar.class_ratio(K, np.array([0, 0, 1])) == pytest.approx(4 / 1.5)
 
 
 def test_pieces_share_checkpoints_and_rows_not_trained_are_missing(found):
@@ -175,7 +176,7 @@ def test_pieces_share_checkpoints_and_rows_not_trained_are_missing(found):
     assert {p.name for p in run.out.glob("checkpoints/*conv5*")} == before
     for key in ("last_relu_4", "last_ntk_4"):
         assert piece.arrays[key][0] == artifacts["hs.tab1"].arrays[key][0]
-    missing = claim_of(piece, half_space_cifar._SIMILAR, "DLGN, 4 filters")
+    missing = claim_of(piece, tab1._SIMILAR, "DLGN, 4 filters")
     assert missing.measured == (None,) and missing.verdict == "cannot tell"
 
 
@@ -217,7 +218,7 @@ def test_the_page_is_written_from_saved_artifacts(found, tmp_path):
 
 def test_a_later_call_needs_the_rows_numbers_and_not_their_weights(found, monkeypatch):
     artifacts, run = found
-    monkeypatch.setattr(half_space_cifar, "train_conv", None)
+    monkeypatch.setattr(tab1, "train_conv", None)
     monkeypatch.setattr(training, "train", None)
     again = perform(find("hs.tab1"), Run("paper", seeds=(0, 1), out=run.out, changes=SMALL))
     assert again.claims == artifacts["hs.tab1"].claims

@@ -1,0 +1,1 @@
+"""Experiments of our own: what the papers neither claim nor ask."""
