@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pathlens.papers.artifact import Artifact
+from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim
 from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.half_space.conv5 import (
@@ -161,7 +161,7 @@ def cifar(run: Run) -> Artifact:
         claims=claims,
         metrics={key: value.tolist() for key, value in arrays.items() if key.startswith(("drift", "ratio"))},
         gates={"overlap kernels": "hard", "NTK of the DLGN": f"soft β={BETA:g}"},
-        arrays={key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
+        arrays=float32(arrays),
         config={"beta": BETA},
         panels=[
             Panel(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pathlens.papers.artifact import Artifact
+from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.image_runs import accuracies, hard_accuracies, images, options, spread
@@ -222,7 +222,7 @@ def quadratic(run: Run) -> Artifact:
             "widths": all_widths,
         },
         gates={"training and test": f"soft β={BETA:g}", "active paths, 'hard gates'": "hard"},
-        arrays={key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
+        arrays=float32(arrays),
         config={"beta": BETA},
         panels=_panels(size["images"]),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.papers.artifact import Artifact
+from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.half_space.conv5 import (
@@ -307,7 +307,7 @@ def tab1(run: Run) -> Artifact:
         metrics={"accuracy": table},
         paper_numbers={"Table 1": TABLE_1},
         gates={"ReLU": "hard", "DLGN, DLGN-PWC": f"soft β={BETA:g}", "rows 'hard gates at test'": "hard"},
-        arrays={key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
+        arrays=float32(arrays),
         config={"beta": BETA},
         panels=_panels(arrays, widths, size["flat"]),
     )
