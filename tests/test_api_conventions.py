@@ -20,6 +20,7 @@ PACKAGES = (
     "recording",
     "regions",
     "theory",
+    "theory.deep_gated",
     "training",
 )
 # arguments with a default that may be positional: data, and the shape of a network
@@ -74,26 +75,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "paths": {"groups", "inputs", "prune", "refit", "top", "tree"},
     "recording": {"as_rows", "rebuild"},
     "regions": {"halfspaces", "path_region", "slice2d"},
-    "theory": {
-        "arc90",
-        "centre_of_mass",
-        "frg_moments",
-        "frg_overlap",
-        "gate_table",
-        "gating_loss",
-        "half_spaces",
-        "ideal_gram",
-        "ideal_spectrum",
-        "ipr",
-        "nlgp_moments",
-        "printed_threshold",
-        "random_half_spaces",
-        "redundant",
-        "sample_grams",
-        "sensitive_threshold",
-        "sign_alternation",
-        "width_sweep",
-    },
     "training": {"train"},
 }
 

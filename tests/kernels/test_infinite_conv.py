@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pathlens.errors import OptionError, ShapeError, UnknownNameError
 from pathlens.kernels.infinite import relu_cntk, relu_ntk
+from pathlens.testing import reference as ref
 
 
 def images(seed: int, n: int, channels: int, height: int, width: int) -> Tensor:
@@ -149,16 +150,15 @@ def finite(x: Tensor, layers: int, w: int, seed: int, pool: str, last: float) ->
     places = x.shape[2] * x.shape[3]
     outputs = w if pool == "gap" else w * places
     weights.append(torch.randn(outputs, generator=draw, dtype=x.dtype) * math.sqrt(last / w))
-    weights = [weight.requires_grad_() for weight in weights]
-    h = x
-    for weight in weights[:-1]:
-        h = F.conv2d(h, weight, padding=1).div(3).relu()
-    h = h.mean((2, 3)) if pool == "gap" else h.flatten(1) / math.sqrt(places)
-    rows = [
-        torch.cat([g.reshape(-1) for g in torch.autograd.grad(v, weights, retain_graph=True)]) for v in h @ weights[-1]
-    ]
-    jacobian = torch.stack(rows)
-    return jacobian @ jacobian.T
+
+    def output(weights: list[Tensor]) -> Tensor:
+        h = x
+        for weight in weights[:-1]:
+            h = F.conv2d(h, weight, padding=1).div(3).relu()
+        h = h.mean((2, 3)) if pool == "gap" else h.flatten(1) / math.sqrt(places)
+        return h @ weights[-1]
+
+    return ref.tangent_kernel(output, weights)
 
 
 @pytest.mark.parametrize(("pool", "last"), [("gap", "he"), ("flatten", "he"), ("gap", "lecun")])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeError, UnknownNameError
 from pathlens.kernels.infinite import _angles, _layers, _next_angle, random_gate_limit, relu_cntk, relu_nngp, relu_ntk
+from pathlens.testing import reference as ref
 
 ORACLE = Path(__file__).with_name("neural_tangents.json")
 
@@ -198,23 +199,12 @@ def finite(x: Tensor, layers: int, w: int, seed: int, last: float, gate_seed: in
     shapes = [(w, x.shape[1])] + [(w, w)] * (layers - 1) + [(1, w)]
     scale = [2.0] * layers + [last]
     weights = [torch.randn(s, generator=draw, dtype=x.dtype) * math.sqrt(v / w) for s, v in zip(shapes, scale)]
-    weights = [weight.requires_grad_() for weight in weights]
-    gates = None
-    if gate_seed is not None:
-        gates, h = [], x
-        draw = torch.Generator().manual_seed(gate_seed)
-        for s in shapes[:-1]:
-            q = h @ torch.randn(s, generator=draw, dtype=x.dtype).T
-            gates.append((q > 0).to(x.dtype))
-            h = q.relu() / w
-    h = x
-    for at, weight in enumerate(weights[:-1]):
-        q = h @ weight.T
-        h = q.relu() if gates is None else q * gates[at]
-    f = h @ weights[-1].T
-    rows_ = [torch.cat([g.reshape(-1) for g in torch.autograd.grad(v, weights, retain_graph=True)]) for v in f[:, 0]]
-    jacobian = torch.stack(rows_)
-    return jacobian @ jacobian.T
+    if gate_seed is None:
+        return ref.tangent_kernel(lambda U: ref.relu_output(U, x), weights)
+    draw = torch.Generator().manual_seed(gate_seed)
+    layers_of_gates = [torch.randn(s, generator=draw, dtype=x.dtype) for s in shapes[:-1]]
+    gates = ref.hard_gates(layers_of_gates, x, unit=lambda q: q.relu() / w)
+    return ref.gated_kernel(weights, gates, x)
 
 
 @pytest.mark.parametrize("case", ["he", "lecun", "random gates"])

@@ -43,7 +43,7 @@ def gates_of(kind: str, d: int) -> theory.Gates:
         return theory.single(rng.standard_normal(d))
     if kind == "exclusive":
         return theory.exclusive(rng.standard_normal((3, d)))
-    return theory.redundant(theory.random_half_spaces(2, d, seed=2), 3)
+    return theory.redundant(theory.random_half_spaces(2, d, seed=2), copies=3)
 
 
 KINDS = ("general", "single", "exclusive", "redundant")
@@ -57,7 +57,7 @@ def test_the_flow_is_the_solution_of_the_gradient_equation(kind: str, form: str)
     g = gates(x)
     w0 = np.random.default_rng(3).standard_normal((g.shape[1], 5))
     tau = 0.7
-    net = theory.GDLN.from_data(gates, (x, y), w0, tau=tau, form=form)
+    net = theory.GDLN.from_data(gates, (x, y), w0=w0, tau=tau, form=form)
     p = np.full(30, 1 / 30)
     for t in (0.1, 3.0, 100.0):
         found = solve_ivp(
@@ -78,7 +78,7 @@ def test_gradient_descent_iterates_are_exact_and_approach_the_flow(kind: str) ->
     x, y = sample(40, 4)
     gates = gates_of(kind, 4)
     g, p = gates(x), np.full(40, 1 / 40)
-    net = theory.GDLN.from_data(gates, (x, y), np.ones((g.shape[1], 4)))
+    net = theory.GDLN.from_data(gates, (x, y), w0=np.ones((g.shape[1], 4)))
     errors = []
     for step in (0.1, 0.01):
         w = net.w0.copy()
@@ -106,9 +106,9 @@ def test_singular_moments_keep_what_the_data_do_not_see() -> None:
     """Fewer rows than weights, a coordinate that is always zero, redundant gates."""
     x, y = sample(12, 6)
     x[:, 2] = 0
-    gates = theory.redundant(theory.random_half_spaces(2, 6, seed=0), 2)
+    gates = theory.redundant(theory.random_half_spaces(2, 6, seed=0), copies=2)
     w0 = np.random.default_rng(0).standard_normal((4, 6))
-    primal, dual = (theory.GDLN.from_data(gates, (x, y), w0, form=f) for f in ("primal", "dual"))
+    primal, dual = (theory.GDLN.from_data(gates, (x, y), w0=w0, form=f) for f in ("primal", "dual"))
     assert len(primal.eigenvalues) < 24
     m = theory.Moments.from_data(gates, (x, y))
     plus = np.linalg.pinv(m.A, rcond=1e-11, hermitian=True)
@@ -127,7 +127,7 @@ def test_dual_and_primal_agree(n: int, d: int, K: int, t: float) -> None:
     p = np.random.default_rng(n).random(n) + 0.1
     g = np.random.default_rng(d).random((n, K))  # gates between 0 and 1 are allowed in a table
     w0 = np.random.default_rng(K).standard_normal((K, d))
-    a, b = (theory.GDLN.from_data(g, (x, y, p / p.sum()), w0, form=f) for f in ("primal", "dual"))
+    a, b = (theory.GDLN.from_data(g, (x, y, p / p.sum()), w0=w0, form=f) for f in ("primal", "dual"))
     scale = 1 + np.abs(a.w(t)).max()
     assert np.abs(a.w(t) - b.w(t)).max() < 1e-6 * scale
     assert a.loss(t) == pytest.approx(b.loss(t), abs=1e-8)
@@ -154,7 +154,7 @@ def test_redundant_gates_move_together_r_times_as_fast() -> None:
     one = theory.single([1.0, 0.5, 0.0])
     copies = 3
     w0 = np.random.default_rng(1).standard_normal((copies, 3))
-    net = theory.GDLN.from_data(theory.redundant(one, copies), (x, y), w0)
+    net = theory.GDLN.from_data(theory.redundant(one, copies=copies), (x, y), w0=w0)
     A, b = theory.Moments.from_data(one, (x, y)).A, theory.Moments.from_data(one, (x, y)).b
     values, P = np.linalg.eigh(A)
     for t in (0.5, 3.0, 30.0):
@@ -208,7 +208,7 @@ def bad_calls() -> dict[str, tuple[type[Exception], object]]:
     x, y = sample(6, 2)
     open_gate = theory.single()
     net = theory.GDLN.from_data(open_gate, (x, y))
-    never = theory.half_spaces([[1.0, 0.0]], [1e9])
+    never = theory.half_spaces([[1.0, 0.0]], offsets=[1e9])
     return {
         "gate that never fires": (OptionError, lambda: theory.GDLN.from_data(never, (x, y))),
         "negative time": (OptionError, lambda: net.w(-1.0)),
@@ -216,14 +216,14 @@ def bad_calls() -> dict[str, tuple[type[Exception], object]]:
         "tau": (OptionError, lambda: theory.GDLN.from_data(open_gate, (x, y), tau=0.0)),
         "rows": (ShapeError, lambda: theory.GDLN.from_data(open_gate, (x, y[:5]))),
         "gates for other rows": (ShapeError, lambda: theory.GDLN.from_data(np.ones((5, 1)), (x, y))),
-        "w0": (ShapeError, lambda: theory.GDLN.from_data(open_gate, (x, y), np.zeros((2, 2)))),
+        "w0": (ShapeError, lambda: theory.GDLN.from_data(open_gate, (x, y), w0=np.zeros((2, 2)))),
         "NaN rows": (NotFiniteError, lambda: theory.GDLN.from_data(open_gate, (x * np.nan, y))),
         "weights": (OptionError, lambda: theory.GDLN.from_data(open_gate, (x, y, np.ones(6)))),
         "NLGP sampler": (OptionError, lambda: theory.GDLN.from_data(open_gate, NLGP())),
         "negative xi": (OptionError, lambda: theory.nlgp_moments(NLGP(xi=(-1.0, 1.0)), ["+"])),
         "gain 0": (OptionError, lambda: theory.nlgp_moments(NLGP(gain=0.0), ["+"])),
         "units": (OptionError, lambda: theory.nlgp_moments(NLGP(), ["up"])),
-        "coordinate": (OptionError, lambda: theory.nlgp_moments(NLGP(), ["+"], 40)),
+        "coordinate": (OptionError, lambda: theory.nlgp_moments(NLGP(), ["+"], coordinate=40)),
         "form": (OptionError, lambda: theory.GDLN.from_data(open_gate, (x, y), form="both")),
         "A": (OptionError, lambda: theory.Moments(np.array([[1.0, 2.0], [0.0, 1.0]]), np.zeros(2), 1.0, 1)),
         "b": (ShapeError, lambda: theory.Moments(np.eye(3), np.zeros(3), 1.0, 2)),
@@ -236,7 +236,7 @@ def bad_calls() -> dict[str, tuple[type[Exception], object]]:
             ShapeError,
             lambda: theory.GDLN.from_data(theory.random_half_spaces(2, x.shape[1] + 1), (x, y)),
         ),
-        "copies": (OptionError, lambda: theory.redundant(open_gate, 0)),
+        "copies": (OptionError, lambda: theory.redundant(open_gate, copies=0)),
     }
 
 
@@ -261,5 +261,5 @@ def test_class_labels_are_refused() -> None:
 def test_dead_gates_may_be_kept() -> None:
     x, y = sample(6, 2)
     g = np.column_stack([np.ones(6), np.zeros(6)])
-    net = theory.GDLN.from_data(g, (x, y), np.ones((2, 2)), allow_dead=True)
+    net = theory.GDLN.from_data(g, (x, y), w0=np.ones((2, 2)), allow_dead=True)
     assert np.array_equal(net.limit()[1], np.ones(2))

@@ -29,7 +29,7 @@ def test_the_least_loss_is_that_of_a_regression_and_the_limit_of_the_flow() -> N
         2 * theory.GDLN.from_data(gates, data).loss(np.inf), rel=1e-9
     )
     x2, y2 = np.random.default_rng(1).standard_normal((20, 8)), np.ones(20)
-    test = theory.gating_loss(gates, data, (x2, y2))[1]
+    test = theory.gating_loss(gates, data, test=(x2, y2))[1]
     other = (gates(x2)[:, :, None] * x2[:, None, :]).reshape(20, -1)
     assert test == pytest.approx(np.mean((other @ fit - y2) ** 2), rel=1e-9)
 
@@ -48,7 +48,7 @@ def test_redundant_and_dead_gates_do_not_help() -> None:
     data = planted()
     gates = theory.random_half_spaces(2, 2, seed=3)
     loss = theory.gating_loss(gates, data)
-    assert theory.gating_loss(theory.redundant(gates, 2), data) == pytest.approx(loss, rel=1e-10)
+    assert theory.gating_loss(theory.redundant(gates, copies=2), data) == pytest.approx(loss, rel=1e-10)
     dead = np.column_stack([gates(data[0]), np.zeros(len(data[0]))])
     assert theory.gating_loss(dead, data) == pytest.approx(loss, rel=1e-10)
 

@@ -354,7 +354,9 @@ def subnetworks(run: Run) -> Artifact:
             slopes = deep_gated.gate_slopes(net, x)
             for k, tau in enumerate(TAUS):
                 found = deep_gated.subnetworks(slopes, active=tau)
-                loose = deep_gated.subnetworks(slopes, active=tau, sensitive=deep_gated.printed_threshold(tau, EPSILON))
+                loose = deep_gated.subnetworks(
+                    slopes, active=tau, sensitive=deep_gated.printed_threshold(tau, epsilon=EPSILON)
+                )
                 active[i, j, k] = found.active_gates.sum(1).mean()
                 moving[i, j, k] = found.sensitive_gates.sum(1).mean()
                 both[i, j, k] = found.both.sum()

@@ -120,7 +120,9 @@ def fig10(run: Run) -> Artifact:
         _GROWS.measure(np.exp(np.log(kernel[:, :, -1] / kernel[:, :, 0]).mean(0))),
         _WEIGHTS.measure((norm[:, :, -1] - norm[:, :, 0]).mean(0)),
     )
-    deviation = [float(np.sqrt(deep_gated.frg_moments([[1.0]], (w,) * (d - 1), 1.0).variance[0, 0])) for d in depths]
+    deviation = [
+        float(np.sqrt(deep_gated.frg_moments([[1.0]], (w,) * (d - 1), probability=1.0).variance[0, 0])) for d in depths
+    ]
     arrays = {
         "depths": depths,
         "error": error / error[:, :, :1],

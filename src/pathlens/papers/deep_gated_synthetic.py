@@ -118,7 +118,7 @@ def fig1(run: Run) -> Artifact:
     size = run.sizes_of("dgn.fig1")
     n, depths, widths = size["n"], size["depths"], size["widths"]
     x = identical_inputs(n).x
-    ideal = np.stack([np.cumsum(deep_gated.ideal_spectrum(n, d - 1, MU)) for d in depths])
+    ideal = np.stack([np.cumsum(deep_gated.ideal_spectrum(n, d - 1, probability=MU)) for d in depths])
     found = np.empty((len(widths), len(depths), len(run.seeds), n))
     for i, w in enumerate(widths):
         for j, d in enumerate(depths):
@@ -206,7 +206,7 @@ def fig2(run: Run) -> Artifact:
         for j, seed in enumerate(run.seeds):
             for k in range(runs):
                 found[i, j, k] = kernels.ntk(net.reinitialise(10_000 * seed + k), x).dense()[0].numpy() / d
-        exact = deep_gated.frg_moments(x, (w,) * (d - 1), MU)
+        exact = deep_gated.frg_moments(x, (w,) * (d - 1), probability=MU)
         mean[i], deviation[i] = exact.mean[0] / d, np.sqrt(exact.variance[0]) / d
         run.progress("entries", i + 1, len(depths))
     average = found.mean(2)

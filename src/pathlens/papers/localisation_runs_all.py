@@ -115,10 +115,10 @@ def activations(run: Run) -> Artifact:
         w, start = fields(runs, size["steps"]), fields(runs, 0)
         arrays[f"fields_{i}"] = np.stack([fields(runs, k)[0] for k in moments(size["steps"])])  # (times, K, d)
         measures[name] = {
-            "ipr": theory.ipr(w, setting.centre).mean(1).tolist(),
-            "ipr at first": theory.ipr(start, setting.centre).mean(1).tolist(),
+            "ipr": theory.ipr(w, centre=setting.centre).mean(1).tolist(),
+            "ipr at first": theory.ipr(start, centre=setting.centre).mean(1).tolist(),
             "arc90": theory.arc90(w, centre=setting.centre).mean(1).tolist(),
-            "sign alternation": theory.sign_alternation(w, setting.centre).mean(1).tolist(),
+            "sign alternation": theory.sign_alternation(w, centre=setting.centre).mean(1).tolist(),
             "kurtosis": theory.kurtosis(w).mean(1).tolist(),
             "loss": runs.history()[:, -50:].mean(1).tolist(),
         }
@@ -267,7 +267,7 @@ def gdln(run: Run) -> Artifact:
                 "gates of the end": theory.half_spaces(own[-1]),
                 "bumps chosen upfront": _bump_gates(len(own[0])),
             }[name]
-            net = theory.GDLN.from_data(gating, (x, y), own[0], allow_dead=True)
+            net = theory.GDLN.from_data(gating, (x, y), w0=own[0], allow_dead=True)
             found[name][s] = [net.iterate(k, d.step) for k in d.marks]
             losses[name][s] = [_loss(w, gating, x_test, y_test) for w in found[name][s]]
         run.progress("closed forms", _GATINGS.index(name) + 1, len(_GATINGS))

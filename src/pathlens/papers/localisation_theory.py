@@ -61,10 +61,10 @@ def _flow_gates(seed: int) -> dict[str, Any]:
 
     rng = np.random.default_rng(seed)
     return {
-        "general (4.1)": theory.random_half_spaces(4, 20, seed),
+        "general (4.1)": theory.random_half_spaces(4, 20, seed=seed),
         "single (4.2)": theory.single(rng.standard_normal(20)),
         "exclusive (3.4)": theory.exclusive(rng.standard_normal((4, 20))),
-        "redundant (4.3)": theory.redundant(theory.random_half_spaces(2, 20, seed), 2),
+        "redundant (4.3)": theory.redundant(theory.random_half_spaces(2, 20, seed=seed), copies=2),
     }
 
 
@@ -92,7 +92,7 @@ def flow(run: Run) -> Artifact:
         for name, gates in _flow_gates(seed).items():
             g = gates(x)
             w0 = np.random.default_rng(seed).standard_normal((g.shape[1], 20)) * 0.2
-            net = theory.GDLN.from_data(gates, data, w0)
+            net = theory.GDLN.from_data(gates, data, w0=w0)
             step = 0.05 * net.largest_step
             kept = errors.setdefault(name, {"exact": [], "order": [], "limit": []})
             w = _descend_gated(g, x, y, w0, step, 500)
@@ -138,9 +138,9 @@ def _example() -> dict[str, Any]:
     from pathlens.data import nlgp
 
     data = nlgp(500, 20, (3.0, 1.0), 3.0, seed=0, dtype=torch.float64)
-    x, y, gates = data.x.numpy(), data.y[:, 0].numpy(), theory.random_half_spaces(4, 20, 0)
+    x, y, gates = data.x.numpy(), data.y[:, 0].numpy(), theory.random_half_spaces(4, 20, seed=0)
     w0 = np.random.default_rng(0).standard_normal((4, 20)) * 0.2
-    net = theory.GDLN.from_data(gates, data, w0)
+    net = theory.GDLN.from_data(gates, data, w0=w0)
     step = 0.5 * net.largest_step
     marks = np.unique(np.geomspace(1, 300, 12).round().astype(int))
     times = np.geomspace(step / 2, 300 * step, 80)
@@ -264,7 +264,7 @@ def evolving(run: Run) -> Artifact:
         counts.append([len(flow.flips), len(flow.slides), int((flow.state == theory.SLIDING).sum()), flow.fallbacks])
         loss.append(flow.loss())
         share.append(flow.flipped_share())
-        frozen.append(relative_distance(theory.GDLN.from_data(x @ w0.T > 0, data, w0).w(times), flow.weights))
+        frozen.append(relative_distance(theory.GDLN.from_data(x @ w0.T > 0, data, w0=w0).w(times), flow.weights))
         run.progress("exact flows", done + 1, len(run.seeds))
     error = np.array(errors)
     metrics = {

@@ -262,7 +262,8 @@ def _limits(run: Run, X: Any) -> dict[str, np.ndarray]:
     x = X[: size["inputs"]].double()
     x = x / x.norm(dim=1, keepdim=True)
     # one network is off mostly by a common factor, so that its distance alone says little
-    sweep = width_sweep(x, L, size["widths"], [1000 * seed + k for seed in run.seeds for k in range(draws)])
+    network_seeds = [1000 * seed + k for seed in run.seeds for k in range(draws)]
+    sweep = width_sweep(x, hidden_layers=L, widths=size["widths"], seeds=network_seeds)
     shape = (len(size["widths"]), len(run.seeds), draws)
     errors, predicted = (np.sqrt(np.square(e).reshape(shape).mean(2)).T for e in (sweep.errors, sweep.predicted))
     run.progress("widths", 1, 1)

@@ -24,7 +24,7 @@ __all__ = ["OFF", "ON", "SLIDING", "ReluFlow", "relu_flow"]
 OFF, ON, SLIDING = 0, 1, 2
 _EVENT = np.dtype([("time", "f8"), ("row", "i4"), ("unit", "i4"), ("before", "i1"), ("after", "i1")])
 _REACH, _TERMS = 0.35, 12  # longest step times the largest rate, for which 0.35^13/13! < 2e-16
-_AT_ONCE = 200  # events at one instant after which the flow counts as stuck
+_AT_ONCE = 200  # after this many events at one instant a plain gradient step is taken
 _TOUCH = 1e-14  # a pre-activation below this share of |x| |w| is zero: rounding
 
 
@@ -35,17 +35,17 @@ class ReluFlow:
     Attributes
     ----------
     times, weights : arrays (T,) and (T, K, d)
-        The weights at the times that were asked for.
+        The weights at the given times.
     events : structured array (time, row, unit, before, after)
         Every change of a gate, in order; before and after are OFF = 0, ON = 1 or SLIDING = 2.
     state : int8 array (n, K)
         The gates at the end.
     steps, fallbacks : int
-        Power series that were summed, and small plain gradient steps that were taken where the flow was stuck.
+        Number of power series summed, and of plain gradient steps taken where too many events shared one instant.
     seconds : float
 
     A sliding gate belongs to a pre-activation that the flow holds at zero (both sides push towards it): it acts as a
-    gate between 0 and 1, and counts as off where bits are asked for, since a hard gate is q > 0.
+    gate between 0 and 1, and counts as off in gate bits, since a hard gate is q > 0.
     """
 
     times: np.ndarray
@@ -126,11 +126,11 @@ def relu_flow(
         WeightedRows on one ray from the origin have equal gates and are computed as one; opposite rows swap theirs.
     w0 : array (K, d)
     times : float or increasing array (T,)
-        When to report the weights; the last is where the flow ends.
+        Times at which the weights are returned; the flow ends at the last.
     tau : float
     fallback : float, optional
-        Length of the plain gradient step taken where events pile up at one instant, should that ever happen; default
-        1e-4 of the longest step. Counted and warned of.
+        Length of the plain gradient step that is taken where too many events share one instant; default 1e-4 of the
+        longest step. Such steps are counted, with a warning.
     progress : bool
 
     Returns
@@ -152,22 +152,22 @@ def relu_flow(
     array([...])
     """
     rows = WeightedRows.from_data(data)
-    marks = np.atleast_1d(as_times(times, "relu_flow"))
-    if len(marks) == 0 or not np.isfinite(marks).all() or not (np.diff(marks) > 0).all():
+    report_times = np.atleast_1d(as_times(times, "relu_flow"))
+    if len(report_times) == 0 or not np.isfinite(report_times).all() or not (np.diff(report_times) > 0).all():
         raise OptionError(f"relu_flow: times={times!r}, expected finite increasing times.")
     check_positive("relu_flow", tau=tau, fallback=1.0 if fallback is None else fallback)
     shape = float_array(w0).shape
     start = initial_weights(w0, shape[0] if shape else 0, rows.d, "relu_flow")
     began = time.perf_counter()
-    run = _Run(rows, start, tau, fallback)
+    run = _FlowState(rows, start, tau, fallback)
     first = run.gates()
-    found = np.empty((len(marks), *start.shape))
+    found = np.empty((len(report_times), *start.shape))
     with ProgressBar("exact ReLU flow", 100) as meter:
         done = 0
         percent = 0
-        while done < len(marks):
-            done = run.advance(marks, done, found)
-            reached = int(100 * run.t / marks[-1]) if marks[-1] > 0 else 100
+        while done < len(report_times):
+            done = run.advance(report_times, done, found)
+            reached = int(100 * run.t / report_times[-1]) if report_times[-1] > 0 else 100
             if progress and reached > percent:
                 meter.advance(reached - percent)
                 percent = reached
@@ -180,7 +180,7 @@ def relu_flow(
         )
     events = np.array(run.events, dtype=_EVENT)
     return ReluFlow(
-        marks, found, events, run.gates(), first, rows, run.steps, run.fallbacks, time.perf_counter() - began
+        report_times, found, events, run.gates(), first, rows, run.steps, run.fallbacks, time.perf_counter() - began
     )
 
 
@@ -197,29 +197,29 @@ def _rays(rows: WeightedRows) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[
     number = {key: ray for ray, key in enumerate(groups)}
     members = list(groups.values())
     first = np.array([rows_of[0] for rows_of in members])
-    mate = np.array([number.get((-directions[i] + 0.0).tobytes(), -1) for i in first])
-    mate[norms[first] == 0] = -1
+    opposite = np.array([number.get((-directions[i] + 0.0).tobytes(), -1) for i in first])
+    opposite[norms[first] == 0] = -1
     y, weight = rows.y[first].copy(), rows.p[first].copy()
     for ray, those in enumerate(members):
         if len(those) > 1:
             c = norms[those] / max(norms[those[0]], 1e-300)
             weight[ray] = rows.p[those] @ c**2
             y[ray] = rows.p[those] @ (c * rows.y[those]) / weight[ray] if weight[ray] > 0 else 0.0
-    return rows.x[first], y, weight, members, mate
+    return rows.x[first], y, weight, members, opposite
 
 
-class _Run:
-    """The flow's state: time, weights W (K, d), gates, sliding rows of each unit and what holds them.
+class _FlowState:
+    """State of the flow: time, weights W (K, d), gates, the sliding rows of each unit and their constraint forces.
 
     Gates and pre-activations have shape (K, n): products of (K, d) with (d, n) are twice as fast as their transposes.
     """
 
     def __init__(self, rows: WeightedRows, w0: np.ndarray, tau: float, fallback: float | None) -> None:
-        self.x, self.y, weight, self.members, self.mate = _rays(rows)
+        self.x, self.y, weight, self.members, self.opposite = _rays(rows)
         self.scale = weight / (len(w0) * tau)
         self.columns = np.ascontiguousarray(self.x.T)
-        # of two opposite rays one is watched, and the other does the opposite
-        self.watched = (self.mate < 0) | (np.arange(len(self.y)) < self.mate)
+        # of two opposite rays only one is watched: the other has the opposite gate
+        self.watched = (self.opposite < 0) | (np.arange(len(self.y)) < self.opposite)
         self.W, self.K, self.t = w0, len(w0), 0.0
         self.norms = np.sqrt((self.x**2).sum(1))
         self.state = (self.W @ self.columns > 0).astype(np.int8)
@@ -267,35 +267,35 @@ class _Run:
                 p = j + 1
         return W[: p + 1], h[: p + 1], error[: p + 1], {k: f[:p] for k, f in force.items()}
 
-    def advance(self, marks: np.ndarray, done: int, found: np.ndarray) -> int:
-        """Go to the next event or as far as the series reaches, and note the weights at the marks passed."""
-        while done < len(marks) and marks[done] <= self.t:
+    def advance(self, report_times: np.ndarray, done: int, found: np.ndarray) -> int:
+        """Advance to the next event or as far as the series reaches; store the weights at the report times passed."""
+        while done < len(report_times) and report_times[done] <= self.t:
             found[done] = self.W
             done += 1
-        if done == len(marks):
+        if done == len(report_times):
             return done
-        left = float(marks[-1]) - self.t
+        left = float(report_times[-1]) - self.t
         D = min(self.longest, 2 * self.gap, left)
         W, h, error, force = self.series(D)
         if not np.isfinite(W).all():
             raise NotFiniteError(f"relu_flow: the weights overflow at t={self.t:g}. Scale X, y or w0 down.")
         self.steps += 1
-        s, what = self.earliest(h, error, force)
+        s, event = self.earliest(h, error, force)
         powers = np.arange(len(W))
-        until = self.t + D * s if what is not None or left > D else float(marks[-1])
-        while done < len(marks) and marks[done] <= until:
-            found[done] = np.tensordot(((marks[done] - self.t) / D) ** powers, W, 1)
+        until = self.t + D * s if event is not None or left > D else float(report_times[-1])
+        while done < len(report_times) and report_times[done] <= until:
+            found[done] = np.tensordot(((report_times[done] - self.t) / D) ** powers, W, 1)
             done += 1
         self.W = np.tensordot(s**powers, W, 1)
         self.at_once = self.at_once + 1 if D * s <= 1e-14 * max(self.t, D) else 0
         if s > 0:
             self.just_left.clear()
         # the next series reaches twice as far as events have lately lain apart
-        gap = 0.7 * self.gap + 0.3 * D * s if what is not None else 1.5 * D
+        gap = 0.7 * self.gap + 0.3 * D * s if event is not None else 1.5 * D
         self.gap = min(self.longest, max(gap, 1e-6 * self.longest))
         self.t = until
-        if what is not None:
-            self.handle(what, s**powers @ error)
+        if event is not None:
+            self.handle(event, s**powers @ error)
             if self.at_once > _AT_ONCE:
                 self.plain_step()
         return done
@@ -305,7 +305,7 @@ class _Run:
     def earliest(
         self, h: np.ndarray, error: np.ndarray, force: dict[int, np.ndarray]
     ) -> tuple[float, tuple[str, int, int] | None]:
-        """The first s ∈ [0, 1] at which something must change, and what."""
+        """The first s ∈ [0, 1] at which an event happens, and the event (kind, row, unit); None if there is none."""
         # a polynomial whose constant outweighs all its other coefficients has no root on [0, 1]
         reach = np.abs(h[1:]).sum(0)
         pairs = np.flatnonzero((np.abs(h[0]) <= reach) & (self.state != SLIDING) & self.watched)
@@ -313,7 +313,7 @@ class _Run:
         found = h.reshape(len(h), -1)[:, pairs].T * (2.0 * self.on.reshape(-1)[pairs] - 1)[:, None]
         size = self.norms[row] * np.sqrt((self.W**2).sum(1))[unit]
         found[np.abs(found[:, 0]) <= _TOUCH * size, 0] = 0.0
-        for r, k in self.just_left:  # its pre-activation and its slope are zero at this very instant
+        for r, k in self.just_left:  # its pre-activation and its slope are zero at this instant
             for i in np.flatnonzero(pairs == k * len(self.y) + r):
                 found[i, 0] = 0.0
                 if abs(found[i, 1]) <= 1e-10 * np.abs(h[1, k]).max():
@@ -323,10 +323,10 @@ class _Run:
             beta = np.concatenate([self.hold[k] @ force[k].T for k in self.sliding])
             at = np.array([r for r, _ in held])
             pull = (error[:-1] * self.scale).T
-            room = np.zeros((2, len(held), len(h)))
-            room[0, :, :-1] = np.where(self.mate[at, None] < 0, 0.0, -pull[self.mate[at]]) - beta
-            room[1, :, :-1] = beta - pull[at]
-            found = np.concatenate([found, room.reshape(-1, len(h))])
+            bounds = np.zeros((2, len(held), len(h)))
+            bounds[0, :, :-1] = np.where(self.opposite[at, None] < 0, 0.0, -pull[self.opposite[at]]) - beta
+            bounds[1, :, :-1] = beta - pull[at]
+            found = np.concatenate([found, bounds.reshape(-1, len(h))])
         s, first = first_violation(found, bernstein_table(len(h) - 1))
         if first < 0:
             return 1.0, None
@@ -335,23 +335,23 @@ class _Run:
         side, which = divmod(first - len(pairs), len(held))
         return s, ("release on" if side else "release off", *held[which])
 
-    def handle(self, what: tuple[str, int, int], error: np.ndarray) -> None:
+    def handle(self, event: tuple[str, int, int], error: np.ndarray) -> None:
         """Flip, begin to slide, or stop sliding; `error` is y − ŷ now."""
-        kind, row, unit = what
-        before, mate = int(self.state[unit, row]), int(self.mate[row])
+        kind, row, unit = event
+        before, opposite = int(self.state[unit, row]), int(self.opposite[row])
         if kind != "cross":
             after = ON if kind == "release on" else OFF
             self.sliding[unit].remove(row)
             self.just_left.add((row, unit))
         else:
-            pull = self.scale * error  # q: what a row adds to ẇ, times x, when its gate is on
+            pull = self.scale * error  # q: the row adds q·x to ẇ when its gate is on
             others = self.on[unit] * pull
             others[row] = 0.0
-            if mate >= 0:
-                others[mate] = 0.0
+            if opposite >= 0:
+                others[opposite] = 0.0
             x = self.x[row] if unit not in self.projector else self.projector[unit] @ self.x[row]
             square, speed = float(x @ x), float(x @ (others @ self.x))
-            below = speed - (pull[mate] * square if mate >= 0 else 0.0)  # the speed of w·x where w·x < 0
+            below = speed - (pull[opposite] * square if opposite >= 0 else 0.0)  # the speed of w·x where w·x < 0
             above = speed + pull[row] * square
             if square > 1e-20 * self.norms[row] ** 2 and below > 0 > above:
                 after = SLIDING
@@ -359,13 +359,13 @@ class _Run:
             else:
                 after = OFF if before == ON else ON
         self.change(unit, row, after)
-        if mate >= 0:
-            self.change(unit, mate, {ON: OFF, OFF: ON, SLIDING: SLIDING}[after])
+        if opposite >= 0:
+            self.change(unit, opposite, {ON: OFF, OFF: ON, SLIDING: SLIDING}[after])
         if SLIDING in (before, after):
             self.constrain(unit)
 
     def change(self, unit: int, row: int, after: int) -> None:
-        """Set a gate, and note it for every row of the ray."""
+        """Set a gate, and add an event for every row of the ray."""
         before = int(self.state[unit, row])
         self.state[unit, row], self.on[unit, row] = after, float(after == ON)
         self.events += [(self.t, member, unit, before, after) for member in self.members[row]]
@@ -390,7 +390,7 @@ class _Run:
         self.W[unit] = self.projector[unit] @ self.W[unit]
 
     def plain_step(self) -> None:
-        """One small gradient step with the gates as they are; sliding starts over from where it lands."""
+        """One small gradient step with the present gates; sliding rows are determined anew afterwards."""
         h = self.W @ self.columns
         error = self.y - np.maximum(h, 0).sum(0) / self.K
         self.W = self.W + self.fallback * (((h > 0) * (self.scale * error)) @ self.x)

@@ -54,10 +54,10 @@ class Moments:
         object.__setattr__(self, "b", b)
 
     @classmethod
-    def from_data(cls, gates: Any, data: Any, allow_dead: bool = False) -> Moments:
+    def from_data(cls, gates: Any, data: Any, *, allow_dead: bool = False) -> Moments:
         """Of rows, or of a distribution that can be enumerated (single pulse); O(n K² d²)."""
         rows = WeightedRows.from_data(data)
-        g = gate_table(gates, rows.x, allow_dead)
+        g = gate_table(gates, rows.x, allow_dead=allow_dead)
         features = gated_inputs(g, rows.x)
         weighted = features * rows.p[:, None]
         return cls(features.T @ weighted, weighted.T @ rows.y, float(rows.p @ rows.y**2), g.shape[1])
@@ -76,7 +76,7 @@ class Moments:
         return f"Moments(K={self.K} gates, d={self.d} inputs, ⟨y²⟩={self.square:.4g})"
 
 
-def nlgp_moments(sampler: NLGP, units: Sequence[str], coordinate: int = 0) -> Moments:
+def nlgp_moments(sampler: NLGP, units: Sequence[str], *, coordinate: int = 0) -> Moments:
     """Exact moments of NLGP inputs for gates that allow it: open ones, and the two sides of one coordinate.
 
     x and −x are equally likely, so ⟨1[x_c > 0] xxᵀ⟩ = ½Σ^xx exactly, and ⟨xy⟩ = 0. With a = s g² the arcsine law with
@@ -188,7 +188,7 @@ class GDLN:
 
     @classmethod
     def from_data(
-        cls, gates: Any, data: Any, w0: Any = None, *, tau: float = 1.0, form: str = "auto", allow_dead: bool = False
+        cls, gates: Any, data: Any, *, w0: Any = None, tau: float = 1.0, form: str = "auto", allow_dead: bool = False
     ) -> GDLN:
         """From gates and data.
 
@@ -205,7 +205,7 @@ class GDLN:
             Let pass gates that are off on every row; their weights stay.
         """
         rows = WeightedRows.from_data(data)
-        table = gate_table(gates, rows.x, allow_dead)
+        table = gate_table(gates, rows.x, allow_dead=allow_dead)
         if form not in ("auto", "primal", "dual"):
             raise OptionError(f"GDLN: form={form!r}, expected 'auto', 'primal' or 'dual'.")
         if form == "primal" or (form == "auto" and rows.n >= table.shape[1] * rows.d):

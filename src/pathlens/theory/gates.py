@@ -56,7 +56,7 @@ class Gates:
         return f"Gates({self.name})"
 
 
-def half_spaces(normals: Any, offsets: Any = 0.0) -> Gates:
+def half_spaces(normals: Any, *, offsets: Any = 0.0) -> Gates:
     """Gates g_k(x) = 1[v_k·x > θ_k], in general position: the gates of one ReLU layer.
 
     Parameters
@@ -83,7 +83,7 @@ def half_spaces(normals: Any, offsets: Any = 0.0) -> Gates:
     return Gates(scores, f"{len(v)} half-spaces")
 
 
-def random_half_spaces(K: int, d: int, seed: int = 0) -> Gates:
+def random_half_spaces(K: int, d: int, *, seed: int = 0) -> Gates:
     """K half-spaces through the origin with Gaussian normals: the gates of a ReLU layer at initialisation.
 
     Examples
@@ -144,12 +144,12 @@ def tiling(direction: Any, edges: Any) -> Gates:
     return Gates(lambda X: np.eye(len(cuts) + 1)[np.searchsorted(cuts, X @ v)], f"{len(cuts) + 1} slabs")
 
 
-def redundant(gates: Gates, copies: int = 2) -> Gates:
+def redundant(gates: Gates, *, copies: int = 2) -> Gates:
     """Every gate ``copies`` times, copies side by side: g_1, g_1, …, g_2, g_2, …
 
     Examples
     --------
-    >>> redundant(single([1.0]), 3)([[1.0]])
+    >>> redundant(single([1.0]), copies=3)([[1.0]])
     array([[1., 1., 1.]])
     """
     if copies < 1:
@@ -157,7 +157,7 @@ def redundant(gates: Gates, copies: int = 2) -> Gates:
     return Gates(lambda X: np.repeat(gates(X), copies, axis=1), f"{gates.name}, each {copies} times")
 
 
-def gate_table(gates: Any, X: np.ndarray, allow_dead: bool = False) -> np.ndarray:
+def gate_table(gates: Any, X: np.ndarray, *, allow_dead: bool = False) -> np.ndarray:
     """The values g_k(x_s) on rows X, float64 (n, K), from any description of gates.
 
     Parameters

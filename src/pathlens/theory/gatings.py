@@ -24,7 +24,7 @@ from pathlens.theory.inputs import WeightedRows
 __all__ = ["Gating", "GatingTable", "class_separation", "gating_loss", "off_diagonal_mass", "search_gatings"]
 
 
-def gating_loss(gates: Any, data: Any, test: Any = None) -> Any:
+def gating_loss(gates: Any, data: Any, *, test: Any = None) -> Any:
     """The least ⟨(y − ŷ)²⟩ over all weights, for fixed gates: ⟨y²⟩ − bᵀA⁺b (eq. 13 to 16, for any targets).
 
     Without the factor ½ of the flows, as in the note.
@@ -219,7 +219,7 @@ def search_gatings(
       ...
     """
     rows = WeightedRows.from_data(data)
-    held_out = None if test is None else WeightedRows.from_data(test)
+    test_rows = None if test is None else WeightedRows.from_data(test)
     if K < 1 or trials < 1 or steps < 1:
         raise OptionError(f"search_gatings: K={K}, trials={trials}, steps={steps}, expected at least 1 each.")
     for method in methods:
@@ -229,7 +229,7 @@ def search_gatings(
         raise OptionError("search_gatings: method 'network' needs networks=[…] with one hidden layer each.")
     rng = np.random.default_rng(seed)
     makers: dict[str, Callable[[], list[Gates]]] = {
-        "random": lambda: [random_half_spaces(K, rows.d, int(rng.integers(2**31))) for _ in range(trials)],
+        "random": lambda: [random_half_spaces(K, rows.d, seed=int(rng.integers(2**31))) for _ in range(trials)],
         "tiling": lambda: [_tiles(rows, K, rng) for _ in range(trials)],
         "greedy": lambda: [_greedy(rows, K, trials, rng)],
         "soft": lambda: [_soft(rows, K, steps, rng)],
@@ -239,8 +239,8 @@ def search_gatings(
     with ProgressBar("gatings", len(methods)) as meter:
         for method in methods:
             for gates in makers[method]():
-                score = gating_loss(gates, rows, held_out)
-                loss, test_loss = score if held_out is not None else (score, None)
+                score = gating_loss(gates, rows, test=test_rows)
+                loss, test_loss = score if test_rows is not None else (score, None)
                 found.append(Gating(method, gates, loss, test_loss))
             if progress:
                 meter.advance()

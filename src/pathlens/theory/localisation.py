@@ -38,7 +38,7 @@ def _fields(w: Any, where: str, centre: str | None) -> np.ndarray:
     return np.ldexp(fields, -np.frexp(np.abs(fields).max(-1, keepdims=True))[1])
 
 
-def ipr(w: Any, centre: str | None = None) -> np.ndarray:
+def ipr(w: Any, *, centre: str | None = None) -> np.ndarray:
     """Inverse participation ratio Σ_i w_i⁴ / (Σ_i w_i²)²: 1/d for a constant, 1 for a single coordinate.
 
     Parameters
@@ -73,7 +73,7 @@ def ipr_references(d: int) -> dict[str, float]:
     return {"constant": 1 / d, "sinusoid": 1.5 / d, "gaussian noise": 3 / (d + 2), "one coordinate": 1.0}
 
 
-def arc90(w: Any, share: float = 0.9, centre: str | None = None) -> np.ndarray:
+def arc90(w: Any, *, share: float = 0.9, centre: str | None = None) -> np.ndarray:
     """Length of the shortest arc of the ring with 90 % of Σ w_i², as a share of d; noise has about 0.76 at d = 40.
 
     Examples
@@ -95,7 +95,7 @@ def arc90(w: Any, share: float = 0.9, centre: str | None = None) -> np.ndarray:
     return length[()]
 
 
-def sign_alternation(w: Any, centre: str | None = None) -> np.ndarray:
+def sign_alternation(w: Any, *, centre: str | None = None) -> np.ndarray:
     """Share of the neighbour products on the ring that is negative: Σ_i [−w_i w_{i+1}]₊ / Σ_i |w_i w_{i+1}|.
 
     0 for a bump, 1 for an oscillation that changes sign at every step, one half for noise. Small coordinates count
@@ -112,7 +112,7 @@ def sign_alternation(w: Any, centre: str | None = None) -> np.ndarray:
     return np.divide(np.maximum(-products, 0).sum(-1), total, out=np.full(total.shape, np.nan), where=total > 0)[()]
 
 
-def centre_of_mass(w: Any, centre: str | None = None) -> np.ndarray:
+def centre_of_mass(w: Any, *, centre: str | None = None) -> np.ndarray:
     """Position of a field on the ring: (d/2π) arg Σ_i w_i² e^{2πi·i/d}, in [0, d).
 
     NaN for a field without a position: zeros, or equal weights all around the ring.

@@ -86,7 +86,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[pytest.MonkeyPatch], None]]] 
     ),
     "moments without gates": (
         ("gdln.eq6", "gdln.eq9"),
-        lambda m: m.setattr(flow, "gate_table", lambda g, x, dead=False: np.ones_like(g)),
+        lambda m: m.setattr(flow, "gate_table", lambda g, x, allow_dead=False: np.ones_like(g)),
     ),
     "flow with gates that never flip": (
         ("gdln.evolving",),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pathlens import kernels, models
 from pathlens.errors import OptionError, RecordError, ShapeError
+from pathlens.testing import reference as ref
 from pathlens.testing.jacobians import network_jacobian
 from pathlens.theory import deep_gated
 
@@ -41,13 +42,13 @@ def every_sign(x, gates, sigmas):
     """Mean and variance of K over every sign of every weight."""
     sizes = [x.shape[1], *(g.shape[1] for g in gates), 1]
     shapes = [(b, a) for a, b in itertools.pairwise(sizes)]
-    ends = np.cumsum([0, *(a * b for a, b in shapes)])
-    found = []
-    for signs in itertools.product((-1.0, 1.0), repeat=int(ends[-1])):
-        flat = np.array(signs)
-        weights = [s * flat[lo:hi].reshape(z) for s, lo, hi, z in zip(sigmas, ends, ends[1:], shapes)]
-        found.append(gram(x, gates, weights))
-    return np.mean(found, 0), np.var(found, 0)
+    x, gates = torch.from_numpy(x), [torch.from_numpy(g) for g in gates]
+
+    def kernel(signs):
+        return ref.gated_kernel([s * W for s, W in zip(sigmas, signs)], gates, x)
+
+    found = ref.over_signs(kernel, shapes, 1.0).numpy()
+    return found.mean(0), found.var(0)
 
 
 # --- moments of K₀ ------------------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ def test_moments_over_gates_are_those_of_all_gates():
         one = deep_gated.gram_moments(x, list(gates), 0.7)
         mean += chance * one.mean
         square += chance * (one.variance + one.mean**2)
-    found = deep_gated.frg_moments(x, (w, w), mu, 0.7)
+    found = deep_gated.frg_moments(x, (w, w), probability=mu, sigma=0.7)
     assert np.allclose(found.mean, mean) and np.allclose(found.variance, square - mean**2)
 
 
@@ -100,7 +101,7 @@ def test_samples_have_the_moments():
 
 def test_the_variance_grows_like_the_cube_of_depth_over_width():
     exact = {
-        (w, d): deep_gated.frg_moments([[1.0]], (w,) * (d - 1), 1.0).variance[0, 0]
+        (w, d): deep_gated.frg_moments([[1.0]], (w,) * (d - 1), probability=1.0).variance[0, 0]
         for w in (200, 400, 4000)
         for d in (4, 8, 16, 32)
     }
@@ -114,9 +115,9 @@ def test_the_variance_grows_like_the_cube_of_depth_over_width():
 
 def test_fixed_random_gates_whiten_by_one_power_per_hidden_layer():
     x, mu, w = np.ones((3, 1)), 0.4, 10
-    found = deep_gated.frg_moments(x, (w,) * 3, mu).mean / 4
-    assert np.allclose(found, deep_gated.ideal_gram(x, 3, mu))
-    assert np.allclose(np.linalg.eigvalsh(found), deep_gated.ideal_spectrum(3, 3, mu))
+    found = deep_gated.frg_moments(x, (w,) * 3, probability=mu).mean / 4
+    assert np.allclose(found, deep_gated.ideal_gram(x, 3, probability=mu))
+    assert np.allclose(np.linalg.eigvalsh(found), deep_gated.ideal_spectrum(3, 3, probability=mu))
 
 
 # --- signal and wire, strengths and gates --------------------------------------------------------------------------
@@ -261,10 +262,11 @@ def test_no_gate_is_active_and_sensitive_above_the_threshold_and_some_are_above_
     for active in (0.55, 0.8, 1.0):
         found = deep_gated.subnetworks(slopes, active=active)
         assert found.both.sum() == 0 and found.active_gates.sum() > 0
-        printed = deep_gated.subnetworks(slopes, active=active, sensitive=deep_gated.printed_threshold(active, 0.1))
+        threshold = deep_gated.printed_threshold(active, epsilon=0.1)
+        printed = deep_gated.subnetworks(slopes, active=active, sensitive=threshold)
         assert printed.both.sum() > 0
     with pytest.raises(OptionError, match="below it"):
-        deep_gated.sensitive_threshold(0.5, 4.0, 0.1)
+        deep_gated.sensitive_threshold(0.5, 4.0, epsilon=0.1)
 
 
 def test_sensitive_paths_are_counted_and_exceed_the_floor():
@@ -318,7 +320,7 @@ def test_lemma_4_1_over_every_sign():
 
 
 def test_the_kernel_converges_at_the_predicted_rate():
-    sweep = deep_gated.width_sweep(inputs(6, 3), 3, widths=(32, 128, 512), seeds=range(4))
+    sweep = deep_gated.width_sweep(inputs(6, 3), hidden_layers=3, widths=(32, 128, 512), seeds=range(4))
     assert np.median(sweep.rates) == pytest.approx(-0.5, abs=0.15)
     root = np.sqrt(np.square(sweep.errors).mean(1)) / np.sqrt(np.square(sweep.predicted).mean(1))
     assert ((root > 0.5) & (root < 2)).all()

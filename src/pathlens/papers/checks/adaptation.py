@@ -149,8 +149,8 @@ TAU = 0.9
 
 @check(
     "dgn.sensitive",
-    formula=lambda slope: sensitive_threshold(TAU, BETA, EPSILON, slope),
-    printed=lambda slope: printed_threshold(TAU, EPSILON),
+    formula=lambda slope: sensitive_threshold(TAU, BETA, epsilon=EPSILON, slope=slope),
+    printed=lambda slope: printed_threshold(TAU, epsilon=EPSILON),
 )
 def sensitive(formula: Formula) -> Comparisons:
     """section 3.1: no gate is above τ_A ≥ (1+ε)/2 and has |∂G/∂θ| above β·|χ′|(χ⁻¹(τ_A))·max|∂q/∂θ|
@@ -167,6 +167,6 @@ def sensitive(formula: Formula) -> Comparisons:
     yield largest / formula(package.steepest) - 1
     yield (
         f"{int((g > TAU).sum())} active gates; largest |∂G/∂θ| {largest:.2f}, corrected bound "
-        f"{sensitive_threshold(TAU, BETA, EPSILON, package.steepest):.2f}, printed "
-        f"{printed_threshold(TAU, EPSILON):.2f}"
+        f"{sensitive_threshold(TAU, BETA, epsilon=EPSILON, slope=package.steepest):.2f}, printed "
+        f"{printed_threshold(TAU, epsilon=EPSILON):.2f}"
     )

@@ -96,7 +96,7 @@ def _pair_as_printed(G: np.ndarray, w0: np.ndarray, t: float) -> np.ndarray:
 
 def _package_pair(G: np.ndarray, w0: np.ndarray, t: float) -> np.ndarray:
     """The package's flow in the note's convention: K w and τ/K in place of w and τ."""
-    net = GDLN.from_data(G, (X, TARGET), K * w0.reshape(K, N), tau=TAU / K, form="primal")
+    net = GDLN.from_data(G, (X, TARGET), w0=K * w0.reshape(K, N), tau=TAU / K, form="primal")
     return net.w(t)[:2].reshape(-1) / K
 
 
@@ -156,7 +156,7 @@ def _copies(G: np.ndarray, w0: np.ndarray, t: float, r: int, speed: float | None
 def copies(formula: Formula) -> Comparisons:
     """section 3.5, r copies: r equal gates: the mean moves r times as fast, the deviations from it stay"""
     for r in (2, 3):
-        G = gate_table(redundant(random_half_spaces(1, N, seed=3), r), X.numpy())
+        G = gate_table(redundant(random_half_spaces(1, N, seed=3), copies=r), X.numpy())
         w0 = ref.draw(r * N, seed=30 + r)
         flow = ref.affine_flow(loss_of(G), w0)
         for t in TIMES[:3]:
@@ -183,7 +183,7 @@ def _relu_descent(step: float) -> Tensor:
     "gdln.evolving",
     tolerance=2e-3,
     formula=lambda w0: relu_flow((X, TARGET), w0, [_HORIZON], progress=False).weights[0],
-    mutants={"gates as at the start": lambda w0: GDLN.from_data(X.numpy() @ w0.T > 0, (X, TARGET), w0).w(_HORIZON)},
+    mutants={"gates as at the start": lambda w0: GDLN.from_data(X.numpy() @ w0.T > 0, (X, TARGET), w0=w0).w(_HORIZON)},
 )
 def evolving(formula: Formula) -> Comparisons:
     """sections 2.3 and 5: with gates that evolve the flow is a gated linear one between flips, and gradient descent

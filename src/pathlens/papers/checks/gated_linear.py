@@ -134,7 +134,7 @@ def relax(A: np.ndarray, end: np.ndarray, w0: np.ndarray, rate: float) -> np.nda
 
 
 def package_flow(G: np.ndarray, w0: np.ndarray, t: float, form: str = "primal") -> np.ndarray:
-    net = GDLN.from_data(G, (X, TARGET), w0.reshape(-1, N), form=form, allow_dead=True)
+    net = GDLN.from_data(G, (X, TARGET), w0=w0.reshape(-1, N), form=form, allow_dead=True)
     return net.w(t).reshape(-1)
 
 
@@ -190,7 +190,7 @@ def _least_squares(G: np.ndarray, w0: np.ndarray) -> np.ndarray:
 @check(
     "gdln.limit",
     tolerance=1e-9,
-    formula=lambda G, w0: GDLN.from_data(G, (X, TARGET), w0.reshape(K, N)).limit().reshape(-1),
+    formula=lambda G, w0: GDLN.from_data(G, (X, TARGET), w0=w0.reshape(K, N)).limit().reshape(-1),
     printed=lambda G, w0: np.linalg.solve(moments_of(G).A, moments_of(G).b),
 )
 def limit(formula: Formula) -> Comparisons:
@@ -240,7 +240,7 @@ def descent(formula: Formula) -> Comparisons:
     exponential
     """
     G, w = gates_on_rows("general"), START
-    net = GDLN.from_data(G, (X, TARGET), w.numpy().reshape(K, N))
+    net = GDLN.from_data(G, (X, TARGET), w0=w.numpy().reshape(K, N))
     gradient = torch.func.grad(loss_of(G))
     for _ in range(50):
         w = w - 0.5 * gradient(w)

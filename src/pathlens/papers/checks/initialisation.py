@@ -235,7 +235,7 @@ def whitening(formula: Formula) -> Comparisons:
 
 
 def _ideal(n: int, d: int, mu: float) -> tuple[Any, Any]:
-    return ideal_gram(np.ones((n, 1)), d - 1, mu), ideal_spectrum(n, d - 1, mu)
+    return ideal_gram(np.ones((n, 1)), d - 1, probability=mu), ideal_spectrum(n, d - 1, probability=mu)
 
 
 @check("dgn.eq5", formula=_ideal, mutants={"μ^d": lambda n, d, mu: _ideal(n, d + 1, mu)})

@@ -32,7 +32,7 @@ Sigma = float | Sequence[float]
 # --- the mean over fixed random gates --------------------------------------------------------------
 
 
-def ideal_gram(X: Any, hidden_layers: int, probability: float = 0.5) -> np.ndarray:
+def ideal_gram(X: Any, hidden_layers: int, *, probability: float = 0.5) -> np.ndarray:
     """E[K₀]/d of fixed random gates with σ² = 1/(μw): x_s·x_s′ on the diagonal, μ^L x_s·x_s′ elsewhere; (n, n).
 
     Examples
@@ -47,7 +47,7 @@ def ideal_gram(X: Any, hidden_layers: int, probability: float = 0.5) -> np.ndarr
     return gram
 
 
-def ideal_spectrum(n: int, hidden_layers: int, probability: float = 0.5) -> np.ndarray:
+def ideal_spectrum(n: int, hidden_layers: int, *, probability: float = 0.5) -> np.ndarray:
     """Eigenvalues, ascending, of `ideal_gram` for n equal inputs of norm one (DGN, equation 5).
 
     1 − μ^L, n − 1 times, and 1 + (n − 1)μ^L: deeper is whiter, and the condition number tends to 1.
@@ -137,7 +137,7 @@ def gram_moments(X: Any, gates: Sequence[Any], sigma: Sigma, *, excess: float = 
 
 
 def frg_moments(
-    X: Any, hidden: Sequence[int], probability: float = 0.5, sigma: Sigma | None = None, *, excess: float = -2.0
+    X: Any, hidden: Sequence[int], *, probability: float = 0.5, sigma: Sigma | None = None, excess: float = -2.0
 ) -> GramMoments:
     """Exact mean and variance of K₀ over random values *and* fixed random gates, Bernoulli(μ) bits per input and unit.
 

@@ -28,7 +28,7 @@ __all__ = ["GateSlopes", "SubNetworks", "gate_slopes", "printed_threshold", "sen
 # --- thresholds ----------------------------------------------------------------------------------------------------
 
 
-def sensitive_threshold(active: float, beta: float, epsilon: float = 0.0, slope: float = 1.0) -> float:
+def sensitive_threshold(active: float, beta: float, *, epsilon: float = 0.0, slope: float = 1.0) -> float:
     """Smallest τ_S above which no gate is both active (G > τ_A) and sensitive (max_m |∂G/∂θ(m)| > τ_S).
 
     |∂G/∂θ| = β |χ′(βq)| |∂q/∂θ|, and where G = (1 + ε)σ(βq) > τ_A ≥ (1 + ε)/2, |χ′| < τ_A(1 − τ_A/(1 + ε)); hence
@@ -58,7 +58,7 @@ def sensitive_threshold(active: float, beta: float, epsilon: float = 0.0, slope:
     return beta * slope * active * (1 - active / top)
 
 
-def printed_threshold(active: float, epsilon: float = 0.0) -> float:
+def printed_threshold(active: float, *, epsilon: float = 0.0) -> float:
     """|dχ_ε/dv| at χ_ε(v) = τ_A, as DGN prints it (without the modulus); the factor β |∂q/∂θ| is missing."""
     return active * (1 - active / (1 + epsilon))
 
@@ -248,7 +248,7 @@ def subnetworks(
     """
     at = gate_slopes(net, X) if isinstance(net, GatedNetwork) else net
     if sensitive is None:
-        sensitive = sensitive_threshold(active, at.beta, at.epsilon, at.steepest)
+        sensitive = sensitive_threshold(active, at.beta, epsilon=at.epsilon, slope=at.steepest)
     on = [g > active for g in at.gates]
     moving = [s > sensitive for s in at.slopes]
     counts, sensitives = _per_layer(on), _per_layer(moving)

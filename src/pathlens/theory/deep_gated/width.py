@@ -71,7 +71,11 @@ class WidthSweep:
 
 
 def width_sweep(
-    X: Any, hidden_layers: int = 4, widths: Sequence[int] = (25, 50, 100, 200, 400), seeds: Sequence[int] = (0, 1, 2)
+    X: Any,
+    *,
+    hidden_layers: int = 4,
+    widths: Sequence[int] = (25, 50, 100, 200, 400),
+    seeds: Sequence[int] = (0, 1, 2),
 ) -> WidthSweep:
     """Theorem 5.1 by measurement: K^V of a network with fixed random ReLU gates against dσ^{2(d−1)}H, σ² = 2/w.
 
