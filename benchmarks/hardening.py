@@ -113,8 +113,8 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
         for method in arguments.methods:
             made: Hardened = pl.harden(
                 net,
-                *rows,
-                method,
+                rows,
+                method=method,
                 validation=held,
                 loss=loss,
                 epochs=s["harden_epochs"],

@@ -686,7 +686,7 @@ def check_harden(case: Case, rng: random.Random) -> None:
     s = case.twin(rng.choice(["dlgn", "dlgn", "dlgn_pwc", "soft_galu"]), rng)
     method = rng.choice(["direct", "refit", "straight_through"])
     with unchanged(s.net, s.x, s.y):
-        found = pl.harden(s.net, s.x, s.y, method, epochs=1, progress=False)
+        found = pl.harden(s.net, (s.x, s.y), method=method, epochs=1, progress=False)
     hard = found.network
     assert hard.gate.hard
     slopes = {site.name: site.slope for site in hard.sites}

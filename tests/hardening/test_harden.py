@@ -36,7 +36,7 @@ def hardened(soft, circle):
     held = (circle.x_test, circle.y_test)
     epochs = dict.fromkeys(METHODS, 10) | {"recipe": 80}
     return {
-        m: pl.harden(soft, circle.x, circle.y, m, epochs=epochs[m], lr=5e-3, validation=held, progress=False)
+        m: pl.harden(soft, (circle.x, circle.y), method=m, epochs=epochs[m], lr=5e-3, validation=held, progress=False)
         for m in METHODS
     }
 
@@ -49,7 +49,7 @@ def loss(net, x, y):
 def test_every_method_gives_hard_gates_and_leaves_the_network_alone(soft, circle, hardened):
     before = copy.deepcopy(soft.state_dict())
     soft.train()
-    again = pl.harden(soft, circle.x, circle.y, "anneal", epochs=2, progress=False)
+    again = pl.harden(soft, (circle.x, circle.y), method="anneal", epochs=2, progress=False)
     assert soft.training and soft.gate.label == "soft β=4"
     assert all(torch.equal(t, before[n]) for n, t in soft.state_dict().items())
     for made in [again, *hardened.values()]:
@@ -224,7 +224,7 @@ def test_labels_never_end_worse_on_held_out_rows_than_switched_directly():
     x, y, held = data.x[:500], data.y[:500], (data.x_test, data.y_test)
     net = pl.models.dlgn(64, (24, 24), 10, bias=True, seed=0)
     pl.train(net, (x, y), epochs=8, lr=3e-3, loss="cross_entropy", progress=False)
-    made = pl.harden(net, x, y, epochs=5, validation=held, progress=False)
+    made = pl.harden(net, (x, y), epochs=5, validation=held, progress=False)
     r = made.report
     assert r.kept in ("trained gates", "fitted values")
     assert r.validation["hard"].accuracy >= r.validation["direct"].accuracy
@@ -270,12 +270,15 @@ def test_a_recipe_that_only_disturbs_leaves_the_direct_switch(held):
     net = pl.models.dlgn(64, (16, 16), 10, bias=True, seed=0)
     pl.train(net, (x, y), epochs=8, lr=5e-3, loss="cross_entropy", progress=False)
     options = {"epochs": 2, "lr": 10.0, "validation": validation, "progress": False}
-    made = pl.harden(net, x, y, **options)
+    made = pl.harden(net, (x, y), **options)
     assert made.report.kept == "direct switch" and "direct switch" in repr(made.report)
     assert made.report.hard == made.report.direct
     assert all(torch.equal(a, b) for a, b in zip(made.network.parameters(), net.parameters()))
     if not held:
-        assert pl.harden(net, x, y, "straight_through", **options).report.hard.accuracy < made.report.hard.accuracy
+        assert (
+            pl.harden(net, (x, y), method="straight_through", **options).report.hard.accuracy
+            < made.report.hard.accuracy
+        )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -288,7 +291,7 @@ def test_convolutions_with_batch_norm(method):
     )
     net = pl.gated_twin(template, "dlgn", x[:2], seed=0)
     pl.train(net, (x, y), loss="cross_entropy", epochs=15, lr=1e-2, batch_size=20, progress=False)
-    made = pl.harden(net, x, y, method, epochs=5, lr=5e-3, batch_size=20, progress=False)
+    made = pl.harden(net, (x, y), method=method, epochs=5, lr=5e-3, batch_size=20, progress=False)
     assert made.report.hard.accuracy >= (made.report.direct.accuracy if method != "direct" else 0.0) - 0.02
     assert made.report.bound.loss is None
     made.report.near["blocks.12.relu@0"] = made.report.near_after["blocks.12.relu@0"] = 0.5
@@ -300,17 +303,17 @@ def test_convolutions_with_batch_norm(method):
 
 def test_halves_that_are_frozen_stay_frozen(circle):
     frozen = pl.models.dlgn(2, (8, 8), frozen=True, seed=0)
-    made = pl.harden(frozen, circle.x, circle.y, epochs=3, progress=False)
+    made = pl.harden(frozen, (circle.x, circle.y), epochs=3, progress=False)
     assert all(torch.equal(a, b) for a, b in zip(made.network.source.parameters(), frozen.source.parameters()))
     gates = pl.models.gates_only(2, (8, 8), seed=0)
-    made = pl.harden(gates, circle.x, circle.y, epochs=3, progress=False)
+    made = pl.harden(gates, (circle.x, circle.y), epochs=3, progress=False)
     assert all(torch.equal(a, b) for a, b in zip(made.network.values.parameters(), gates.values.parameters()))
 
 
 def test_double_precision_and_the_same_seed_give_the_same_network(circle):
     x, y = circle.x.double(), circle.y.double()
     net = pl.models.dlgn(2, (8, 8), seed=0).double()
-    a, b = (pl.harden(net, x, y, epochs=3, seed=4, progress=False).network for _ in range(2))
+    a, b = (pl.harden(net, (x, y), epochs=3, seed=4, progress=False).network for _ in range(2))
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
     assert next(a.parameters()).dtype == torch.float64
 
@@ -331,22 +334,22 @@ def broken():
 
 X, Y = torch.randn(10, 2), torch.randn(10, 1)
 BAD = [
-    (lambda: pl.harden(dlgn(gate="hard"), X, Y), errors.OptionError, "hard already"),
-    (lambda: pl.harden(dlgn(gate="straight_through"), X, Y), errors.OptionError, "hard already"),
-    (lambda: pl.harden(pl.models.relu(2, (4,)), X, Y), errors.ConversionError, "own pre-activations"),
-    (lambda: pl.harden(pl.models.soft_relu(2, (4,)), X, Y), errors.ConversionError, "own pre-activations"),
-    (lambda: pl.harden(nn.Linear(2, 1), X, Y), errors.ConversionError, "got Linear"),
-    (lambda: pl.harden(dlgn(), X, Y, "recpe"), errors.UnknownNameError, "Did you mean 'recipe'"),
-    (lambda: pl.harden(dlgn(), X, Y, loss="mes"), errors.UnknownNameError, "Did you mean 'mse'"),
-    (lambda: pl.harden(dlgn(), X, Y[:9]), errors.ShapeError, "10 inputs and 9 targets"),
-    (lambda: pl.harden(dlgn(), X[:, :1], Y), errors.ShapeError, "does not accept"),
-    (lambda: pl.harden(dlgn(), X * math.nan, Y), errors.NotFiniteError, "row 0"),
-    (lambda: pl.harden(broken(), X, Y), errors.NotFiniteError, "diverge"),
-    (lambda: pl.harden(dlgn(), X, Y, validation=(X, Y[:3])), errors.ShapeError, "3 targets"),
-    (lambda: pl.harden(dlgn(), X, Y, validation=(X, Y, torch.ones(10))), errors.OptionError, "without weights"),
-    (lambda: pl.harden(dlgn(), X, torch.full((10,), 3)), errors.LabelError, "labels run"),
-    (lambda: pl.harden(dlgn(), X, Y, epochs=0), errors.OptionError, "epochs must be at least 1"),
-    (lambda: pl.harden(dlgn(), X, Y, trained="values"), errors.OptionError, "trained is not an option"),
+    (lambda: pl.harden(dlgn(gate="hard"), (X, Y)), errors.OptionError, "hard already"),
+    (lambda: pl.harden(dlgn(gate="straight_through"), (X, Y)), errors.OptionError, "hard already"),
+    (lambda: pl.harden(pl.models.relu(2, (4,)), (X, Y)), errors.ConversionError, "own pre-activations"),
+    (lambda: pl.harden(pl.models.soft_relu(2, (4,)), (X, Y)), errors.ConversionError, "own pre-activations"),
+    (lambda: pl.harden(nn.Linear(2, 1), (X, Y)), errors.ConversionError, "got Linear"),
+    (lambda: pl.harden(dlgn(), (X, Y), method="recpe"), errors.UnknownNameError, "Did you mean 'recipe'"),
+    (lambda: pl.harden(dlgn(), (X, Y), loss="mes"), errors.UnknownNameError, "Did you mean 'mse'"),
+    (lambda: pl.harden(dlgn(), (X, Y[:9])), errors.ShapeError, "10 inputs and 9 targets"),
+    (lambda: pl.harden(dlgn(), (X[:, :1], Y)), errors.ShapeError, "does not accept"),
+    (lambda: pl.harden(dlgn(), (X * math.nan, Y)), errors.NotFiniteError, "row 0"),
+    (lambda: pl.harden(broken(), (X, Y)), errors.NotFiniteError, "diverge"),
+    (lambda: pl.harden(dlgn(), (X, Y), validation=(X, Y[:3])), errors.ShapeError, "3 targets"),
+    (lambda: pl.harden(dlgn(), (X, Y), validation=(X, Y, torch.ones(10))), errors.OptionError, "without weights"),
+    (lambda: pl.harden(dlgn(), (X, torch.full((10,), 3))), errors.LabelError, "labels run"),
+    (lambda: pl.harden(dlgn(), (X, Y), epochs=0), errors.OptionError, "epochs must be at least 1"),
+    (lambda: pl.harden(dlgn(), (X, Y), trained="values"), errors.OptionError, "trained is not an option"),
 ]
 
 
@@ -379,7 +382,7 @@ def test_bounds_take_targets_without_a_second_dimension(piecewise_constant):
 
 def test_every_phase_has_a_checkpoint_of_its_own(circle, tmp_path):
     net = pl.models.dlgn(2, (4,), 2, seed=0)
-    rows = {"X": circle.x, "y": (circle.y[:, 0] > 0).long(), "epochs": 2, "progress": False}
+    rows = {"data": (circle.x, (circle.y[:, 0] > 0).long()), "epochs": 2, "progress": False}
     plain, saved, again = (pl.harden(net, **rows, **more) for more in ({}, *({"checkpoint": tmp_path},) * 2))
     assert plain.report.hard == saved.report.hard == again.report.hard
     assert {path.name for path in tmp_path.iterdir()} == {"straight-through", "values"}
@@ -388,11 +391,20 @@ def test_every_phase_has_a_checkpoint_of_its_own(circle, tmp_path):
 def test_inference_mode_changes_nothing():
     x, y = (torch.randn(30, k, generator=torch.Generator().manual_seed(k)) for k in (3, 1))
     net = pl.models.dlgn(3, (6,), bias=True, seed=0)
-    want = pl.harden(net, x, y, epochs=3, progress=False).report
+    want = pl.harden(net, (x, y), epochs=3, progress=False).report
     with torch.inference_mode():
-        report = pl.harden(net, x, y, epochs=3, progress=False).report
+        report = pl.harden(net, (x, y), epochs=3, progress=False).report
         t = pl.train(net, (x, y), epochs=2, lr=0.01, progress=False)
     assert report.hard == want.hard and report.bound == want.bound
     assert t.history["loss"][-1] < t.history["loss"][0]
     x.requires_grad_()
     assert cell_bound(net, x, y) == cell_bound(net, x.detach(), y)
+
+
+@pytest.mark.parametrize("form", ["DataSet", "Dataset", "DataLoader"])
+def test_data_are_taken_in_every_form(circle, form):
+    net = pl.models.dlgn(2, (4,), seed=0)
+    pairs = torch.utils.data.TensorDataset(circle.x, circle.y)
+    data = {"DataSet": circle, "Dataset": pairs, "DataLoader": torch.utils.data.DataLoader(pairs, 50)}[form]
+    want, found = (pl.harden(net, each, epochs=1, progress=False).report for each in ((circle.x, circle.y), data))
+    assert found.hard == want.hard and found.bound == want.bound

@@ -71,7 +71,7 @@ def test_weights_that_are_no_modules_are_fitted_too(products):
     net = pl.gated_twin(OwnParameters(products).double(), "dlgn", x[:2], gates_from="dependent")
     assert can_solve(net, x) is not products
     hard = net.with_gate("hard")
-    found = pl.harden(net, x, y, "refit", epochs=3, progress=False)
+    found = pl.harden(net, (x, y), method="refit", epochs=3, progress=False)
     assert loss(found.network, x, y) < loss(hard, x, y)
 
 

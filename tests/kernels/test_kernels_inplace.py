@@ -102,5 +102,5 @@ def test_nothing_changes_the_inputs_of_a_user() -> None:
     path_inputs(twin, X)
     gate_information(twin, (X, X[:, :1]), (X, X[:, :1]))
     soft = models.dlgn(3, (4,), outputs=1, seed=0).double()
-    harden(soft, X, y, epochs=1, progress=False)
+    harden(soft, (X, y), epochs=1, progress=False)
     assert torch.equal(X, own)

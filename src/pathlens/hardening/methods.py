@@ -1,4 +1,4 @@
-"""`harden`: the methods that make a soft-trained network hard, and the one function that runs and reports them."""
+"""`harden`: turn a trained network with soft gates into one with hard gates, and report the cost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pathlens.data import as_pair
 from pathlens.data.inputs import as_numbers
 from pathlens.errors import ConversionError, NotFiniteError, OptionError, unknown_name
 from pathlens.hardening.report import (
@@ -21,12 +22,13 @@ from pathlens.hardening.report import (
     outputs_of,
     score,
 )
+from pathlens.hardening.training import sharpening
 from pathlens.hardening.values import can_solve, has_batch_norm, least_squares, recalibrate
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import unwrapped
 from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording import Trajectory
-from pathlens.training import LOSSES, Geometric, train
+from pathlens.training import LOSSES, train
 from pathlens.training.inputs import Data, prepare, prepare_validation
 
 if TYPE_CHECKING:
@@ -38,12 +40,12 @@ _OWN = {"beta", "trained", "validation", "patience", "seeds", "settings", "loss"
 
 @dataclass(frozen=True)
 class Hardened:
-    """A hard network, and what it cost to get there.
+    """A network with hard gates, and the cost of hardening.
 
     Attributes
     ----------
     network : GatedNetwork
-        With hard gates, in eval mode; the network that was given is as it was.
+        With hard gates, in eval mode.
     report : HardeningReport
     phases : dict name → Trajectory
         History of each phase that trained by gradient.
@@ -84,11 +86,10 @@ class Hardened:
 @torch.inference_mode(False)
 def harden(
     net: nn.Module,
-    X: Any,
-    y: Any,
-    method: str = "recipe",
+    data: Any,
     *,
-    validation: tuple[Any, Any] | None = None,
+    method: str = "recipe",
+    validation: Any = None,
     loss: str | None = None,
     epochs: int = 100,
     value_epochs: int | None = None,
@@ -99,37 +100,37 @@ def harden(
     progress: bool = True,
     **options: Any,
 ) -> Hardened:
-    """Turn a network with soft gates σ(βq) into one with hard gates q > 0, and report what it cost.
+    """Turn a network with soft gates σ(βq) into one with hard gates q > 0, and report the cost.
 
     Parameters
     ----------
     net : GatedNetwork
-        With soft gates from a source of their own (DLGN and its relatives), trained; it is left as it is.
-    X, y : inputs (n, ...) and targets (n, c), (n,) or labels (n,)
-        What the network was trained on.
+        Trained, with soft gates from a separate gate source (DLGN and its relatives); it is not changed.
+    data : DataSet, (X, y), Dataset or DataLoader
+        What the network was trained on: inputs (n, …), and targets (n, c), (n,) or labels (n,).
     method : {"recipe", "anneal", "straight_through", "refit", "direct"}
         * "direct": hard gates, same weights.
-        * "refit": "direct", then the values alone.
-        * "anneal": train on while β grows geometrically from the network's own to `beta` over 90 % of the epochs, at a
-          rate that falls by a cosine; then hard gates.
-        * "straight_through": train on with gates that are hard going forward and soft (the network's β) going back.
-        * "recipe": "anneal" for squared losses without batch-norm, else "straight_through"; then the values alone. Of
-          the direct switch, the trained gates and the fitted values the best is kept, on held-out rows where there are
-          some: by accuracy for labels (ties by loss), by loss for real targets.
+        * "refit": "direct", then the values are fitted alone.
+        * "anneal": train while β grows geometrically from the network's β to `beta` over 90 % of the epochs, with a
+          learning rate that falls along a cosine; then hard gates.
+        * "straight_through": train with gates that are hard in the forward and soft in the backward pass.
+        * "recipe": "anneal" for squared losses without batch-norm, else "straight_through"; then the values are fitted
+          alone. The best of direct switch, trained gates and fitted values is returned: by accuracy for labels (ties
+          by loss), by loss for real targets, on the validation rows if there are any.
 
-        Values alone are fitted exactly for squared losses, layer by layer (`values.least_squares`), where no layer has
-        more than 4096 weights and there is no batch-norm; else by gradient for `value_epochs`.
-    validation : (X, y), optional
-        Held-out rows: they are reported on, and in each phase the epoch (or pass) with the lowest loss there is kept.
-        Without it the fit is judged by the training rows alone: give it where targets are noisy.
+        For squared losses values are fitted exactly, layer by layer (`values.least_squares`), if no layer has more than
+        4096 weights and there is no batch-norm; else by gradient descent for `value_epochs`.
+    validation : optional
+        Held-out data in the forms of `data`. They are reported on, and each phase keeps the epoch (or pass) with the
+        lowest loss on them. Give them where targets are noisy: without them the training rows decide.
     loss : {"mse", "half_mse", "cross_entropy"}, optional
         Default: cross-entropy for integer targets, mean squared error for real ones.
     epochs, value_epochs : int
-        Of the training with gates ("refit": of the values), and of the values alone after it (a tenth by default).
+        Of the training of gates ("refit": of the values), and of the values alone after it (by default a tenth).
     lr, batch_size, seed, progress, **options
         As in `train`.
     beta : float
-        Last β of the annealing.
+        The β at which annealing ends.
 
     Returns
     -------
@@ -142,9 +143,9 @@ def harden(
     >>> data = pl.data.circle(128, bottom=4)
     >>> net = pl.models.dlgn(2, hidden=(16, 16, 16), piecewise_constant=True, seed=0)
     >>> t = pl.train(net, data, epochs=100, lr=5e-3, progress=False)
-    >>> hardened = pl.harden(net, data.x, data.y, epochs=40, progress=False)
+    >>> hardened = pl.harden(net, data, epochs=40, progress=False)
     >>> report = hardened.report
-    >>> report.bound.loss <= report.hard.loss * (1 + 1e-6) < report.direct.loss  # it is reached, to float32's rounding
+    >>> report.bound.loss <= report.hard.loss * (1 + 1e-6) < report.direct.loss  # reached up to rounding in float32
     True
     """
     start = time.perf_counter()
@@ -153,27 +154,28 @@ def harden(
         raise unknown_name("hardening method", method, METHODS)
     taken = sorted(_OWN & options.keys())
     if taken:
-        raise OptionError(f"harden: {taken[0]} is not an option here. Call train for a recipe of your own.")
+        raise OptionError(f"harden: {taken[0]} is not an option of harden. Call train to use it.")
     for name, value in (("epochs", epochs), ("value_epochs", value_epochs)):
         if value is not None and value < 1:
             raise OptionError(f"harden: {name} must be at least 1, got {value}.")
     own_beta = float(soft.gate.beta)  # type: ignore[arg-type]
     place = torch.device(options.get("device") or next(soft.parameters()).device)
     soft.to(place)
+    X, y = as_pair(data, where="harden")
     chosen = loss or ("mse" if as_numbers(y).dtype.is_floating_point else "cross_entropy")
     if chosen not in LOSSES:
         raise unknown_name("loss", chosen, LOSSES)
     rows = prepare((X, y), soft, chosen, place)
     held = None if validation is None else prepare_validation(validation, soft, chosen, place)
     if held is not None and held.weights is not None:
-        raise OptionError("harden: held-out rows count alike here. Give validation=(X, y), without weights.")
+        raise OptionError("harden: validation rows have equal weights. Give validation=(X, y), without weights.")
     held_pair = None if held is None else (held.x, held.y)
     batch = min(batch_size or len(rows.x), len(rows.x))
     common: dict[str, Any] = {"loss": chosen, "lr": lr, "batch_size": batch_size, "seed": seed, "progress": progress}
     common |= {"schedule": "cosine"} | options
 
     def watched(count: int) -> dict[str, Any]:
-        """With hard gates every epoch is a candidate, the first (nothing changed yet) included."""
+        """With hard gates the best epoch is kept, including epoch 0, before any change."""
         return {} if held_pair is None else {"validation": held_pair, "patience": count}
 
     # --- gates -------------------------------------------------------------------------------------------------
@@ -182,8 +184,9 @@ def harden(
     anneals = method == "anneal" or (method == "recipe" and chosen != "cross_entropy" and not has_batch_norm(soft))
     if anneals:
         work = soft.with_gate("soft", beta=own_beta)  # without ε: hard gates have none
-        schedule = Geometric(own_beta, max(beta, own_beta), until=0.9)
-        phases["annealing"] = _train(work, rows, common, epochs=epochs, beta=schedule, label="annealing gates")
+        phases["annealing"] = _train(
+            work, rows, common, epochs=epochs, beta=sharpening((own_beta, max(beta, own_beta))), label="annealing gates"
+        )
     elif method in ("recipe", "straight_through"):
         work = soft.with_gate("straight_through", beta=own_beta)
         recalibrate(work, rows.x, batch)
@@ -213,7 +216,7 @@ def harden(
 
 
 def _checked(net: nn.Module) -> GatedNetwork:
-    """A copy of the network in eval mode, or the reason why there is nothing to harden."""
+    """A copy of the network in eval mode; networks that cannot be hardened are refused."""
     net = unwrapped(net)
     if not isinstance(net, GatedNetwork):
         raise ConversionError(
@@ -222,8 +225,8 @@ def _checked(net: nn.Module) -> GatedNetwork:
         )
     if net.source is None:
         raise ConversionError(
-            f"harden: the units of this network ({net.kind}) read their own pre-activations, there is no gate source "
-            "whose gates could be made hard. net.with_gate('hard') is the ReLU network of the same weights."
+            f"harden: the units of this network ({net.kind}) read their own pre-activations; there is no gate source "
+            "to harden. net.with_gate('hard') is the ReLU network of the same weights."
         )
     if net.gate.hard:
         raise OptionError(
@@ -236,7 +239,7 @@ def _checked(net: nn.Module) -> GatedNetwork:
 
 
 def _train(net: GatedNetwork, rows: Data, common: dict[str, Any], **options: Any) -> Trajectory:
-    if common.get("checkpoint") is not None:  # every phase is a training of its own
+    if common.get("checkpoint") is not None:  # a folder for each phase
         options["checkpoint"] = Path(common["checkpoint"]) / options["label"].replace(" ", "-")
     trajectory = train(net, (rows.x, rows.y), **(common | options))
     assert isinstance(trajectory, Trajectory)
@@ -246,7 +249,7 @@ def _train(net: GatedNetwork, rows: Data, common: dict[str, Any], **options: Any
 def _best(candidates: dict[str, GatedNetwork], rows: Data, loss: str) -> str:
     """The name of the network with the highest accuracy, then the lowest loss; the earliest of equals.
 
-    Cross-entropy alone would reward a network for being less sure of itself, and miss that it is wrong more often.
+    Cross-entropy alone would prefer a less confident network that is wrong more often.
     """
 
     def rank(name: str) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pathlens.models import GatedNetwork, Open
 from pathlens.models.tracing import max_pools
@@ -115,17 +115,17 @@ class HardeningReport:
         return "\n".join(lines)
 
 
-def blocks(x: Tensor) -> Iterator[Tensor]:
-    """The rows in pieces that fit a forward pass; copies, for a network may change its input."""
-    for part in x.split(max(1, _AT_ONCE // x[0].numel())):
+def blocks(x: Tensor, rows: int | None = None) -> Iterator[Tensor]:
+    """Copies of at most so many rows (a network may change its input); by default as many as fit a forward pass."""
+    for part in x.split(rows or max(1, _AT_ONCE // x[0].numel())):
         yield part.clone()
 
 
 @exact_precision()
-def outputs_of(net: GatedNetwork, x: Tensor) -> Tensor:
-    """f(x) without gradient, shape (n, c)."""
+def outputs_of(net: nn.Module, x: Tensor, rows: int | None = None) -> Tensor:
+    """f(x) without gradient, shape (n, c), computed in blocks of rows."""
     with torch.no_grad():
-        return torch.cat([net(part) for part in blocks(x)])
+        return torch.cat([net(part) for part in blocks(x, rows)])
 
 
 def score(f: Tensor, y: Tensor, loss: str) -> Score:
