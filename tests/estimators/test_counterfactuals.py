@@ -17,9 +17,9 @@ from sklearn.exceptions import NotFittedError
 
 from pathlens import DLGNClassifier, DLGNRegressor
 from pathlens.errors import LabelError, OptionError, RegionError, ShapeError, UnknownNameError
-from pathlens.estimators import HalfSpaceModel, counterfactuals
-from pathlens.estimators.counterfactuals import Counterfactual, Goal, Room, Search, counterfactual, find_nearest
 from pathlens.estimators.report import NearestChange
+from pathlens.regions import HalfSpaceModel, counterfactuals
+from pathlens.regions.counterfactuals import Counterfactual, FeasibleSet, Goal, Search, counterfactual, find_nearest
 
 
 def random_model(seed, d, hidden, c=1, spread=1.0, constant=False):
@@ -100,7 +100,9 @@ def test_it_is_the_nearest_of_all_cells(seed, d, hidden, constant, starts):
     sign = -np.sign(model.outputs(row[None])[0, 0])
     lowest, highest = np.minimum(rows.min(0), row), np.maximum(rows.max(0), row)
     wanted = by_all_cells(model, row, sign, lowest, highest)
-    search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), Room.of(row, model.spread, rows, [], None))
+    search = Search(
+        model, row, Goal(np.array([[sign]]), np.zeros(1)), FeasibleSet.of(row, model.spread, rows, [], None)
+    )
     find_nearest(search, rows if starts else None, 60.0)
     if not found_and_proved(search, wanted):
         return
@@ -118,11 +120,11 @@ def test_whole_numbers_and_categories_stay_what_they_are(seed, hidden, starts):
     rows = np.column_stack([rng.normal(size=40) * 2, rng.integers(-3, 4, 40), np.eye(3)[rng.integers(0, 3, 40)]])
     row = rows[0]
     sign = -np.sign(model.outputs(row[None])[0, 0])
-    room = Room.of(row, model.spread, rows, [], None)
-    assert room.whole.tolist() == [False, True, True, True, True]
-    assert [group.tolist() for group in room.groups] == [[2, 3, 4]]
+    allowed = FeasibleSet.of(row, model.spread, rows, [], None)
+    assert allowed.whole.tolist() == [False, True, True, True, True]
+    assert [group.tolist() for group in allowed.groups] == [[2, 3, 4]]
     wanted = by_all_cells(model, row, sign, rows.min(0), rows.max(0), whole=(1, 2, 3, 4), group=(2, 3, 4))
-    search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), room)
+    search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), allowed)
     find_nearest(search, rows if starts else None, 60.0)
     if not found_and_proved(search, wanted):
         return
@@ -136,14 +138,16 @@ def test_categories_stay_what_they_are_whatever_else_is_whole_and_where_x_has_no
     rows = np.column_stack([rng.integers(-3, 4, 40), np.eye(3)[rng.integers(0, 3, 40)]]).astype(float)
     unknown = np.array([1.0, 0, 0, 0])
     for row, whole in ((rows[0], [0]), (rows[0], []), (unknown, None)):
-        room = Room.of(row, np.ones(4), rows, [], whole)
-        assert [group.tolist() for group in room.groups] == [[1, 2, 3]]
-        assert room.whole.tolist() == [whole != [], True, True, True]
+        allowed = FeasibleSet.of(row, np.ones(4), rows, [], whole)
+        assert [group.tolist() for group in allowed.groups] == [[1, 2, 3]]
+        assert allowed.whole.tolist() == [whole != [], True, True, True]
         model = random_model(2, 4, (3,))
         sign = -np.sign(model.outputs(row[None])[0, 0])
-        search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), room)
+        search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), allowed)
         find_nearest(search, rows, 20.0)
-        wanted = by_all_cells(model, row, sign, room.lowest, room.highest, np.flatnonzero(room.whole), (1, 2, 3))
+        wanted = by_all_cells(
+            model, row, sign, allowed.lowest, allowed.highest, np.flatnonzero(allowed.whole), (1, 2, 3)
+        )
         assert found_and_proved(search, wanted)
         assert sorted(search.point(search.found)[1:]) == sorted(row[1:])
 
@@ -186,7 +190,7 @@ def test_of_several_classes_it_is_the_nearest_of_one_or_of_any(seed, hidden, any
     if not any_of:
         goal = Goal(np.delete(eye[other] - eye, other, axis=0), np.zeros(3))
     wanted = min(each) if any_of else each[[k for k in range(4) if k != now].index(other)]
-    search = Search(model, row, goal, Room.of(row, model.spread, rows, [], None))
+    search = Search(model, row, goal, FeasibleSet.of(row, model.spread, rows, [], None))
     find_nearest(search, rows if starts else None, 60.0)
     if not found_and_proved(search, wanted):
         return
@@ -329,8 +333,8 @@ def test_rounded_rows_stay_what_rows_may_be(seed, hidden, constant):
     rng = np.random.default_rng(seed + 1)
     rows = np.column_stack([rng.normal(size=(40, 2)) * 2, rng.integers(-3, 4, 40), np.eye(3)[rng.integers(0, 3, 40)]])
     row, kept = rows[0], int(rng.integers(0, 3))
-    room = Room.of(row, model.spread, rows, [kept], None)
-    search = Search(model, row, flip(model, row), room)
+    allowed = FeasibleSet.of(row, model.spread, rows, [kept], None)
+    search = Search(model, row, flip(model, row), allowed)
     find_nearest(search, rows, 60.0)
     if search.found is None:
         return
@@ -421,7 +425,7 @@ def test_it_stops_in_time_whatever_takes_long(d, hidden, whole):
     model = random_model(0, d, hidden, spread=4.0)
     rng = np.random.default_rng(1)
     rows = rng.integers(0, 17, (300, d)).astype(float) if whole else 4 * rng.normal(size=(300, d))
-    search = Search(model, rows[0], flip(model, rows[0]), Room.of(rows[0], model.spread, rows, [], None))
+    search = Search(model, rows[0], flip(model, rows[0]), FeasibleSet.of(rows[0], model.spread, rows, [], None))
     assert len(search.whole) == (d if whole else 0)
     begun = time.monotonic()
     find_nearest(search, rows, 0.4)
@@ -437,7 +441,9 @@ def test_a_cell_that_the_solver_gives_up_is_not_taken_for_empty(monkeypatch):
     assert np.isfinite(wanted)
     gave_up = type("Solved", (), {"status": 4, "x": None})
     monkeypatch.setattr(counterfactuals, "linprog", lambda *a, **k: gave_up)
-    search = Search(model, row, Goal(np.array([[sign]]), np.zeros(1)), Room.of(row, model.spread, rows, [], None))
+    search = Search(
+        model, row, Goal(np.array([[sign]]), np.zeros(1)), FeasibleSet.of(row, model.spread, rows, [], None)
+    )
     find_nearest(search, None, 20.0)
     assert search.at_least <= wanted + 1e-5
 
@@ -480,7 +486,7 @@ def test_what_cannot_be_asked_is_said(flowers):
         (UnknownNameError, "sepal width", {"keep": "sepal widht (cm)"}),
         (OptionError, "no feature 4; they are 0 to 3", {"keep": 4}),
         (UnknownNameError, "petal", {"whole": ["petal"]}),
-        (OptionError, r"feature 'sepal width \(cm\)' is to be whole and has 3.2 in x", {"whole": 1}),
+        (OptionError, r"feature 'sepal width \(cm\)' must be an integer, but is 3.2 in x", {"whole": 1}),
         (OptionError, "no feature may change", {"keep": range(4)}),
         (OptionError, "seconds must be positive", {"seconds": 0}),
     ):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pathlens import DLGNClassifier, DLGNRegressor, regions
-from pathlens.estimators import HalfSpaceModel
+from pathlens.regions import HalfSpaceModel
 
 
 def model_of(normals, offsets, weights, biases, centre):

@@ -3,19 +3,16 @@
 >>> from pathlens import DLGNClassifier
 """
 
-from pathlens.estimators.counterfactuals import Counterfactual
 from pathlens.estimators.dlgn import DLGNClassifier, DLGNRegressor
 from pathlens.estimators.explanations import PredictionExplanation, Rule, Rules
-from pathlens.estimators.halfspaces import HalfSpaceModel, predict_from_export
+from pathlens.estimators.export import predict_from_export
 from pathlens.estimators.kernel import PathKernelClassifier, PathKernelRegressor
 from pathlens.estimators.page import load_model_report, save_model_report, write_model_page
 from pathlens.estimators.report import ModelReport, build_model_report
 
 __all__ = [
-    "Counterfactual",
     "DLGNClassifier",
     "DLGNRegressor",
-    "HalfSpaceModel",
     "ModelReport",
     "PathKernelClassifier",
     "PathKernelRegressor",

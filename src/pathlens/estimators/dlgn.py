@@ -17,11 +17,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from pathlens.errors import EmptyDataError, LabelError, OptionError, ShapeError, unknown_name
-from pathlens.estimators.counterfactuals import Counterfactual, Goal, counterfactual
 from pathlens.estimators.explanations import PredictionExplanation, Rules, explain_rows, plot_rules, rules_of
 from pathlens.estimators.files import load_estimator, save_estimator
 from pathlens.estimators.fitting import fit, split_indices
-from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.estimators.page import save_model_report, write_model_page
 from pathlens.estimators.recipes import resolve_recipe
 from pathlens.estimators.report import build_model_report
@@ -30,6 +28,8 @@ from pathlens.estimators.weights import row_weights, weighted_classes
 from pathlens.indexing import as_number
 from pathlens.models import GatedNetwork
 from pathlens.pages import page_path
+from pathlens.regions.counterfactuals import Counterfactual, Goal, counterfactual
+from pathlens.regions.halfspace_model import HalfSpaceModel
 
 
 def _as_table(x: Any) -> Any:
@@ -201,7 +201,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
     def _counterfactual(
         self, x: Any, wanted: Any, within: Any, keep: Any, whole: Any, seconds: float
     ) -> Counterfactual:
-        """`wanted` tells from f of the row what outputs are asked for, and in words what is predicted for them."""
+        """`wanted(f)` returns the goal for a row with outputs f, and its description."""
         check_is_fitted(self)
         if not (isinstance(seconds, Real) and seconds > 0):
             raise OptionError(f"counterfactual: seconds must be positive, got {seconds!r}.")
@@ -210,15 +210,17 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         integers = None if isinstance(whole, str) and whole == "auto" else _feature_indices(whole, names)
         row = self._check_rows(_as_table(x))
         if len(row) != 1:
-            raise ShapeError(f"counterfactual: expected one row, got {len(row)}. Ask for each on its own.")
+            raise ShapeError(f"counterfactual: expected one row, got {len(row)}. Call it once for each row.")
         for j in integers or ():
             if row[0, j] != np.floor(row[0, j]):
-                raise OptionError(f"counterfactual: feature {names[j]!r} is to be whole and has {row[0, j]:g} in x.")
+                raise OptionError(
+                    f"counterfactual: feature {names[j]!r} must be an integer, but is {row[0, j]:g} in x."
+                )
         rows = None if within is None else self._check_rows(within)
         goal, what = wanted(self.model_.outputs(row)[0])
-        point, *told = counterfactual(self.model_, row[0], goal, what, rows, fixed, integers, float(seconds))
+        point, *distances = counterfactual(self.model_, row[0], goal, what, rows, fixed, integers, float(seconds))
         before, after = (self.decode_predictions(self.model_.outputs(r[None]))[0] for r in (row[0], point))
-        return Counterfactual(row[0], point, before, after, *told, tuple(names), self.model_.spread)
+        return Counterfactual(row[0], point, before, after, *distances, tuple(names), self.model_.spread)
 
     def report(
         self,

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from pathlens.errors import OptionError, ShapeError
-from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.explanations import Explanation, TabularResult, r_squared
 from pathlens.indexing import as_number
 from pathlens.plotting import get_axes, plot_sum
+from pathlens.regions.halfspace_model import HalfSpaceModel
 
 # --- rules -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Fitted estimators on disk: safetensors and JSON as `pathlens.records` writes them, never a pickle."""
+"""Fitted estimators on disk: safetensors and JSON, as `pathlens.records` writes them; no pickle."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from pathlens.errors import FileFormatError, OptionError
-from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.records import TensorHeader, load_tensors, save_tensors
+from pathlens.regions.halfspace_model import HalfSpaceModel
 
 E = TypeVar("E")
 _SCALARS = ("loss_", "soft_loss_", "hardening_", "weight_decay_", "n_iter_", "n_features_in_", "_one_target")
@@ -52,7 +52,7 @@ def save_estimator(estimator: Any, path: str | Path) -> None:
         listed = labels.tolist()
         if not all(isinstance(v, (str, bool, int, float)) for v in listed):
             raise OptionError(f"{name}.save: class labels must be strings or numbers to be written to a file.")
-        # strings of numpy and of Python alike come back as they were
+        # the dtype keeps numpy strings and Python strings apart
         classes = ClassLabels(listed, "object" if labels.dtype == object else labels.dtype.str)
     tensors = {k: torch.tensor(a) for k, a in estimator.model_.arrays().items()}
     header = EstimatorHeader(
@@ -66,12 +66,12 @@ def save_estimator(estimator: Any, path: str | Path) -> None:
 
 
 def load_estimator(cls: type[E], path: str | Path) -> E:
-    """Read what `save_estimator` wrote for this class."""
+    """Read an estimator of this class that `save_estimator` wrote."""
     tensors, header = load_tensors(path, EstimatorHeader)
     if header.estimator != cls.__name__:
-        raise FileFormatError(f"{path}: holds a {header.estimator}, not a {cls.__name__}. Load it as what it is.")
+        raise FileFormatError(f"{path}: holds a {header.estimator}, not a {cls.__name__}. Load it with that class.")
     try:
-        parameters = {k: _as_it_was(v) for k, v in header.parameters.items()}
+        parameters = {k: _from_plain(v) for k, v in header.parameters.items()}
         estimator = cls(**parameters)
         setattr(estimator, "model_", HalfSpaceModel.from_arrays({k: t.numpy() for k, t in tensors.items()}))  # noqa: B010
         for name, value in header.fitted.items():
@@ -88,7 +88,7 @@ def load_estimator(cls: type[E], path: str | Path) -> E:
 
 
 def _labels(values: list[Any], dtype: str) -> np.ndarray:
-    """Class labels in the type they had, which may be wider than these labels need, but not without limit."""
+    """Class labels in their saved dtype, of limited size."""
     kind = np.dtype(dtype)
     if len(values) * kind.itemsize > 1 << 26:
         raise ValueError(f"{len(values)} class labels of dtype {dtype!r}, more than a model has")
@@ -98,13 +98,13 @@ def _labels(values: list[Any], dtype: str) -> np.ndarray:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Mapping):  # keys of JSON are strings, and labels may be numbers
+    if isinstance(value, Mapping):  # keys of JSON are strings, but labels may be numbers
         return {"keys": _plain(list(value)), "values": _plain(list(value.values()))}
     return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
 
 
-def _as_it_was(value: Any) -> Any:
-    """The way back from `_plain`."""
+def _from_plain(value: Any) -> Any:
+    """The inverse of `_plain`."""
     if isinstance(value, dict):
         return dict(zip(value["keys"], value["values"], strict=True))
     return tuple(value) if isinstance(value, list) else value

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from pathlens.estimators.halfspaces import ONE_AT_A_TIME, HalfSpaceModel
 from pathlens.estimators.recipes import FOLDS, Recipe
 from pathlens.hardening.training import (
     mean_prediction,
@@ -26,6 +25,7 @@ from pathlens.hardening.training import (
 )
 from pathlens.models import GatedNetwork, dlgn
 from pathlens.regions import halfspaces
+from pathlens.regions.halfspace_model import ONE_AT_A_TIME, HalfSpaceModel
 
 
 @dataclass(frozen=True)

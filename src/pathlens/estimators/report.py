@@ -13,9 +13,9 @@ import numpy as np
 from sklearn.metrics import r2_score
 
 from pathlens.errors import EmptyDataError, RegionError, ShapeError
-from pathlens.estimators.counterfactuals import Counterfactual
 from pathlens.explanations import to_plain
 from pathlens.progress import ProgressBar
+from pathlens.regions.counterfactuals import Counterfactual
 
 _MOST_CLASSES = 12  # a confusion matrix is shown for at most so many classes
 _MOST_TERMS = 8  # features listed for one row

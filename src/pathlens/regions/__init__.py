@@ -5,6 +5,8 @@ polyhedron (`path_region`); planes and segments are cut into cells exactly for t
 `segment1d`).
 """
 
+from pathlens.regions.counterfactuals import Counterfactual
+from pathlens.regions.halfspace_model import HalfSpaceModel
 from pathlens.regions.halfspaces import Group, HalfSpaceGroups, HalfSpaces, Member, halfspaces
 from pathlens.regions.partitions import Plane, Segment1D, SegmentRegion, Slice2D, SliceRegion
 from pathlens.regions.polyhedra import Farkas, Interior, PathRegion, path_region
@@ -12,9 +14,11 @@ from pathlens.regions.slices import segment1d, slice2d
 from pathlens.regions.summaries import SliceSummary
 
 __all__ = [
+    "Counterfactual",
     "Farkas",
     "Group",
     "HalfSpaceGroups",
+    "HalfSpaceModel",
     "HalfSpaces",
     "Interior",
     "Member",

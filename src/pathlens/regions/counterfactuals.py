@@ -1,10 +1,8 @@
-"""The smallest change of a row that changes its prediction, found and proved with the half-spaces of a model.
+"""Counterfactuals: the smallest change of a row that changes a model's prediction, with a proved lower bound.
 
-Inside a cell of the half-spaces f is affine, so that the nearest point of a cell with the prediction asked for is a
-linear program. Which cell it lies in is a mixed integer one: a gate is a variable only where its boundary can be
-reached within the distance looked at. What is found lies on the boundary, and is rounded to the other side of it:
-users get values that they can type in. May import the half-spaces, errors, pictures and the progress bar; solvers are
-scipy's.
+Inside a cell of the half-spaces f is affine, so that the nearest point of a cell is found by a linear program. The
+search over cells is a mixed integer program with a variable for each gate whose boundary is within the search distance.
+The solution lies on a boundary and is rounded to the other side of it, to values with few decimals.
 """
 
 from __future__ import annotations
@@ -19,42 +17,42 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
 from pathlens.errors import OptionError, RegionError
-from pathlens.estimators.halfspaces import HalfSpaceModel
 from pathlens.explanations import TabularResult
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
+from pathlens.regions.halfspace_model import HalfSpaceModel
 
-FAR = 100.0  # standard deviations: where a feature has no range, what is farther is not looked at
-_FIRST, _GROWTH = 0.25, 1.5  # distances looked at
-_STARTS, _STEPS, _IMPROVED = 16, 64, 4  # rows to come from, points on the way from each, and those made nearer
-_LONGEST = 0.95  # share of the time left that a program over all cells may take: the cell it finds needs some, too
-_GAP = 1e-4  # relative difference between distance and bound that counts as none
+FAR = 100.0  # standard deviations; the search distance for features without a range
+_FIRST, _GROWTH = 0.25, 1.5  # first search distance, and its growth
+_STARTS, _STEPS, _IMPROVED = 16, 64, 4  # start rows, points on the segment to each, and starts to improve
+_LONGEST = 0.95  # share of the remaining time for a mixed integer program; its cell needs the rest
+_GAP = 1e-4  # relative difference between distance and bound that counts as zero
 _TOLERANCE = 1e-6  # of the solvers, in standard deviations
-_MANY = 1e9  # whole numbers are looked for up to here
-_INSIDE = (1e-7, 1e-6, 1e-5)  # how far inside a cell to stay, likewise: more where rounding puts the point outside
-_ROUNDING = 1e-3  # share of the distance that rounding values to few decimals may add
-_POLISHING = 0.5  # seconds for it, beside those of the search
+_MANY = 1e9  # integer features are bounded by this
+_INSIDE = (1e-7, 1e-6, 1e-5)  # distance to stay inside a cell, likewise; larger if rounding puts the point outside
+_ROUNDING = 1e-3  # largest relative increase of the distance by rounding values
+_POLISHING = 0.5  # seconds for rounding, beyond those of the search
 _DECIMALS = 12  # most decimals tried, counted from the leading digit of the standard deviation
 
 
 @dataclass(frozen=True, repr=False)
 class Counterfactual(TabularResult):
-    """A row nearby with another prediction.
+    """A nearby row with another prediction.
 
     Attributes
     ----------
     row, point : (d,)
-        The row asked about, and what it would have to be. The values of `point` are rounded, and are what is printed:
-        typed in, they have the prediction `after`.
+        The given row, and the changed one. The values of `point` are rounded as printed, and have the prediction
+        `after`.
     before, after : object
-        What the model predicts for them.
+        Predictions for the two.
     distance : float
         Σ_j |change of feature j| / (its standard deviation in training), from `row` to `point`.
     at_least : float
-        Proved: no row with the prediction asked for is nearer than this, up to the solver's tolerance of 1e-6. Points
-        that are less than 1e-7 from a boundary do not count: rounding could put them on either side.
+        Proved lower bound of the distance, up to the solver's tolerance of 1e-6. Points less than 1e-7 from a boundary
+        do not count: rounding could put them on either side.
     unrounded : float
-        The distance before values were rounded, which adds a thousandth to it at most.
+        The distance before values were rounded, which adds at most a thousandth.
     """
 
     row: np.ndarray
@@ -69,12 +67,12 @@ class Counterfactual(TabularResult):
 
     @property
     def nearest(self) -> bool:
-        """Whether it is proved that no other is nearer than this was before rounding, to a relative 1e-4."""
+        """Whether it is proved that no other row is nearer, before rounding and to a relative 1e-4."""
         return self.unrounded <= self.at_least * (1 + _GAP) + _TOLERANCE
 
     @property
     def changes(self) -> dict[str, tuple[float, float]]:
-        """Features that change, those that change most first: from, to."""
+        """Old and new value of each feature that changes, largest change first."""
         share = np.abs(self.point - self.row) / np.where(self.spread > 0, self.spread, 1)
         order = [j for j in np.argsort(-share, kind="stable") if share[j] > 0]
         return {self.names[j]: (float(self.row[j]), float(self.point[j])) for j in order}
@@ -85,7 +83,7 @@ class Counterfactual(TabularResult):
         return {name: (_as_text(old, new), _in_full(new)) for name, (old, new) in self.changes.items()}
 
     def table(self) -> dict[str, list[Any]]:
-        """One row per feature that changes, those that change most first."""
+        """One row per feature that changes, largest change first."""
         old, new = ([pair[i] for pair in self.changes.values()] for i in range(2))
         return {"feature": list(self.changes), "from": old, "to": new}
 
@@ -130,7 +128,7 @@ def _in_full(value: float) -> str:
 
 
 def _as_text(value: float, other: float) -> str:
-    """Six digits of a value, or as many as it takes to print it on the side of the other that it is on.
+    """A value with six digits, or as many as it takes to print it on its own side of the other.
 
     >>> _as_text(1 / 3, 0.5), _as_text(2020.3712, 2020.37)
     ('0.333333', '2020.371')
@@ -143,7 +141,7 @@ def _as_text(value: float, other: float) -> str:
 
 @dataclass(frozen=True)
 class Goal:
-    """Outputs f with ``signs @ f > low``, in every row of `signs` or, with `any_of`, in one at least.
+    """Outputs f with ``signs @ f > low``: in every row of `signs`, or with `any_of` in at least one.
 
     Attributes
     ----------
@@ -156,28 +154,28 @@ class Goal:
     any_of: bool = False
 
     def margin(self, f: np.ndarray) -> np.ndarray:
-        """How far above outputs (n, c) are: (n,), positive where they are among them."""
+        """Margin of outputs (n, c): (n,), positive where the goal is met."""
         above = f @ self.signs.T - self.low
         return above.max(1) if self.any_of else above.min(1)
 
     def part(self, f: np.ndarray) -> np.ndarray:
-        """Indices of the rows of `signs` to be met together: all, or the one that outputs (c,) meet best."""
+        """Indices of the rows of `signs` to be met: all, or the one that outputs (c,) meet best."""
         margin = self.signs @ f - self.low
         return np.array([margin.argmax()]) if self.any_of else np.arange(len(margin))
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a row may become.
+class FeasibleSet:
+    """Ranges and constraints of the changed row.
 
     Attributes
     ----------
     lowest, highest : (d,)
-        Of each feature; equal where it must not change.
+        Bounds of each feature; equal where it must not change.
     whole : (d,) of bool
-        Features that stay whole numbers.
+        Features that stay integers.
     groups : list of int arrays
-        Of each, the features keep their sum: columns that encode one category.
+        Features that keep their sum: one-hot columns of one category.
     moves : int array
         Features that may change.
     """
@@ -196,8 +194,8 @@ class Room:
         within: np.ndarray | None,
         keep: Sequence[int],
         whole: Sequence[int] | None,
-    ) -> Room:
-        """Ranges, whole numbers and groups as the rows `within` have them; `whole` are indices, or None to look."""
+    ) -> FeasibleSet:
+        """Ranges, integer features and groups from the rows `within`; `whole` are indices, or None to detect them."""
         if within is None:
             lowest, highest = np.full(len(row), -np.inf), np.full(len(row), np.inf)
             seen = row[None]
@@ -212,7 +210,7 @@ class Room:
         elif within is not None:
             integers = (seen == np.floor(seen)).all(0)
         groups = []
-        if within is not None:  # as its rows have them: x itself may be of a category that none of them has
+        if within is not None:  # from `within` alone: x may have a category that does not occur there
             groups = _groups(within, ((seen == 0) | (seen == 1)).all(0))
             integers[[j for group in groups for j in group]] = True
         moves = np.flatnonzero((spread > 0) & (highest > lowest))
@@ -220,7 +218,7 @@ class Room:
 
 
 def _groups(rows: np.ndarray, binary: np.ndarray) -> list[np.ndarray]:
-    """Runs of neighbouring 0/1 columns of which every row has exactly one, as one-hot encoders write them.
+    """Runs of adjacent 0/1 columns with exactly one 1 in every row, as one-hot encoders write them.
 
     >>> _groups(np.array([[1, 0, 0, 1, 7], [0, 1, 0, 1, 8], [0, 0, 1, 1, 7]]), np.array([True] * 4 + [False]))
     [array([0, 1, 2])]
@@ -240,26 +238,24 @@ def _groups(rows: np.ndarray, binary: np.ndarray) -> list[np.ndarray]:
 
 
 class Search:
-    """Looks for the nearest row that has the outputs asked for.
+    """The search for the nearest row whose outputs meet a goal.
 
     Parameters
     ----------
     model : HalfSpaceModel
     row : (d,)
     goal : Goal
-        What is asked for.
-    room : Room
-        What each feature may become.
+    feasible : FeasibleSet
     """
 
-    def __init__(self, model: HalfSpaceModel, row: np.ndarray, goal: Goal, room: Room) -> None:
+    def __init__(self, model: HalfSpaceModel, row: np.ndarray, goal: Goal, feasible: FeasibleSet) -> None:
         self.model, self.row, self.goal = model, row, goal
-        self.moves = room.moves
+        self.moves = feasible.moves
         self.scale = model.spread[self.moves]
-        self.lowest, self.highest = room.lowest[self.moves], room.highest[self.moves]
-        self.whole = np.flatnonzero(room.whole[self.moves])
+        self.lowest, self.highest = feasible.lowest[self.moves], feasible.highest[self.moves]
+        self.whole = np.flatnonzero(feasible.whole[self.moves])
         # (groups, features that may change): 1 in the group
-        self.sums = np.array([np.isin(self.moves, group) for group in room.groups]).reshape(-1, len(self.moves))
+        self.sums = np.array([np.isin(self.moves, group) for group in feasible.groups]).reshape(-1, len(self.moves))
         self.down, self.up = (
             np.nan_to_num((bound - row[self.moves]) / self.scale, posinf=FAR, neginf=-FAR)
             for bound in (self.lowest, self.highest)
@@ -272,15 +268,15 @@ class Search:
             self.normals.append(slopes / size[:, None])
             self.offsets.append((normal @ row + offset) / size)
         self.farthest = FAR if np.isinf(self.highest).any() else float(np.maximum(self.up, -self.down).sum())
-        self.found: np.ndarray | None = None  # change, in standard deviations
+        self.found: np.ndarray | None = None  # the best change so far, in standard deviations
         self.distance = np.inf
         self.at_least = 0.0
-        self.unsure = False  # whether a cell was left without an answer
+        self.unsure = False  # whether the program of a cell was not solved
 
     # --- points ------------------------------------------------------------------------------------------------
 
     def point(self, change: np.ndarray) -> np.ndarray:
-        """The row after a change of the features that may; those that do not change keep their bits."""
+        """The row after a change of its movable features; those that do not change keep their exact values."""
         out = np.broadcast_to(self.row, (*change.shape[:-1], len(self.row))).copy()
         old = self.row[self.moves]
         moved = np.clip(old + change * self.scale, self.lowest, self.highest)
@@ -289,12 +285,12 @@ class Search:
         return out
 
     def works(self, change: np.ndarray) -> np.ndarray:
-        """Whether changed rows are allowed and have what is asked for, by the model itself: (n,)."""
+        """Whether changed rows are feasible and the model's outputs meet the goal: (n,)."""
         kept = np.abs((change * self.scale) @ self.sums.T).max(1, initial=0) < 1e-9
         return kept & (self.goal.margin(self.model.outputs(self.point(change))) > 0)
 
     def snapped(self, change: np.ndarray) -> np.ndarray:
-        """The change with features that are whole numbers at the nearest one."""
+        """The change with integer features rounded to the nearest integer."""
         out, w = change.copy(), self.whole
         row, scale = self.row[self.moves][w], self.scale[w]
         out[..., w] = (np.clip(np.round(row + change[..., w] * scale), self.lowest[w], self.highest[w]) - row) / scale
@@ -310,7 +306,7 @@ class Search:
     # --- one cell ----------------------------------------------------------------------------------------------
 
     def _walls(self, bits: Sequence[np.ndarray], part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A cell, and a part of the goal in it, as inequalities left · change ≥ right, the largest coefficient 1."""
+        """A cell and a part of the goal as inequalities left · change ≥ right, scaled to a largest coefficient of 1."""
         signs, low = self.goal.signs[part], self.goal.low[part]
         slope, value = self.model.weights[-1], self.model.biases[-1]
         for gate, weight, bias in zip(bits[::-1], self.model.weights[-2::-1], self.model.biases[-2::-1]):
@@ -331,7 +327,7 @@ class Search:
     def _cell(self, bits: Sequence[np.ndarray], part: np.ndarray, until: float) -> np.ndarray | None:
         """The nearest point of a cell that meets a part of the goal: a linear program over increases and decreases.
 
-        Out of time it may be one that is not the nearest; `unsure` is set then.
+        If time runs out it may not be the nearest; `unsure` is set then.
         """
         left, right = self._walls(bits, part)
         moved = np.abs(left).max(1, initial=0) > 0  # the others do not depend on the change
@@ -358,20 +354,20 @@ class Search:
             if solved.x is None or solved.status not in (0, 1):
                 return None
             change = self.snapped(solved.x[:k] - solved.x[k : 2 * k])
-            change[np.abs(change) < _INSIDE[0] / 10] = 0  # what the solver left, not what is needed
+            change[np.abs(change) < _INSIDE[0] / 10] = 0  # residues of the solver
             if self.works(change[None])[0]:
                 return change
         self.unsure = True
         return None
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of increases, decreases and the values of features that are whole numbers."""
+        """Bounds of increases, decreases and the values of integer features."""
         w = self.whole
         low = np.concatenate([np.zeros(2 * len(self.moves)), np.maximum(self.lowest[w], -_MANY)])
         return low, np.concatenate([self.up, -self.down, np.minimum(self.highest[w], _MANY)])
 
     def equalities(self) -> tuple[np.ndarray, np.ndarray]:
-        """What holds between these: whole numbers are row + change, and groups keep their sum."""
+        """Equations between these: integer features are row + change, and groups keep their sum."""
         k, w = len(self.moves), len(self.whole)
         change = np.concatenate([np.diag(self.scale)[self.whole], self.sums * self.scale])
         integers = np.concatenate([-np.eye(w), np.zeros((len(self.sums), w))])
@@ -379,7 +375,7 @@ class Search:
         return rows, np.concatenate([-self.row[self.moves][self.whole], np.zeros(len(self.sums))])
 
     def improve(self, change: np.ndarray, until: float) -> None:
-        """From a point that works to the nearest one of its cell, then over the walls it lies at, while that helps."""
+        """From a valid point to the nearest of its cell, then across the walls it touches while the distance falls."""
         self._keep(change)
         point = self.point(change)[None]
         bits, part = [b[0] for b in self.model.bits(point)], self.goal.part(self.model.outputs(point)[0])
@@ -401,7 +397,7 @@ class Search:
                 return
 
     def starts(self, rows: np.ndarray | None, until: float) -> list[np.ndarray]:
-        """The nearest of some points that work: on the way to rows that do, and with one feature changed alone."""
+        """The nearest of some valid points: on segments to valid rows, and with one feature changed."""
         way = np.linspace(0, 1, _STEPS + 1)[1:]
         ends = np.zeros((0, len(self.moves)))
         if rows is not None and len(rows):
@@ -411,9 +407,9 @@ class Search:
         alone = np.concatenate([np.diag(np.clip(sign * 5.0, self.down, self.up)) for sign in (-1, 1)])
         margin = self.goal.margin(self.model.outputs(self.point(alone)))
         found: list[np.ndarray] = []
-        for end in np.concatenate([ends, alone[np.argsort(-margin, kind="stable")]]):  # what promises most comes first
+        for end in np.concatenate([ends, alone[np.argsort(-margin, kind="stable")]]):  # most promising first
             if time.monotonic() > until and (found or not len(ends)):
-                break  # a row that works is one start, at least
+                break  # if there is a valid row, at least one start is returned
             points = self.snapped(way[:, None] * end)
             good = np.flatnonzero(self.works(points))
             if len(good):
@@ -421,13 +417,13 @@ class Search:
         found.sort(key=lambda change: float(np.abs(change).sum()))
         return found[:_IMPROVED]
 
-    # --- values that can be typed in ---------------------------------------------------------------------------
+    # --- rounded values ---------------------------------------------------------------------------------------
 
     def rounded(self, until: float) -> tuple[np.ndarray, float]:
-        """The point found with values of few decimals, and its distance: in the same cell, a share farther at most.
+        """The best point with values of few decimals, in the same cell, and its distance, which is little larger.
 
-        Values are rounded away from the row. Where that leaves the cell, since larger changes may cross its walls, a
-        point deeper inside it is rounded. Where no decimals will do, values stay as they are, which is known to work.
+        Values are rounded away from the row. If the result leaves the cell, a point deeper inside the cell is rounded.
+        If no number of decimals works, the values are not rounded.
         """
         assert self.found is not None
         exact = self.point(self.found)
@@ -436,9 +432,9 @@ class Search:
         some = np.setdiff1d(np.flatnonzero(self.found), self.whole)
         steps = 10.0 ** np.floor(np.log10(self.scale[some])) / self.scale[some]  # of one decimal, at most 1
         for decimals in range(1, _DECIMALS + 1):
-            room = _INSIDE[0] + float(steps.sum()) * 10.0**-decimals
+            inset = _INSIDE[0] + float(steps.sum()) * 10.0**-decimals
             for deeper in (False, True):
-                change = self._deeper(some, left, right + room, until) if deeper else self.found
+                change = self._deeper(some, left, right + inset, until) if deeper else self.found
                 if change is None:
                     continue
                 point = self._outward(some, change, decimals)
@@ -451,7 +447,7 @@ class Search:
         return exact, self.distance
 
     def _outward(self, some: np.ndarray, change: np.ndarray, decimals: int) -> np.ndarray:
-        """The changed row with some features rounded away from the row, no farther than to the end of their range."""
+        """The changed row with some features rounded away from the row, within their ranges."""
         point = self.point(change)
         for j in some:
             at, old = self.moves[j], self.row[self.moves[j]]
@@ -463,7 +459,7 @@ class Search:
         return point
 
     def _deeper(self, some: np.ndarray, left: np.ndarray, right: np.ndarray, until: float) -> np.ndarray | None:
-        """The nearest change of some features alone, each in the direction that it has, with left · change ≥ right."""
+        """The nearest change of some features, each in its present direction, with left · change ≥ right."""
         assert self.found is not None
         fixed, sign = self.found.copy(), np.sign(self.found[some])
         fixed[some] = 0
@@ -490,13 +486,13 @@ class Search:
     # --- all cells ---------------------------------------------------------------------------------------------
 
     def reach(self, slopes: np.ndarray, radius: float) -> tuple[np.ndarray, np.ndarray]:
-        """Smallest and largest value of slopes · change among changes of this length at most: (w,) each."""
+        """Smallest and largest value of slopes · change over changes of at most this length: (w,) each."""
         most = radius * np.abs(slopes).max(1, initial=0)
         ends = slopes * self.down, slopes * self.up
         return (np.maximum(-most, np.minimum(*ends).sum(1)), np.minimum(most, np.maximum(*ends).sum(1)))
 
     def ball(self, radius: float, until: float) -> bool:
-        """Look at all changes of this length at most; whether there is nothing left to ask beyond them."""
+        """Search all changes of at most this length; return whether the search is finished."""
         program = _Program(self, radius)
         while True:
             solved = program.solve(_LONGEST * _left(until))
@@ -517,14 +513,14 @@ class Search:
                 return True  # without this cell a bound would not hold
             if solved.status != 0 or self.distance <= self.at_least * (1 + _GAP) + _TOLERANCE:
                 return True
-            # at its walls the point takes some gates for open and some for closed: there is no such cell
+            # a point on the walls may combine open and closed gates of different cells: no such cell exists
             program.exclude(bits, part)
 
 
 class _Program:
-    """A mixed integer program: the shortest change within a radius, with one 0/1 variable per gate that it may switch.
+    """A mixed integer program: the shortest change within a radius, with a 0/1 variable for each gate that may switch.
 
-    A gate on its boundary may be either, which makes the program a relaxation: its bound holds for all rows.
+    A gate on its boundary may be open or closed, so that the program is a relaxation and its bound holds for all rows.
     """
 
     def __init__(self, search: Search, radius: float) -> None:
@@ -554,7 +550,7 @@ class _Program:
             return np.concatenate([slopes, -slopes, np.zeros((len(slopes), count - 2 * k))], axis=1)
 
         def interval(units: np.ndarray, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            """What is linear in the change is bounded by its length, the rest by its variables."""
+            """Bounds: the linear part by the length of the change, the rest by its variables."""
             rest = units[:, 2 * k :] * self.lower[2 * k :], units[:, 2 * k :] * self.upper[2 * k :]
             bottom, top = search.reach(units[:, :k], radius)
             return bottom + shift + np.minimum(*rest).sum(1), top + shift + np.maximum(*rest).sum(1)
@@ -584,7 +580,7 @@ class _Program:
             units[some], shift[some] = value, 0
         last = search.goal.signs @ model.weights[-1]
         units, shift = last @ units, last @ shift + search.goal.signs @ model.biases[-1] - search.goal.low
-        if len(self.parts):  # one of them at least: the others may be as low as they can be
+        if len(self.parts):  # at least one of them; the others are free
             bottom = np.minimum(interval(units, shift)[0], 0)
             chosen = np.eye(count)[self.parts]
             self.integers[self.parts] = 1
@@ -594,7 +590,7 @@ class _Program:
             self._need(units, -shift)
 
     def _need(self, rows: np.ndarray, least: np.ndarray, most: Any = np.inf) -> None:
-        """most ≥ rows · variables ≥ least, with the largest coefficient of each row made 1."""
+        """Add most ≥ rows · variables ≥ least, each row scaled to a largest coefficient of 1."""
         size = np.abs(rows).max(1, initial=0)
         size = np.where(size > 0, size, 1)
         self.rows.append(rows / size[:, None])
@@ -602,7 +598,7 @@ class _Program:
         self.most.append(most / size)
 
     def solve(self, seconds: float) -> Any:
-        """scipy's result; HiGHS does the work."""
+        """Solve with HiGHS; returns the result of scipy."""
         sides = np.concatenate(self.least), np.concatenate(self.most)
         constraint = LinearConstraint(csr_array(np.concatenate(self.rows)), *sides)
         return milp(
@@ -614,7 +610,7 @@ class _Program:
         )
 
     def bits(self, x: np.ndarray) -> list[np.ndarray]:
-        """The cell that a solution says it lies in."""
+        """The cell of a solution."""
         out = [o.copy() for o in self.open]
         for bits, free, gates in zip(out, self.free, self.gates):
             bits[free] = x[gates] > 0.5
@@ -625,7 +621,7 @@ class _Program:
         return np.array([x[self.parts].argmax()]) if len(self.parts) else np.arange(self.goals)
 
     def exclude(self, bits: Sequence[np.ndarray], part: np.ndarray) -> None:
-        """No solution in this cell that meets this part: at least one of its free gates, or the part, is another."""
+        """Exclude this cell and part: at least one of its free gates, or the part, must differ."""
         row, least = np.zeros(len(self.cost)), 1.0
         if len(self.parts):
             row[self.parts[part]] = -1.0
@@ -637,17 +633,17 @@ class _Program:
 
 
 def _left(until: float) -> float:
-    """Seconds that a solver may take, never zero."""
+    """Remaining seconds for a solver, at least 0.01."""
     return max(until - time.monotonic(), 0.01)
 
 
 def find_nearest(search: Search, rows: np.ndarray | None, seconds: float) -> None:
-    """Run a search: good points first, for half the time at most, then proofs in growing distance."""
+    """Run a search: good points first, for at most half the time, then lower bounds at growing distances."""
     begun = time.monotonic()
     for start in search.starts(rows, begun + seconds / 4):
         search.improve(start, begun + seconds / 2)
     radius = _FIRST
-    with ProgressBar("counterfactual: distances looked at", None) as meter:
+    with ProgressBar("counterfactual: distances", None) as meter:
         while time.monotonic() < begun + seconds:
             radius = min(radius, search.farthest, search.distance)
             if search.ball(radius, begun + seconds) or radius == search.farthest:
@@ -666,17 +662,17 @@ def counterfactual(
     whole: Sequence[int] | None,
     seconds: float,
 ) -> tuple[np.ndarray, float, float, float]:
-    """The nearest row with outputs as the goal has them; `what` describes what it would be predicted.
+    """The nearest row whose outputs meet the goal; `what` describes the wanted prediction in messages.
 
     Returns
     -------
     point, distance, at_least, unrounded
-        The point has rounded values, and the distance is to it; `unrounded` is that of the point found first.
+        The rounded point, its distance, the lower bound, and the distance before rounding.
     """
-    room = Room.of(row, model.spread, within, keep, whole)
-    if not len(room.moves):
+    feasible = FeasibleSet.of(row, model.spread, within, keep, whole)
+    if not len(feasible.moves):
         raise OptionError("counterfactual: no feature may change. Keep fewer, or give `within` more rows.")
-    search = Search(model, row, goal, room)
+    search = Search(model, row, goal, feasible)
     find_nearest(search, within, seconds)
     if search.found is None:
         where = "the ranges of `within`" if within is not None else f"{FAR:g} standard deviations"

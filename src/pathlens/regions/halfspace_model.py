@@ -1,15 +1,10 @@
-"""The fitted network as plain arrays: half-spaces of the input space and the values that they switch.
-
-Everything is in the units of the data, so that what is printed, saved and predicted with is one and the same thing.
-How the arrays come about is `fitting.py`.
-"""
+"""`HalfSpaceModel`: a hard-gated network as plain arrays, half-spaces of the input space and the values they switch."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +12,10 @@ import torch
 from pathlens.errors import ShapeError
 from pathlens.models import GatedNetwork, dlgn_shallow
 
-_ROWS = 4096  # rows worked on at once
-_SEGMENTS = 128  # segments followed at once
-_TOGETHER = 1e-9  # gates that switch within this share of a segment do so together: their order could be rounding
-_LOST = 1e-6  # changes of features that cancel to this share of their sizes are rounding
+_ROWS = 4096  # rows per block
+_SEGMENTS = 128  # segments per block
+_TOGETHER = 1e-9  # gates that switch within this share of a segment switch together: their order could be rounding
+_LOST = 1e-6  # a sum of changes below this share of their sizes is rounding
 
 # building a network traces it, and training sets torch's thread count and global generator: one at a time per process
 ONE_AT_A_TIME = threading.RLock()
@@ -37,13 +32,13 @@ class HalfSpaceModel:
     normals : tuple of (w_l, d), offsets : tuple of (w_l,)
         The half-spaces of each of the L hidden layers.
     weights : tuple of (w_l, w_{l−1}) and (c, w_L), biases : tuple of (w_l,) and (c,)
-        The values; a piecewise constant network has a zero first weight, its cells differ by their biases alone.
+        The value network; a piecewise constant network has a zero first weight.
     importances : tuple of (w_l,)
-        Mean over the training rows of |what closing the gate would change|, summed over outputs.
+        Mean over the training rows of |change of the outputs if the gate were closed|, summed over outputs.
     open_shares : tuple of (w_l,)
         Share of the training rows inside the half-space.
     groups : (w_L,) of int
-        For each last-layer half-space, the most important one that holds the same training rows.
+        For each last-layer half-space, the most important one that contains the same training rows.
     spread, centre : (d,)
         Standard deviation of each feature in training, 0 where it was constant, and its mean.
     """
@@ -75,7 +70,7 @@ class HalfSpaceModel:
 
     @property
     def in_use(self) -> int:
-        """Half-spaces that cut the training rows in two and whose gate matters for some of them."""
+        """Number of half-spaces that separate training rows and whose gate changes some output."""
         return sum(int(((s > 0) & (s < 1) & (i > 0)).sum()) for s, i in zip(self.open_shares, self.importances))
 
     def sides(self, X: np.ndarray) -> list[np.ndarray]:
@@ -87,7 +82,7 @@ class HalfSpaceModel:
         return [side > 0 for side in self.sides(X)]
 
     def units(self, X: np.ndarray) -> list[np.ndarray]:
-        """h_1, …, h_L: what the open gates let through, (n, w_l) each."""
+        """h_1, …, h_L: gated units of each layer, (n, w_l) each."""
         out, h = [], X
         for gate, weight, bias in zip(self.bits(X), self.weights, self.biases):
             h = gate * (h @ weight.T + bias)
@@ -100,10 +95,10 @@ class HalfSpaceModel:
         return np.concatenate([self.units(x)[-1] @ self.weights[-1].T + self.biases[-1] for x in parts])
 
     def split(self, X: np.ndarray, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """What flows through each unit of a layer to each output, (n, c, w_l), and what starts at later biases, (n, c).
+        """Contributions h_{l,i} · ∂f_k/∂h_{l,i} of a layer's units, (n, c, w_l), and those of later biases, (n, c).
 
-        f is linear in each h_l, so their sum is f: the first is h_{l,i} · ∂f_k/∂h_{l,i}, what closing a gate would take
-        away. Layers count from 1.
+        f is linear in each h_l, so their sum is f: a contribution is what closing the gate would remove. Layers count
+        from 1. The same as `paths.groups` of `network()`, for all outputs at once.
         """
         gates = self.bits(X)
         slope = np.broadcast_to(self.weights[-1], (len(X), *self.weights[-1].shape))
@@ -117,27 +112,26 @@ class HalfSpaceModel:
     # --- features ----------------------------------------------------------------------------------------------
 
     def feature_contributions(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What each feature adds on the straight way from the means r to a row, (n, c, d), and f(r), (c,).
+        """Contribution of each feature along the segment from the means r to a row, (n, c, d), and f(r), (c,).
 
         f(x) − f(r) = Σ_j (x_j − r_j) · [∫_0^1 ∂f/∂x_j dt + Σ_g jump_g · n_{g,j} / n_g·(x − r)]
 
-        The integral is over r + t(x − r), the sum over gates g that switch on the way: each does so once. The jump of
-        f is shared out among the features in proportion to what they contribute to crossing the boundary. Gates that
-        switch together share their jump as if all opened and closed evenly: jump_g = ∫_0^1 ∂f/∂s_g ds along the
-        diagonal of their states s. This is the limit of integrated gradients for gates that become sharp. O(n·c·w²)
-        for each gate that switches.
+        The integral is over r + t(x − r), the sum over gates g that switch on the segment, each of them once. The jump
+        of f is divided among the features in proportion to their contribution to crossing the boundary. For gates that
+        switch together, jump_g = ∫_0^1 ∂f/∂s_g ds along the diagonal of their states s. This is the limit of integrated
+        gradients for gates that become sharp. O(n·c·w²) for each gate that switches.
         """
         start, out = self.sides(self.centre[None]), np.zeros((len(X), self.c, self.d))
-        for lo in range(0, len(X), _ROWS):  # as in `outputs`, so that rounding puts each row on the same sides
+        for lo in range(0, len(X), _ROWS):  # blocks as in `outputs`: rounding puts each row on the same sides
             sides = self.sides(X[lo : lo + _ROWS])
             switches = sum(((a > 0) != (b > 0)).sum(1) for a, b in zip(start, sides))
-            rows = np.argsort(switches, kind="stable")  # those that take as many steps are followed together
+            rows = np.argsort(switches, kind="stable")  # rows with equal numbers of switches together
             for some in (rows[at : at + _SEGMENTS] for at in range(0, len(rows), _SEGMENTS)):
                 out[lo + some] = self._along_segments(X[lo + some], start, [side[some] for side in sides])
         return out, self.outputs(self.centre[None])[0]
 
     def _along_segments(self, X: np.ndarray, start: list[np.ndarray], end: list[np.ndarray]) -> np.ndarray:
-        """`feature_contributions` of a few rows, given `sides` of the means and of the rows."""
+        """`feature_contributions` of one block of rows, given `sides` of the means and of the rows."""
         away = X - self.centre
         times, stages = _switches(np.concatenate(start, axis=1), np.concatenate(end, axis=1))
         by_layer = np.split(stages, np.cumsum(self.hidden)[:-1], axis=1)
@@ -157,23 +151,23 @@ class HalfSpaceModel:
                     jumps[i] += slope * (share * turns[i] * z)[:, None]
             gates = [gate + turn for gate, turn in zip(gates, turns)]
         rates, shared = np.tensordot(through, self.weights[0], 1), np.zeros((len(X), self.c, self.d))
-        sizes = np.abs(away) + np.finfo(float).eps * (np.abs(X) + np.abs(self.centre))  # with what rounding adds
+        sizes = np.abs(away) + np.finfo(float).eps * (np.abs(X) + np.abs(self.centre))  # including rounding
         for jump, normal in zip(jumps, self.normals):
             across, size = away @ normal.T, sizes @ np.abs(normal).T
-            lost = np.abs(across) <= _LOST * size  # shared out by the sizes of the changes instead
+            lost = np.abs(across) <= _LOST * size  # divided by the sizes of the changes instead
             rates += np.tensordot(jump / np.where(lost, np.inf, across)[:, None], normal, 1)
             shared += np.tensordot(jump / np.where(lost & (size > 0), size, np.inf)[:, None], np.abs(normal), 1)
         return rates * away[:, None] + shared * sizes[:, None]
 
     def _slopes(self, gates: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """∂f/∂h_1, …, ∂f/∂h_L where the gates are as given, (n, c, w_l) each."""
+        """∂f/∂h_1, …, ∂f/∂h_L for the given gates, (n, c, w_l) each."""
         out = [np.broadcast_to(self.weights[-1], (len(gates[0]), *self.weights[-1].shape))]
         for gate, weight in zip(gates[:0:-1], self.weights[-2:0:-1]):
             out.append(np.tensordot(out[-1] * gate[:, None], weight, 1))
         return out[::-1]
 
     def measured(self, X: np.ndarray, share: np.ndarray) -> HalfSpaceModel:
-        """A copy with importances, open shares and groups taken on rows of these weights (they sum to one)."""
+        """A copy with importances, open shares and groups measured on rows with these weights, which sum to one."""
         importances, shares = ([np.zeros(w) for w in self.hidden] for _ in range(2))
         columns = [b""] * self.hidden[-1]
         for lo in range(0, len(X), _ROWS):
@@ -204,7 +198,7 @@ class HalfSpaceModel:
         return net.eval()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array by name, layers numbered from 1; `from_arrays` is the way back."""
+        """Every array by name, layers numbered from 1; the inverse of `from_arrays`."""
         out = {"spread": self.spread, "centre": self.centre, "groups": self.groups}
         for name in _PER_LAYER:
             out |= {f"{name}.{i}": a for i, a in enumerate(getattr(self, name), start=1)}
@@ -212,7 +206,7 @@ class HalfSpaceModel:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> HalfSpaceModel:
-        """Back from `arrays`; refuses shapes that do not fit together."""
+        """The inverse of `arrays`; refuses shapes that do not fit together."""
         lists = {}
         for name in _PER_LAYER:
             count = sum(key.startswith(f"{name}.") for key in arrays)
@@ -238,7 +232,7 @@ class HalfSpaceModel:
 
 
 def _switches(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """When gates switch on segments, 0 to 1, from their sides at the ends, (1, w) and (n, w).
+    """Times in [0, 1] at which gates switch on segments, from their sides at both ends, (1, w) and (n, w).
 
     Returns
     -------
@@ -260,28 +254,3 @@ def _switches(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 _PER_LAYER = ("normals", "offsets", "weights", "biases", "importances", "open_shares")
-
-
-def predict_from_export(export: Mapping[str, Any], X: Any) -> np.ndarray:
-    """What ``estimator.predict(X)`` gives, from ``estimator.export()`` and numpy alone.
-
-    Written to be copied: nothing of Pathlens is needed to use an exported model.
-
-    Examples
-    --------
-    >>> step = {"normals": [np.array([[1.0]])], "offsets": [np.array([0.0])], "weights": [np.zeros((1, 1)),
-    ...         np.ones((1, 1))], "biases": [np.array([2.0]), np.array([1.0])], "feature_names": ["x0"],
-    ...         "classes": None, "one_target": True}
-    >>> predict_from_export(step, [[-3.0], [5.0]])
-    array([1., 3.])
-    """
-    if hasattr(X, "columns") and set(export["feature_names"]) <= set(X.columns):
-        X = X[export["feature_names"]]  # a table's columns by name, in whatever order
-    x = np.asarray(X, dtype=np.float64)
-    h = x
-    for normal, offset, weight, bias in zip(export["normals"], export["offsets"], export["weights"], export["biases"]):
-        h = (x @ normal.T + offset > 0) * (h @ weight.T + bias)
-    f = h @ export["weights"][-1].T + export["biases"][-1]
-    if export["classes"] is not None:
-        return export["classes"][(f[:, 0] > 0).astype(int) if f.shape[1] == 1 else f.argmax(axis=1)]
-    return f[:, 0] if export["one_target"] else f
