@@ -604,3 +604,18 @@ def test_columns_of_any_size_tell_the_same(iris, quick, scale):
     target = X.iloc[:, 0].to_numpy()
     sized = DLGNRegressor(**quick).fit(X, target * scale).predict(X)
     np.testing.assert_allclose(sized, DLGNRegressor(**quick).fit(X, target).predict(X) * scale, rtol=1e-12)
+
+
+def test_refactoring_does_not_change_fits():
+    """Outputs of two short fits, stored."""
+    X, y = load_iris(return_X_y=True)
+    options = {"hidden": (4, 3), "epochs": 4, "weight_decay": 1.0, "random_state": 0}
+    classifier = DLGNClassifier(**options, hardening="follow", n_restarts=2).fit(X, y)
+    wanted = [
+        [0.047711554, -0.172913937, 0.125202382],
+        [0.082804331, -0.127750084, 0.044945753],
+        [-0.052613777, -0.130612221, 0.183225998],
+    ]
+    np.testing.assert_allclose(classifier.decision_function(X[::60]), wanted, rtol=1e-6)
+    regressor = DLGNRegressor(**options).fit(X[:, :3], X[:, 3])
+    np.testing.assert_allclose(regressor.predict(X[::60, :3]), [1.183421988, 1.253200169, 1.253200169], rtol=1e-6)

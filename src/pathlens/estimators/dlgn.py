@@ -157,7 +157,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         Returns
         -------
         Rules
-            Half-spaces that hold all training rows, or none, are left out.
+            Half-spaces that contain all training rows, or none, are left out.
         """
         check_is_fitted(self)
         return rules_of(self.model_, self._feature_names(), digits, terms, top, hasattr(self, "feature_names_in_"))
@@ -165,22 +165,21 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
     def explain(self, X: Any, *, layer: int | None = None, of: Any = None) -> PredictionExplanation:
         """Each prediction as an exact sum of contributions of last-layer half-spaces, and a bias.
 
-        Half-spaces that hold the same training rows are one term. Memory n·c·w numbers. The repr prints how exact the
-        sum is and how much of it cancels. Splitting by features takes O(c·w²) for each gate that switches on the way to
-        a row, the others O(c·w²) for each row.
+        Half-spaces that contain the same training rows are one term. The repr prints the relative error of the sum and
+        the cancellation. Memory n·c·w numbers; time O(c·w²) for each row, and by features for each gate that switches
+        between the means and a row.
 
         Parameters
         ----------
         X : (n, d)
         layer : int, optional
-            Split by the half-spaces of this layer instead, counted from 1 as in `rules`; what starts at biases after
-            that layer is a term of its own. 0 splits by features: what each adds on the straight way from the means r
-            of training to the row x, with f(r) as the first term. Inside a cell of the half-spaces feature j adds
-            ∂f/∂x_j times its change; where a gate with normal n switches, f jumps, and the jump is shared out in
-            proportion to n_j (x_j − r_j).
+            Split by the half-spaces of this layer instead, counted from 1 as in `rules`; later biases are a separate
+            term. 0 splits by features: the contribution of each along the segment from the means r of training to the
+            row x, with f(r) as the first term. Inside a cell feature j contributes ∂f/∂x_j times its change; where a
+            gate with normal n switches, f jumps, and the jump is divided in proportion to n_j (x_j − r_j).
         of : optional
-            The class that all rows are explained by, or the number of the target; by default the predicted class (of
-            two classes the second), or the first target.
+            The class, or the index of the target, to explain; by default the predicted class (the second of two
+            classes), or the first target.
         """
         rows = self._check_rows(X)
         outputs = self.model_.outputs(rows)
@@ -304,8 +303,9 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
 class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     """Classifier whose features are exactly intersections of half-spaces: a deep linearly gated network.
 
-    Training starts with soft gates σ(β·q) and raises β to `beta[1]` (`hardening` says when); then the values train
-    alone on the hard gates q > 0. The hard network is what predicts: h_l = 1(N_l x + o_l > 0) ⊙ (U_l h_{l−1} + b_l).
+    Training starts with soft gates σ(β·q) and raises β to `beta[1]`, as `hardening` selects; then the values are
+    trained alone on the hard gates q > 0. Predictions are those of the hard network:
+    h_l = 1(N_l x + o_l > 0) ⊙ (U_l h_{l−1} + b_l).
     Inputs are standardised inside; every half-space is reported in the units of the data.
 
     Parameters
@@ -315,22 +315,22 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     piecewise_constant : bool
         One value per cell of the half-spaces instead of an affine function of x (DLGN-PWC).
     epochs : int or "auto"
-        Of a phase that learns the data; hardening that follows it takes half as many, the values alone a tenth. "auto"
-        is 60, fewer or more where that is not between 300 and 1,200 steps, and at least 20.
+        Epochs of a phase that learns the data; a hardening phase after it takes half as many, the values alone a tenth.
+        "auto" is 60, adjusted to between 300 and 1,200 steps, and at least 20.
     batch_size : int, "auto" or None
         "auto" is 64 rows, None all rows. Where all rows are in one batch, a row of weight k equals k copies of it.
     learning_rate : float
-        Of AdamW; it falls to zero along a cosine.
+        Initial learning rate of AdamW; it falls to zero along a cosine.
     weight_decay : float or "auto"
         "auto" is 2500 / (sum of the weights), between 1.5 and 10, times (widest layer) / 64. From 100 rows on, this and
         3, 1/3, 1/10 and 1/30 times it train on four fifths of the rows, and the one with the lowest squared error (of
         probabilities or targets) on the others fits all rows. Where a fifth has fewer than 500 rows, several of them
-        are held out in turn, until they have 500 or all five were.
+        are held out in turn, until they have 500 rows or all five were held out.
     beta : (float, float)
         Sharpness of the gates at the start and at the end.
     hardening : {"auto", "follow", "anneal"}
         * "follow": soft gates learn the data; then β grows while the network learns to predict what the soft one
-          predicted. Sharp gates could learn noise by heart: this way they never see it.
+          predicted. Sharp gates can memorise noise, and here they never see it.
         * "anneal": β grows while the data are learned. Sharp gates fit what soft ones cannot.
         * "auto": "follow" where targets are noisy, that is, where a soft network is wrong on more than a twentieth of
           the training rows, or an annealed one leaves more than a quarter of a real target's variance; else "anneal".
@@ -355,14 +355,14 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     model_ : HalfSpaceModel
         The fitted half-spaces and values.
     loss_, soft_loss_ : float
-        Training loss of the hard network, and of the one that the first phase ended with: cross-entropy, or squared
-        error in units of the targets' variance.
+        Training loss of the hard network, and of the network after the first phase: cross-entropy, or squared error in
+        units of the targets' variance.
     hardening_ : {"follow", "anneal"}
-        What was done.
+        The method used.
     weight_decay_ : float
-        The value that was used.
+        The value used.
     n_iter_, n_features_in_, feature_names_in_
-        As everywhere in scikit-learn.
+        As in scikit-learn.
 
     Examples
     --------
@@ -414,8 +414,8 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         """The smallest change of a row that gives it another class, and a proof of how small it could be.
 
         Distances are Σ_j |change of feature j| / (its standard deviation in training), so that few features change.
-        The new values are rounded to as few decimals as they can have, away from x, so that the values that are printed
-        are predicted the other class; this adds a thousandth to the distance at most.
+        The new values are rounded away from x to few decimals, so that the printed values have the other prediction;
+        this adds at most a thousandth to the distance.
 
         Parameters
         ----------
@@ -437,20 +437,19 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
             classes it then has a probability of at least 1 / (1 + exp(−margin)): 0.73 with 1, 0.9 with 2.2. With 0
             the row lies just beyond the boundary.
         seconds : float
-            When to stop looking for a nearer one and proving that there is none. The solver looks at the clock now and
-            then: with many hundred features it may be a second late.
+            Time limit of the search and the proof. With many hundred features it may be exceeded by a second.
 
         Returns
         -------
         Counterfactual
-            With `distance`, and `at_least`, below which there is none. Where the proof was finished they are equal but
-            for what rounding adds: `unrounded` is the distance without it.
+            With its `distance`, and the lower bound `at_least`. If the proof was finished they are equal up to rounding
+            of the values; `unrounded` is the distance without it.
 
         Notes
         -----
         The solver is HiGHS, which comes with scipy. Version 1.12 (scipy 1.17) has a print that no option switches off:
-        with features that are whole numbers a line that ends in ``tmpSolver.run();`` appears on the standard output now
-        and then. It means nothing, and could only be kept back together with what other threads print.
+        with integer features, a line that ends in ``tmpSolver.run();`` sometimes appears on the standard output. It can
+        be ignored.
 
         Examples
         --------
@@ -486,7 +485,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         return f[:, 0] if f.shape[1] == 1 else f
 
     def model_outputs(self, X: Any) -> np.ndarray:
-        """What `explain` splits up: the log-odds of the second class (n, 1), or centred logits (n, c)."""
+        """The outputs that `explain` decomposes: the log-odds of the second class (n, 1), or centred logits (n, c)."""
         rows = self._check_rows(X)
         return self.model_.outputs(rows)
 

@@ -1,7 +1,4 @@
-"""What hardening cost: scores before and after, agreement, gates near their boundary, and what the cells allow.
-
-Everything here measures; nothing trains. It may import what `harden` may.
-"""
+"""The cost of hardening: scores before and after, agreement, gates near their boundary, and the bound of the cells."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class Score:
 
 @dataclass(frozen=True)
 class CellBound:
-    """The smallest training loss that the cells of hard gates allow, whatever the values are.
+    """The smallest training loss that any values can reach on the cells of hard gates.
 
     Attributes
     ----------
@@ -59,7 +56,7 @@ class CellBound:
 
 @dataclass(frozen=True)
 class HardeningReport:
-    """What hardening cost.
+    """The cost of hardening.
 
     Attributes
     ----------
@@ -165,12 +162,12 @@ def near_boundary(net: GatedNetwork, x: Tensor, margin: float) -> dict[str, floa
     return {site: close[site] / count[site] for site in close}
 
 
-# --- what the cells allow --------------------------------------------------------------------------------------
+# --- bound of the cells ----------------------------------------------------------------------------------------
 
 
 @exact_precision()
 def cells_of(net: GatedNetwork, x: Tensor) -> tuple[Tensor, int]:
-    """The number of each row's cell, shape (n,), and how many cells there are.
+    """The index of each row's cell, shape (n,), and the number of cells.
 
     Rows share a cell if all their hard gates are equal; patterns are compared by 128-bit digests, since those of a
     convolutional network have 10⁵ bits.
@@ -233,7 +230,7 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
     total, design, shape = 0.0, x.flatten(1).double(), "linear"
     if _adds_constants(net, x):
         design, shape = torch.cat([design, torch.ones_like(design[:, :1])], dim=1), "affine"
-    # columns of one size: least squares takes what is 1e-16 of the largest for rounding, and inputs may be of any unit
+    # scaled columns: least squares treats 1e-16 of the largest as rounding, and inputs may be in any unit
     sizes = design.abs().amax(0)
     design = design / torch.where(sizes == 0, 1.0, sizes)
     order = cell.argsort()
@@ -246,9 +243,9 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> Ce
 
 
 def _adds_constants(net: GatedNetwork, x: Tensor) -> bool:
-    """Whether values of this architecture add what does not depend on x: biases, means of batch-norm.
+    """Whether the value network adds constants: biases, or means of batch-norm.
 
-    Weights are drawn anew, so that biases that are zero now count too, and then f(0) is asked for, all gates open.
+    Weights are redrawn, so that biases that are zero now count too, and f(0) is computed with all gates open.
     """
     values, generator = copy.deepcopy(net.values).eval(), torch.Generator().manual_seed(0)
     with torch.no_grad():

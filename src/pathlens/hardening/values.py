@@ -1,4 +1,4 @@
-"""The values alone, on gates that stay: exact least squares, and batch statistics.
+"""Fitting the values alone, on fixed gates: exact least squares, and batch statistics.
 
 With fixed gates a network is linear in each of its value layers, so that for squared losses the best weights of one
 layer, the others given, come from one linear system.
@@ -18,7 +18,7 @@ from pathlens.training.inputs import mse
 
 _BLOCK = 1024  # rows whose features are held at once
 _LARGEST = 4096  # unknowns of one linear system: 134 MB, and a minute on two cores
-_ENOUGH = 1e-4  # a pass that brings less, relative to the loss, is the last
+_ENOUGH = 1e-4  # the smallest relative decrease of the loss for another pass
 
 
 def can_solve(net: GatedNetwork, x: Tensor) -> bool:
@@ -48,20 +48,20 @@ def least_squares(
 ) -> list[float]:
     """Fit the values of a network with fixed gates to real targets, layer by layer, in place.
 
-    For layer l with weights U, f(x) = Σ_ij U_ij D_i(x) A_j(x), with A what the layer reads and D the sensitivity of f
-    to what it gives. Each step solves min_δ Σ_n (y − f − Σ_ij δ_ij D_i A_j)² + λ Σ_ij δ_ij² exactly in float64, from
+    For layer l with weights U, f(x) = Σ_ij U_ij D_i(x) A_j(x), with A the input of the layer and D the sensitivity of f
+    to its output. Each step solves min_δ Σ_n (y − f − Σ_ij δ_ij D_i A_j)² + λ Σ_ij δ_ij² exactly in float64, from
     the last layer to the first, so that the loss never rises.
 
     Parameters
     ----------
     net : GatedNetwork
-        Hard gates, or soft ones: they are not touched.
+        With hard or soft gates; they are not changed.
     x, y : Tensor (n, ...), (n, c)
     sweeps : int
-        Passes over the layers at most; fewer if a pass brings nothing.
+        Largest number of passes over the layers; fewer if a pass does not lower the loss.
     damping : float
         λ as a share of Σ_n Σ_ij (D_i A_j)². It hardly changes the loss on the rows, but keeps the values small in cells
-        that hold none of them: on the circle, without it, the loss between the rows was up to 15 times that on them.
+        without rows: on the circle, without it, the loss between the rows was up to 15 times that on them.
     validation : (Tensor, Tensor), optional
         Held-out rows: of the weights before and after every pass, the best there are kept.
 
@@ -102,7 +102,7 @@ def _loss(net: GatedNetwork, x: Tensor, y: Tensor) -> float:
 
 
 def _solve_layer(net: GatedNetwork, name: str, x: Tensor, y: Tensor, damping: float) -> None:
-    """Damped least squares over one layer's weights and bias; left as it was where rounding makes it worse."""
+    """Damped least squares over one layer's weights and bias; not changed if rounding would increase the loss."""
     source = record(net, x)
     layer = source.layers[[item.name for item in source.layers].index(name)]
     weight = net.get_parameter(layer.parameters[0])
@@ -143,12 +143,12 @@ def _batch_norms(net: GatedNetwork) -> list[nn.modules.batchnorm._BatchNorm]:
 
 
 def has_batch_norm(net: GatedNetwork) -> bool:
-    """Whether the values depend on statistics of the batches that were seen."""
+    """Whether the value network has batch-norm with running statistics."""
     return bool(_batch_norms(net))
 
 
 def recalibrate(net: GatedNetwork, x: Tensor, batch: int) -> None:
-    """Take the batch statistics of the values anew, as means over the batches of x; gates keep theirs."""
+    """Recompute the batch statistics of the values as means over the batches of x; those of gates do not change."""
     norms = _batch_norms(net)
     if not norms:
         return
