@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from pathlens.errors import RecordError
 from pathlens.kernels.fields import SpatialMap, Windows
-from pathlens.models.graphs import Watcher
+from pathlens.models.graphs import ValueInterpreter, call_node
 from pathlens.models.tracing import linear_unit
 from pathlens.recording import GatedNetwork
 
@@ -115,13 +115,11 @@ class Wiring:
         self.device = x.device
         # double, so that maps of positions are found to rounding; a copy, so that nothing of the user's moves
         module = copy.deepcopy(net.values).double().eval()
-        watcher = Watcher(module)
         with torch.no_grad():
-            watcher.run(*arguments)
-            if _separate(module.graph, watcher.seen):
-                watcher = Watcher(module)
-                watcher.run(*arguments)
-        self._seen, self._module = watcher.seen, module
+            (run := ValueInterpreter(module)).run(*arguments)
+            if _separate(module.graph, run.values):
+                (run := ValueInterpreter(module)).run(*arguments)
+        self._values, self._module = run.values, module
         holders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._data = {holders[0]}
         self._tuples: dict[fx.Node, tuple[fx.Node, ...]] = {}  # of tensors of the network, and what they are made of
@@ -139,7 +137,7 @@ class Wiring:
                 if self.steps[-1].fixed:
                     self._fixed.add(node)
         self._find_entries()
-        del self._seen, self._module
+        del self._values, self._module
         maps = [s.detail for s in self.steps if s.kind == "map" and not s.fixed]
         joins = any(s.kind == "add" and len(s.detail) > 1 and not s.fixed for s in self.steps)
         self.diagonal = all(m[0] is None or m[0].selects for m in maps) and not (maps and joins)
@@ -156,7 +154,7 @@ class Wiring:
     def _relevant(self, node: fx.Node) -> bool:
         if node in self._data:
             return True
-        value = self._seen.get(node)
+        value = self._values.get(node)
         reads = self._reads(node)
         if node.op == "output" or (reads and isinstance(value, Tensor) and value.dtype.is_floating_point):
             self._data.add(node)
@@ -227,7 +225,7 @@ class Wiring:
     def _step(self, node: fx.Node, used: dict[str, str]) -> Step:
         reads = self._reads(node)
         fixed = self._is_fixed(node, reads)
-        value = self._seen[reads[0]] if node.op == "output" else self._seen[node]
+        value = self._values[reads[0]] if node.op == "output" else self._values[node]
         made = (value.shape[1], tuple(value.shape[2:])) if value.ndim > 1 else (1, ())
 
         def step(kind: str, detail: Any = None, groups: int = 1) -> Step:
@@ -240,7 +238,7 @@ class Wiring:
         gates = [n for n in node.all_input_nodes if n in self._gates]
         if gates:
             return step("gate", self._gates[gates[0]])
-        source = self._seen[reads[0]]
+        source = self._values[reads[0]]
         maker = self._maker(node)
         if maker.op == "call_module":
             return self._module_step(node, step, source, used)
@@ -328,7 +326,7 @@ class Wiring:
         parts = tuple(given)
         if any(self._flattened(n) for n in reads):
             raise _refuse(node, "it joins flattened tensors", "Join channels before flattening")
-        if dim not in (1, 1 - self._seen[reads[0]].ndim):
+        if dim not in (1, 1 - self._values[reads[0]].ndim):
             raise _refuse(node, f"it joins tensors along dimension {dim}", "Only channels (dimension 1) can be joined")
         if any(n not in self._data for n in parts):
             raise _refuse(node, "it joins the data with a constant", "Only tensors of the network can be joined")
@@ -341,7 +339,7 @@ class Wiring:
         signs = {"add": (1.0, 1.0), "sub": (1.0, -1.0), "rsub": (-1.0, 1.0)}[name]
         found = tuple((a, sign) for a, sign in zip(node.args, signs) if isinstance(a, fx.Node) and a in self._data)
         if len({self._shape[a] for a, _ in found}) > 1:
-            shapes = " and ".join(str(tuple(self._seen[a].shape)) for a, _ in found)
+            shapes = " and ".join(str(tuple(self._values[a].shape)) for a, _ in found)
             raise _refuse(node, f"it adds tensors of different layout, {shapes}", "Add tensors of one shape")
         return found
 
@@ -350,7 +348,7 @@ class Wiring:
         if name == "neg":
             return -1.0
         others = [a for a in (*node.args, *node.kwargs.values()) if not (isinstance(a, fx.Node) and a in self._data)]
-        value = self._seen[others[0]] if others and isinstance(others[0], fx.Node) else others[0] if others else None
+        value = self._values[others[0]] if others and isinstance(others[0], fx.Node) else others[0] if others else None
         if isinstance(value, Tensor) and value.numel() == 1 and not any(n in self._learned for n in others):
             value = value.item()
         if fixed and isinstance(value, Tensor):
@@ -362,10 +360,10 @@ class Wiring:
         return 1.0 / float(value) if name in ("truediv", "div") else float(value)
 
     def _flattened(self, node: fx.Node) -> bool:
-        return self._seen[node].ndim == 2 and math.prod(self._shape[node][1]) > 1
+        return self._values[node].ndim == 2 and math.prod(self._shape[node][1]) > 1
 
     def _flatten_or_map(self, node: fx.Node, step: Any, source: Tensor) -> Step:
-        value = self._seen[node]
+        value = self._values[node]
         # of a flattened tensor, channels and positions stay apart until a dense layer has summed over both
         if (value.shape == source.shape or value.ndim == 2) and torch.equal(value.flatten(), source.flatten()):
             return step("pass")
@@ -387,15 +385,9 @@ class Wiring:
         """What a node makes of t, where it read a tensor of the network."""
 
         def given(n: fx.Node) -> Any:
-            return self._again(n, t) if n in self._tuples else t if n in self._data else self._seen[n]
+            return self._again(n, t) if n in self._tuples else t if n in self._data else self._values[n]
 
-        args, kwargs = fx.map_arg(node.args, given), fx.map_arg(node.kwargs, given)
-        if node.op == "call_module":
-            return self._module.get_submodule(str(node.target))(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
+        return call_node(self._module, node, given)
 
     def _probe(self, run: Any, source: Tensor) -> tuple[SpatialMap | None, Tensor | None]:
         """Find T and π with run(t)(c, p) = Σ_q T(p, q) t(π(c), q), and verify them."""

@@ -1,7 +1,7 @@
-"""What a converted template must satisfy, tested on numbers.
+"""Numerical checks of a converted template.
 
-The tracer refuses by name what it does not know; here the graph is run in float64, with weights shaken so that none is
-zero by chance, and compared with the template and with what affine means.
+The tracer refuses operations that it does not know. Here the graph is run in float64, with perturbed weights so that
+none is zero by chance, and compared with the template; the gate and value paths are tested for being affine.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from pathlens.errors import ConversionError
+from pathlens.models.graphs import ValueInterpreter
 from pathlens.models.tracing import HOOKS, Traced, describe, gate_graph, graph_module, linear_unit, value_graph
 
-_POINTS = (0.0, 1.0, 1.75, -0.5)  # places on a line; the last two must be what the first two say
-_TOLERANCE = 1e-8  # relative, in float64; what is not affine misses it by far
+_POINTS = (0.0, 1.0, 1.75, -0.5)  # on a line; values at the first two determine those at the last two
+_TOLERANCE = 1e-8  # relative, in float64; errors of functions that are not affine are far larger
 
 
 class Checker:
-    """The tests of one traced template on one example.
+    """The checks of one traced template on one example.
 
-    All run on a single float64 copy of the template on the CPU; torch's random state is as before afterwards.
+    All run on a single float64 copy of the template on the CPU; torch's random state is restored.
     """
 
     def __init__(self, traced: Traced, template: nn.Module, example: Tensor) -> None:
@@ -35,17 +36,17 @@ class Checker:
         first = example.detach()[:1].cpu().double()
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(0)
-            _shake(self.copy)
+            _perturb(self.copy)
             scale = max(1.0, float(first.std())) if first.numel() > 1 else 1.0
-            # an image has many places; flat rows are cheap and need company, lest all units of a layer be off and
-            # hide what follows, or batch-norm in train mode make ±1 of two rows whatever they are
+            # an image has many positions; flat rows are cheap, and with few of them all units of a layer may be off
+            # and hide what follows, or batch-norm in train mode turns any two rows into ±1
             others = [torch.randn_like(first) for _ in range(1 if first.ndim > 2 else 15)]
             self.rows = torch.cat([first, *(first + scale * other for other in others)])
             self.far = 100 * scale * torch.randn_like(first)
-        self.values: fx.GraphModule  # made once the template has run, since it turns in-place modules functional
+        self.values: fx.GraphModule  # made after the template has run, since making it changes in-place modules
 
     def refresh(self) -> None:
-        """Take over modules that were replaced in the traced template (max-pools that became average-pools)."""
+        """Copy modules that were replaced in the traced template (max-pools that became average-pools)."""
         for node in self.traced.graph.nodes:
             if node.op == "call_module":
                 module = self.traced.root.get_submodule(str(node.target))
@@ -97,7 +98,7 @@ class Checker:
 
     @contextmanager
     def _buffers_kept(self) -> Iterator[None]:
-        """Batch statistics move in train mode; they are put back."""
+        """Restore batch statistics, which change in train mode."""
         before = {name: b.clone() for name, b in self.copy.named_buffers()}
         yield
         with torch.no_grad():
@@ -105,7 +106,7 @@ class Checker:
                 b.copy_(before[name])
 
     def _run(self, module: Callable[..., Any], *inputs: Any) -> Any:
-        """Run without gradients from a fixed seed; an exception becomes an error that says what was run."""
+        """Run without gradients from a fixed seed; an exception becomes a ConversionError."""
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.default_generator.manual_seed(1)
@@ -152,24 +153,16 @@ class Checker:
     def _check_affine(
         self, module: fx.GraphModule, rest: tuple[Any, ...], claim: str, skip: frozenset[str] = frozenset()
     ) -> Any:
-        """All points in one pass if every tensor has rows first; one by one if not, or to be sure of a failure."""
+        """All points in one pass if every tensor has rows first; one by one if not, or to confirm a failure."""
         first = self.rows[:1]
         points = [first + t * (self.far - first) for t in _POINTS]
-        watcher = _Watcher(module)
-        out = self._run(watcher.run, torch.cat(points), *rest)
-        together = all(len(v) == len(points) for v in watcher.seen.values() if v.ndim)
+        out, values = self._values(module, torch.cat(points), *rest)
+        together = all(len(v) == len(points) for v in values.values() if v.ndim)
         bad = None
         if together:
-            bad = _first_not_affine(
-                [{n: v[i] for n, v in watcher.seen.items() if v.ndim} for i in range(4)], module, skip
-            )
+            bad = _first_not_affine([{n: v[i] for n, v in values.items() if v.ndim} for i in range(4)], module, skip)
         if bad or not together:
-            separate = []
-            for point in points:
-                watcher = _Watcher(module)
-                self._run(watcher.run, point, *rest)
-                separate.append(watcher.seen)
-            bad = _first_not_affine(separate, module, skip)
+            bad = _first_not_affine([self._values(module, point, *rest)[1] for point in points], module, skip)
         if bad:
             raise ConversionError(
                 f"gated_twin: {describe(bad[0])}: {claim} there (relative error {bad[1]:.1e}). "
@@ -177,30 +170,24 @@ class Checker:
             )
         return out
 
+    def _values(self, module: fx.GraphModule, x: Tensor, *rest: Any) -> tuple[Any, dict[fx.Node, Tensor]]:
+        """The result of a graph, and by node every floating-point tensor that depends on x."""
+        interpreter = ValueInterpreter(module)
+        out = self._run(interpreter.run, x, *rest)
+        data = {next(n for n in module.graph.nodes if n.op == "placeholder")}
+        for node in module.graph.nodes:
+            if any(n in data for n in node.all_input_nodes):
+                data.add(node)
+        found = {n: v for n, v in interpreter.values.items() if n in data and isinstance(v, Tensor)}
+        return out, {n: v for n, v in found.items() if v.dtype.is_floating_point}
 
-def _shake(module: nn.Module) -> None:
-    """Add noise of a tenth of its size to every parameter, so that no branch is silent (a scale that starts at 0)."""
+
+def _perturb(module: nn.Module) -> None:
+    """Add noise of a tenth of its size to every parameter, so that no branch is zero (a scale that starts at 0)."""
     for p in module.parameters():
         if p.dtype.is_floating_point and p.numel():
             size = float(p.square().mean().sqrt())
             p.add_(torch.randn_like(p), alpha=0.1 * (size or 1.0))
-
-
-class _Watcher(fx.Interpreter):
-    """Runs a graph and keeps every floating-point tensor that depends on its first input, by node."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.seen: dict[fx.Node, Tensor] = {}
-        self.data: set[fx.Node] = {next(n for n in module.graph.nodes if n.op == "placeholder")}
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        if any(i in self.data for i in n.all_input_nodes):
-            self.data.add(n)
-            if isinstance(result, Tensor) and result.dtype.is_floating_point:
-                self.seen[n] = result
-        return result
 
 
 def _first_not_affine(

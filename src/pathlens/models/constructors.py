@@ -6,6 +6,7 @@ All go through the same core as `gated_twin`; for other architectures give a tem
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -38,7 +39,6 @@ def _fully_connected(
     init: str | Init,
     seed: int | None,
     *,
-    label: str | None = None,
     source: str | Callable[[], GateSource] | None = None,
     gate: str | Gate | None = None,
     beta: float | None = None,
@@ -47,12 +47,14 @@ def _fully_connected(
     trained: str | None = None,
     gates_from: str | Mapping[str, Tensor] | nn.Module | None = None,
 ) -> GatedNetwork:
-    row = KINDS[kind]
+    """The network of a kind; where `KINDS` has no row for it, gates come from the given source."""
+    check_sizes(inputs, hidden, outputs)
+    row = KINDS.get(kind, KINDS["given"])
     with torch.random.fork_rng(devices=[], enabled=seed is not None):  # layers are drawn as they are made, and anew
         made = source() if callable(source) else source or row.source
         net = build(
             trace(mlp(inputs, hidden, outputs, bias=bias)),
-            label or kind,
+            kind,
             source=made,
             gate=make_gate(
                 gate or row.gate, row.beta if beta is None else beta, row.epsilon if epsilon is None else epsilon
@@ -210,18 +212,8 @@ def frg(
     seed: int | None = None,
 ) -> GatedNetwork:
     """DGN with fixed random gates: a table of Bernoulli(μ) bits per example; call it as ``net(x, rows=indices)``."""
-    check_sizes(inputs, hidden, outputs)
-    return _fully_connected(
-        "given",
-        inputs,
-        hidden,
-        outputs,
-        bias,
-        init,
-        seed,
-        label="frg",
-        source=lambda: TableSource(examples, hidden, probability),
-    )
+    source = partial(TableSource, examples, hidden, probability)
+    return _fully_connected("frg", inputs, hidden, outputs, bias, init, seed, source=source)
 
 
 def dlgn(
@@ -285,17 +277,15 @@ def dlgn_shallow(
     seed: int | None = None,
 ) -> GatedNetwork:
     """DLGN-SF (shallow features): the gates of every layer are half-spaces that read x directly."""
-    check_sizes(inputs, hidden, outputs)
     return _fully_connected(
-        "given",
+        "dlgn_shallow",
         inputs,
         hidden,
         outputs,
         bias,
         init,
         seed,
-        label="dlgn_shallow",
-        source=lambda: ShallowSource(inputs, hidden, bias),
+        source=partial(ShallowSource, inputs, hidden, bias),
         gate=gate,
         beta=beta,
         piecewise_constant=piecewise_constant,
@@ -318,17 +308,15 @@ def quadratic(
     seed: int | None = None,
 ) -> GatedNetwork:
     """Quadratic gates: each gate reads Σ_r s_r (v_r·x)² + u·x, with `rank` squares per unit."""
-    check_sizes(inputs, hidden, outputs)
     return _fully_connected(
-        "given",
+        "quadratic",
         inputs,
         hidden,
         outputs,
         bias,
         init,
         seed,
-        label="quadratic",
-        source=lambda: QuadraticSource(inputs, hidden, bias, rank),
+        source=partial(QuadraticSource, inputs, hidden, bias, rank),
         gate=gate,
         beta=beta,
         piecewise_constant=piecewise_constant,
@@ -353,19 +341,17 @@ def gdln(
     >>> net.gates(torch.tensor([[1.0, 0.0]]))
     {'relu1@0': tensor([[1., 0.]])}
     """
-    check_sizes(inputs, hidden, outputs)
-    return _fully_connected(
-        "given", inputs, hidden, outputs, bias, init, seed, label="gdln", source=lambda: FunctionSource(gates, hidden)
-    )
+    source = partial(FunctionSource, gates, hidden)
+    return _fully_connected("gdln", inputs, hidden, outputs, bias, init, seed, source=source)
 
 
 # --- networks as plain values ----------------------------------------------------------------------------------
 
 
 def recipe(net: GatedNetwork) -> dict[str, Any] | None:
-    """How to build a network of this module again, as plain values: all but its weights.
+    """How to build a network of this module again, as plain values: everything except its weights.
 
-    None where plain values cannot tell: twins of a template, gates or gate functions of the user's own.
+    None where plain values do not suffice: twins of a template, gates or gate functions written by the user.
 
     >>> recipe(relu(2, hidden=(4,), seed=0))["sizes"]
     {'inputs': 2, 'hidden': [4], 'outputs': 1, 'bias': False}
@@ -401,29 +387,31 @@ def from_recipe(recipe: Mapping[str, Any], state: Mapping[str, Tensor]) -> Gated
     inputs, hidden, bias = sizes["inputs"], sizes["hidden"], sizes["bias"]
     name = options.pop("name")
     check_sizes(inputs, hidden, sizes["outputs"])
-    # the state holds every weight and every entry of a table: what it cannot fill is not built in the first place
+    # the state holds every weight and every entry of a table: a recipe of a larger network is not built at all
     widths, held = [inputs, *hidden, sizes["outputs"]], sum(tensor.numel() for tensor in state.values())
     needed = sum(a * b for a, b in pairwise(widths))
     needed += sum(hidden) * (inputs * options.get("rank", 0) + options.get("examples", 0))
     if needed > held:
         raise ShapeError(f"a network of widths {widths} has at least {needed} numbers, and the state has {held}")
     made: dict[str, Callable[[], GateSource]] = {
-        "shallow": lambda: ShallowSource(inputs, hidden, bias),
-        "quadratic": lambda: QuadraticSource(inputs, hidden, bias, **options),
-        "table": lambda: TableSource(widths=hidden, **options),
+        "shallow": partial(ShallowSource, inputs, hidden, bias),
+        "quadratic": partial(QuadraticSource, inputs, hidden, bias, **options),
+        "table": partial(TableSource, widths=hidden, **options),
     }
     net = _fully_connected(
-        "given",
+        recipe["kind"],
         inputs,
         hidden,
         sizes["outputs"],
         bias,
         "default",
-        0,  # what is drawn is overwritten; with a seed nobody else misses it
-        label=recipe["kind"],
+        0,  # the weights drawn here are overwritten; with a seed, torch's own random state stays
         source=made.get(name, name),
         gate=recipe["gate"],
+        epsilon=0.0,
         piecewise_constant=recipe["piecewise_constant"],
+        trained="values",
+        gates_from="independent",
     )
     net.trained, net.gates_from, net.init = recipe["trained"], recipe["gates_from"], Init(*recipe["init"])
     for parameter, p in net.named_parameters():

@@ -1,10 +1,11 @@
-"""Modules that run a traced graph and can be pickled, and a run that is watched.
+"""Running traced graphs: a graph module that can be pickled, and an interpreter that keeps every value.
 
-`tracing.py` makes the graphs; here is only what runs them and how they are written down.
+The graphs are made in `tracing.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,8 @@ class _Reference:
 class NetworkGraph(fx.GraphModule):
     """A `torch.fx.GraphModule` whose pickle holds the graph itself.
 
-    That of torch holds the generated code, and follows it anew when it is loaded: it would look into the gate sites,
-    where what happens depends on whether a gate is a tensor or a function, and get them wrong. Functions in the graph
-    are pickled by name, as pickle always does; the tensors and modules are as everywhere in torch.
+    Torch pickles the generated code and traces it again when it is loaded. That would trace into the gate sites, which
+    behave differently for tensors and functions, and get them wrong. Functions in the graph are pickled by name.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -58,13 +58,24 @@ def _load(nodes: list[tuple[Any, ...]], state: dict[str, Any], name: str) -> Net
     return module
 
 
-class Watcher(fx.Interpreter):
+class ValueInterpreter(fx.Interpreter):
     """Runs a graph and keeps every value, by node."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.seen: dict[fx.Node, Any] = {}
+        self.values: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        self.seen[n] = super().run_node(n)
-        return self.seen[n]
+        self.values[n] = super().run_node(n)
+        return self.values[n]
+
+
+def call_node(module: nn.Module, node: fx.Node, load: Callable[[fx.Node], Any]) -> Any:
+    """Evaluate one node of a module's graph; `load` gives the values of the nodes that it reads."""
+    args, kwargs = fx.map_arg(node.args, load), fx.map_arg(node.kwargs, load)
+    if node.op == "call_module":
+        return module.get_submodule(str(node.target))(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)

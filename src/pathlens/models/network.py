@@ -1,7 +1,7 @@
-"""The one core behind every model: a value network whose units are switched by a gate source.
+"""`GatedNetwork`, the class of every model: a value network whose units are switched by a gate source.
 
-A `GatedNetwork` is a point in gate source × gate function × value input × what is trained. It is built by
-`gated_twin` and the named constructors; here is what it computes.
+A model is a choice of gate source, gate function, value input and what is trained. Networks are built by `gated_twin`
+and by the named constructors.
 """
 
 from __future__ import annotations
@@ -21,18 +21,6 @@ from pathlens.models.sources import FunctionSource, GateSource, GraphSource, Tab
 from pathlens.models.tracing import Site, apply_site, linear_unit
 
 _TRAINED = ("values", "gates", "both")
-
-
-class _Listener:
-    """Stands at a site, lets the unit work, and keeps its pre-activation."""
-
-    def __init__(self, unit: Any) -> None:
-        self.unit = unit
-        self.heard: list[Tensor] = []
-
-    def __call__(self, q: Tensor, slope: float) -> Tensor:
-        self.heard.append(q)
-        return self.unit(q, slope)
 
 
 class GatedNetwork(nn.Module):
@@ -136,7 +124,7 @@ class GatedNetwork(nn.Module):
         return self.values(x, *gates)
 
     def value_reads(self, x: Tensor) -> Tensor:
-        """What the value network reads of x: itself, or ones of the shape of what it would read."""
+        """The input of the value network: x itself, or ones of that shape for a piecewise-constant network."""
         if self.value_input == "x":
             return x
         entry = self._scores(x, None)[1] if self._enters_late else None
@@ -145,15 +133,20 @@ class GatedNetwork(nn.Module):
     def preactivations(self, x: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
         """What each gate reads, by site; the gate is on where it is positive."""
         if self.source is None:
-            listener = _Listener(self.gate.gated)
-            self.values(torch.ones_like(x) if self.value_input == "ones" else x, *(listener,) * len(self.sites))
-            scores = tuple(listener.heard)
+            found: list[Tensor] = []
+
+            def unit(q: Tensor, slope: float) -> Tensor:
+                found.append(q)
+                return self.gate.gated(q, slope)
+
+            self.values(torch.ones_like(x) if self.value_input == "ones" else x, *(unit,) * len(self.sites))
+            scores = tuple(found)
         else:
             scores, _ = self._scores(x, rows)
         return {site.name: q for site, q in zip(self.sites, scores)}
 
     def unit_shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
-        """Shape of the units of every site, for rows like the first of x; refused where rows do not stay first."""
+        """Shape of the units of every site, for rows like the first of x; raises where rows do not stay first."""
         with torch.no_grad():
             one, two = (self.preactivations(x[:1].expand(n, *x.shape[1:])) for n in (1, 2))
         for site, q in one.items():
@@ -223,7 +216,7 @@ class GatedNetwork(nn.Module):
         else:
             self.init.apply(self.source)
 
-    # --- telling -----------------------------------------------------------------------------------------------
+    # --- describing -----------------------------------------------------------------------------------------------
 
     @property
     def site_names(self) -> tuple[str, ...]:
@@ -236,7 +229,7 @@ class GatedNetwork(nn.Module):
 
     @property
     def needs_rows(self) -> bool:
-        """Gates come from a table, so `forward` wants to know which examples a batch holds."""
+        """Gates come from a table, so `forward` needs the numbers of the examples in a batch."""
         return isinstance(self.source, TableSource)
 
     @property

@@ -28,170 +28,48 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 # --- what is affine --------------------------------------------------------------------------------------------
 
-_AFFINE_MODULES: tuple[type[nn.Module], ...] = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-    nn.Flatten,
-    nn.Unflatten,
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.ZeroPad1d,
-    nn.ZeroPad2d,
-    nn.ZeroPad3d,
-    nn.ConstantPad1d,
-    nn.ConstantPad2d,
-    nn.ConstantPad3d,
-    nn.CircularPad1d,
-    nn.CircularPad2d,
-    nn.CircularPad3d,
-    nn.ReflectionPad1d,
-    nn.ReflectionPad2d,
-    nn.ReplicationPad1d,
-    nn.ReplicationPad2d,
-    nn.PixelShuffle,
-    nn.PixelUnshuffle,
-    nn.Upsample,
-    nn.Fold,
-    nn.Unfold,
-    nn.ChannelShuffle,
-)
+
+def _modules(names: str) -> tuple[type[nn.Module], ...]:
+    """Classes of torch.nn by name; ``Conv?d`` stands for Conv1d, Conv2d and Conv3d."""
+    return tuple(getattr(nn, name.replace("?", d)) for name in names.split() for d in ("123" if "?" in name else "1"))
+
+
+_CONVOLUTIONS = _modules("Conv?d ConvTranspose?d")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_MAX_POOLS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.MaxPool1d: nn.AvgPool1d,
-    nn.MaxPool2d: nn.AvgPool2d,
-    nn.MaxPool3d: nn.AvgPool3d,
-    nn.AdaptiveMaxPool1d: nn.AdaptiveAvgPool1d,
-    nn.AdaptiveMaxPool2d: nn.AdaptiveAvgPool2d,
-    nn.AdaptiveMaxPool3d: nn.AdaptiveAvgPool3d,
-}
+_DROPOUTS = {"dropout": nn.Dropout, "dropout1d": nn.Dropout1d, "dropout2d": nn.Dropout2d, "dropout3d": nn.Dropout3d}
+_PADDINGS = _modules("ZeroPad?d ConstantPad?d CircularPad?d ReflectionPad?d ReplicationPad?d")
+_RESHAPES = _modules("Flatten Unflatten Identity PixelShuffle PixelUnshuffle Upsample Fold Unfold ChannelShuffle")
+_AVERAGE_POOLS = _modules("AvgPool?d AdaptiveAvgPool?d")
+_DENSE = _modules("Linear Dropout Dropout?d")
+_AFFINE_MODULES = (*_DENSE, *_CONVOLUTIONS, *_BATCH_NORMS, *_AVERAGE_POOLS, *_PADDINGS, *_RESHAPES)
+_MAX_POOLS = dict(zip(_modules("MaxPool?d AdaptiveMaxPool?d"), _AVERAGE_POOLS))
 _MAX_POOL_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "max_pool1d": F.avg_pool1d,
-    "max_pool2d": F.avg_pool2d,
-    "max_pool3d": F.avg_pool3d,
-    "adaptive_max_pool1d": F.adaptive_avg_pool1d,
-    "adaptive_max_pool2d": F.adaptive_avg_pool2d,
-    "adaptive_max_pool3d": F.adaptive_avg_pool3d,
+    f"{kind}max_pool{d}d": getattr(F, f"{kind}avg_pool{d}d") for kind in ("", "adaptive_") for d in (1, 2, 3)
+}
+_ALIASING_MODULES = (nn.Flatten, nn.Unflatten, nn.Identity, *_DROPOUTS.values())
+# fmt: off
+# may return their input's own memory, so that an in-place change of one is seen through the other
+_ALIASING = {
+    "chunk", "contiguous", "double", "expand", "expand_as", "flatten", "float", "getitem", "movedim", "narrow",
+    "permute", "reshape", "reshape_as", "select", "split", "split_with_sizes", "squeeze", "swapaxes", "t",
+    "tensor_split", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
 }
 # linear in their first argument; every further argument must not depend on the input
-_LINEAR_IN_FIRST = {
-    "linear",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "pad",
-    "interpolate",
-    "unfold",
-    "fold",
-    "pixel_shuffle",
-    "flatten",
-    "reshape",
-    "view",
-    "view_as",
-    "reshape_as",
-    "mean",
-    "sum",
-    "permute",
-    "transpose",
-    "squeeze",
-    "unsqueeze",
-    "chunk",
-    "split",
-    "split_with_sizes",
-    "tensor_split",
-    "unbind",
-    "getitem",
-    "roll",
-    "flip",
-    "narrow",
-    "select",
-    "contiguous",
-    "clone",
-    "float",
-    "double",
-    "to",
-    "expand",
-    "expand_as",
-    "repeat",
-    "neg",
-    "cumsum",
-    "movedim",
-    "swapaxes",
-    "unflatten",
-    "tile",
-    "index_select",
-    "t",
-    "truediv",
-    "div",
-    "identity",
+_LINEAR_IN_FIRST = _ALIASING | {
+    "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "avg_pool1d", "avg_pool2d",
+    "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "pad", "interpolate",
+    "unfold", "fold", "pixel_shuffle", "mean", "sum", "roll", "flip", "clone", "repeat", "neg", "cumsum", "tile",
+    "index_select", "truediv", "div", "identity",
 }
+# fmt: on
 # linear in any number of data arguments together
 _LINEAR_JOINT = {"add", "sub", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "rsub"}
 _BILINEAR = {"mul", "matmul", "bmm", "mm", "einsum", "tensordot", "multiply"}  # linear if at most one argument is data
 _SHAPE_METHODS = {"size", "dim", "numel", "ndimension", "__len__"}
 _SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device"}
-# may return their input's own memory, so that an in-place change of one is seen through the other
-_ALIASING = {
-    "chunk",
-    "contiguous",
-    "double",
-    "expand",
-    "expand_as",
-    "flatten",
-    "float",
-    "getitem",
-    "movedim",
-    "narrow",
-    "permute",
-    "reshape",
-    "reshape_as",
-    "select",
-    "split",
-    "split_with_sizes",
-    "squeeze",
-    "swapaxes",
-    "t",
-    "tensor_split",
-    "to",
-    "transpose",
-    "unbind",
-    "unflatten",
-    "unsqueeze",
-    "view",
-    "view_as",
+_INPLACE_OPERATORS = {
+    getattr(operator, f"i{name}"): getattr(operator, name) for name in ("add", "sub", "mul", "truediv")
 }
-_DROPOUTS: dict[str, type[nn.Module]] = {
-    "dropout": nn.Dropout,
-    "dropout1d": nn.Dropout1d,
-    "dropout2d": nn.Dropout2d,
-    "dropout3d": nn.Dropout3d,
-}
-_ALIASING_MODULES = (nn.Flatten, nn.Unflatten, nn.Identity, *_DROPOUTS.values())
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 _REMEDIES = {
     "batch_norm": "Use the module nn.BatchNorm1d, 2d or 3d instead of the function",
@@ -241,19 +119,15 @@ class Traced:
 
 
 class _Proxy(fx.Proxy):
-    """Records `a += b` as what it is: fx would fall back to `a + b` and lose that `a` itself changes."""
+    """Records `a += b` as an in-place operation: fx would fall back to `a + b` and lose that `a` itself changes."""
 
-    def __iadd__(self, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
-    def __isub__(self, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.isub, (self, other), {})
+def _record_in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
 
-    def __imul__(self, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
 
-    def __itruediv__(self, other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
+for _function in _INPLACE_OPERATORS:
+    setattr(_Proxy, f"__{_function.__name__}__", _record_in_place(_function))
 
 
 class _Tracer(fx.Tracer):
@@ -270,8 +144,10 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
 
-def _fail(where: str, what: str, remedy: str, cls: type[ConversionError] = ConversionError) -> ConversionError:
-    return cls(f"gated_twin: {where}: {what}. {remedy}.")
+def _fail(where: str | nn.Module | fx.Node, problem: str) -> ConversionError:
+    """The error for a module or a node; `problem` ends with the remedy."""
+    name = describe(where) if isinstance(where, fx.Node) else where if isinstance(where, str) else type(where).__name__
+    return ConversionError(f"gated_twin: {name}: {problem}")
 
 
 #: the attributes in which a module keeps its hooks
@@ -286,11 +162,8 @@ def copy_without_hooks(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:  # whatever a user's attribute raises
-        raise _fail(
-            type(module).__name__,
-            f"it cannot be copied ({type(error).__name__}: {error})",
-            "Remove the attribute that copy.deepcopy cannot copy",
-        ) from error
+        problem = f"it cannot be copied ({type(error).__name__}: {error})"
+        raise _fail(module, f"{problem}. Remove the attribute that copy.deepcopy cannot copy.") from error
 
 
 def _refuse_computed_weights(template: nn.Module) -> None:
@@ -298,19 +171,16 @@ def _refuse_computed_weights(template: nn.Module) -> None:
     for name, m in template.named_modules():
         where = f"module '{name}'"
         if any(nn.parameter.is_lazy(p) for p in m.parameters(recurse=False)):
-            raise _fail(where, "its weights have no shape yet", "Call the template once on data first")
+            raise _fail(where, "its weights have no shape yet. Call the template once on data first.")
         if hasattr(m, "parametrizations"):
-            raise _fail(
-                where,
-                "its weight is parametrised",
-                "Call torch.nn.utils.parametrize.remove_parametrizations on it first",
-            )
+            remedy = "Call torch.nn.utils.parametrize.remove_parametrizations on it first."
+            raise _fail(where, f"its weight is parametrised. {remedy}")
         known = isinstance(m, (nn.Linear, *_CONVOLUTIONS, *_BATCH_NORMS))
         if known and any(isinstance(vars(m).get(key), Tensor) for key in ("weight", "bias")):
             raise _fail(
                 where,
-                "its weight is computed by a hook (weight norm, spectral norm or pruning)",
-                "Remove it first, with torch.nn.utils.remove_weight_norm, remove_spectral_norm or prune.remove",
+                "its weight is computed by a hook (weight norm, spectral norm or pruning). Remove it first, with "
+                "torch.nn.utils.remove_weight_norm, remove_spectral_norm or prune.remove.",
             )
 
 
@@ -336,10 +206,9 @@ def _follow(root: nn.Module, training: bool, leaves: tuple[type[nn.Module], ...]
         graph = _Tracer(leaves).trace(root)
     except Exception as error:  # fx raises TraceError, TypeError, or whatever the user's forward raises on a proxy
         raise _fail(
-            type(root).__name__,
-            f"its forward cannot be followed symbolically ({type(error).__name__}: {error})",
-            "Control flow that depends on the data, item assignment and non-torch code cannot be converted; "
-            "move them out of the module",
+            root,
+            f"its forward cannot be followed symbolically ({type(error).__name__}: {error}). Control flow that depends "
+            "on the data, item assignment and non-torch code cannot be converted; move them out of the module.",
         ) from error
     finally:
         after = _random_state()
@@ -348,9 +217,9 @@ def _follow(root: nn.Module, training: bool, leaves: tuple[type[nn.Module], ...]
         np.random.set_state(before[2])  # noqa: NPY002  # a user's forward may draw from it
     if not (torch.equal(before[0], after[0]) and before[1] == after[1] and str(before[2]) == str(after[2])):
         raise _fail(
-            type(root).__name__,
-            "its forward draws random numbers of its own, which would be frozen in the copy",
-            "Use nn.Dropout, or draw them outside the module",
+            root,
+            "its forward draws random numbers of its own, which would be frozen in the copy. Use nn.Dropout, or draw "
+            "them outside the module.",
         )
     _put_input_first(graph)
     return graph
@@ -400,13 +269,11 @@ def _dropouts_to_modules(root: nn.Module, graph: fx.Graph, flags: list[tuple[fx.
             graph.erase_node(node)
             continue
         if in_eval:
-            raise _fail(
-                describe(node), "this dropout is on in eval mode", "Pass training=self.training, or use nn.Dropout"
-            )
+            raise _fail(node, "this dropout is on in eval mode. Pass training=self.training, or use nn.Dropout.")
         name = f"functional_{node.name}"
         while hasattr(root, name):
             name += "_"
-        root.add_module(name, _DROPOUTS[_operation(node)](p, inplace=node.kwargs["inplace"]))
+        root.add_module(name, _DROPOUTS[_operation(node)](p, inplace=bool(node.kwargs["inplace"])))
         with graph.inserting_before(node):
             new = graph.call_module(name, (source,))
         new.meta = dict(node.meta)
@@ -450,22 +317,11 @@ def _redirect_later_uses(graph: fx.Graph, node: fx.Node, storage: dict[fx.Node, 
         if owner is not storage[source] or other is source:
             continue
         if any(order[u] > order[node] and not _reads_shape(u) for u in other.users):
-            raise _fail(
-                describe(node),
-                f"it changes memory in place that {describe(other)} may share and that is read again later",
-                "Write it without the in-place operation",
-            )
+            problem = f"it changes memory in place that {describe(other)} may share and that is read again later"
+            raise _fail(node, f"{problem}. Write it without the in-place operation.")
     for user in list(source.users):
         if user is not node and order[user] > order[node]:
             user.replace_input_with(source, node)
-
-
-_INPLACE_OPERATORS = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
 
 
 def _make_functional(root: nn.Module, graph: fx.Graph) -> None:
@@ -483,11 +339,8 @@ def _make_functional(root: nn.Module, graph: fx.Graph) -> None:
             inplace = True
             node.target = node.target[:-1]
             if not hasattr(Tensor, node.target):
-                raise _fail(
-                    describe(node),
-                    f"the in-place method {node.target}_ has no functional form",
-                    "Write it without the in-place method",
-                )
+                problem = f"the in-place method {node.target}_ has no functional form"
+                raise _fail(node, f"{problem}. Write it without the in-place method.")
         elif node.op == "call_function":
             name = getattr(node.target, "__name__", "")
             if node.target in _INPLACE_OPERATORS:
@@ -495,7 +348,7 @@ def _make_functional(root: nn.Module, graph: fx.Graph) -> None:
             elif name.endswith("_") and _from_torch(node.target):
                 functional = getattr(F, name[:-1], None) or getattr(torch, name[:-1], None)
                 if functional is None:
-                    raise _fail(describe(node), f"{name} has no functional form", "Write it without it")
+                    raise _fail(node, f"{name} has no functional form. Write it without it.")
                 inplace, node.target = True, functional
             elif node.kwargs.get("inplace"):
                 inplace = True
@@ -504,7 +357,7 @@ def _make_functional(root: nn.Module, graph: fx.Graph) -> None:
                 inplace = bool(node.args[-1])
                 node.args = node.args[:-1]
             if node.kwargs.get("out") is not None:
-                raise _fail(describe(node), "it writes into out=", "Use what the function returns")
+                raise _fail(node, "it writes into out=. Use what the function returns.")
         first = node.args[0] if node.args else None
         shares = inplace or isinstance(module, _ALIASING_MODULES) or (module is None and _operation(node) in _ALIASING)
         if inplace:
@@ -573,14 +426,9 @@ def _classify(
             elif not isinstance(module, _AFFINE_MODULES + _types(affine)):
                 raise _refused(node, type(module).__name__)
             elif isinstance(module, _BATCH_NORMS) and not module.track_running_stats:
-                raise _fail(
-                    describe(node),
-                    "batch-norm without running statistics is not affine in eval mode",
-                    "Set track_running_stats=True",
-                )
-        elif node.target in affine:
-            pass
-        else:
+                problem = "batch-norm without running statistics is not affine in eval mode"
+                raise _fail(node, f"{problem}. Set track_running_stats=True.")
+        elif node.target not in affine:
             _classify_call(node, role, pools)
     return role, relus, pools
 
@@ -598,19 +446,13 @@ def _classify_call(node: fx.Node, role: dict[fx.Node, int], pools: list[str]) ->
         pools.append(node.name)
     elif name in _BILINEAR:
         if _data_count(node, role) > 1:
-            raise _fail(
-                describe(node),
-                "it multiplies two quantities that both depend on the input",
-                "A gated network is linear between its gates; remove the product",
-            )
+            problem = "it multiplies two quantities that both depend on the input"
+            raise _fail(node, f"{problem}. A gated network is linear between its gates; remove the product.")
     elif name in _LINEAR_IN_FIRST:
         first = node.args[0] if node.args else None
         if _data_count(node, role) > 1 or not isinstance(first, fx.Node) or role[first] != _DATA:
-            raise _fail(
-                describe(node),
-                "an argument other than the first depends on the input",
-                "Only the first argument may; nothing affine divides or indexes by the data",
-            )
+            problem = "an argument other than the first depends on the input"
+            raise _fail(node, f"{problem}. Only the first argument may; nothing affine divides or indexes by the data.")
         if node.kwargs.get("rounding_mode") is not None:
             raise _refused(node, "a division that rounds")
     elif name not in _LINEAR_JOINT:
@@ -632,16 +474,13 @@ def _data_count(node: fx.Node, role: dict[fx.Node, int]) -> int:
 
 
 def _refused(node: fx.Node, what: str) -> ConversionError:
-    remedy = next((r for key, r in _REMEDIES.items() if key in what.lower()), None)
-    return _fail(
-        describe(node),
-        f"{what} is neither a ReLU nor known to be affine",
-        (remedy or "Replace it by a ReLU or an affine layer") + "; if it is affine, pass it in affine=(...)",
-    )
+    known = (remedy for key, remedy in _REMEDIES.items() if key in what.lower())
+    remedy = next(known, "Replace it by a ReLU or an affine layer") + "; if it is affine, pass it in affine=(...)"
+    return _fail(node, f"{what} is neither a ReLU nor known to be affine. {remedy}.")
 
 
 def max_pools(network: fx.GraphModule) -> list[fx.Node]:
-    """Where the graph of a gated network pools by maxima: there it is not affine, even with its gates fixed."""
+    """Max-pooling nodes of a gated network's graph, which are not affine even with fixed gates."""
 
     def pools(node: fx.Node) -> bool:
         if node.op == "call_module":
@@ -662,11 +501,8 @@ def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) 
                 continue
             options = vars(module)
         if options.get("return_indices") or options.get("dilation", 1) not in (1, (1,), (1, 1), (1, 1, 1)):
-            raise _fail(
-                describe(node),
-                "max-pooling with indices or dilation has no average counterpart",
-                "Use plain max-pooling or average-pooling",
-            )
+            problem = "max-pooling with indices or dilation has no average counterpart"
+            raise _fail(node, f"{problem}. Use plain max-pooling or average-pooling.")
         if node.op == "call_module":
             average = _MAX_POOLS[type(module)]
             if hasattr(module, "output_size"):
@@ -677,11 +513,8 @@ def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) 
         else:
             name = _operation(node)
             if name not in _MAX_POOL_FUNCTIONS or len(node.args) > 4:
-                raise _fail(
-                    describe(node),
-                    "this max-pooling call has no average counterpart",
-                    "Use nn.MaxPool2d or average-pooling",
-                )
+                problem = "this max-pooling call has no average counterpart"
+                raise _fail(node, f"{problem}. Use nn.MaxPool2d or average-pooling.")
             node.target = _MAX_POOL_FUNCTIONS[name]
             kept = ("kernel_size", "stride", "padding", "ceil_mode", "output_size")
             node.kwargs = {k: v for k, v in options.items() if k in kept}
@@ -723,10 +556,9 @@ def _single_input(template: nn.Module, graph: fx.Graph) -> None:
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     used = [n for n in inputs[1:] if n.users or not n.args]
     if not inputs or used or any(str(n.target).startswith("*") for n in inputs):
+        names = ", ".join(str(n.target) for n in inputs) or "no input"
         raise _fail(
-            type(template).__name__,
-            f"its forward takes {', '.join(str(n.target) for n in inputs) or 'no input'}; expected one tensor",
-            "Wrap it in a module with one tensor input",
+            template, f"its forward takes {names}; expected one tensor. Wrap it in a module with one tensor input."
         )
     for n in inputs[1:]:
         graph.erase_node(n)
@@ -760,9 +592,9 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
     different = _same_graph(root, graphs[True], graphs[False])
     if different is not None:
         raise _fail(
-            type(template).__name__,
-            f"it computes different things in train and eval mode, first at: {different}",
-            "Use nn.Dropout and nn.BatchNorm modules instead of branching on self.training",
+            template,
+            f"it computes different things in train and eval mode, first at: {different}. Use nn.Dropout and "
+            "nn.BatchNorm modules instead of branching on self.training.",
         )
     graph = graphs[False]
     graph.owning_module = root  # type: ignore[assignment]  # fx asks it which calls are pure
@@ -771,20 +603,15 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
     _make_functional(root, graph)
     output = next(n for n in graph.nodes if n.op == "output")
     if not isinstance(output.args[0], fx.Node):
-        raise _fail(
-            type(template).__name__,
-            "its forward does not return a single tensor",
-            "Wrap it so that it returns the logits alone",
-        )
+        problem = "its forward does not return a single tensor"
+        raise _fail(template, f"{problem}. Wrap it so that it returns the logits alone.")
     sites = _name_relus(root, graph)
     graph.eliminate_dead_code()
     role, relus, pools = _classify(root, graph, affine)
     if not relus:
-        raise _fail(
-            type(template).__name__,
-            "it has no ReLU, so there is nothing to gate",
-            "Use a template with nn.ReLU, F.relu or LeakyReLU",
-            NoGateError,
+        remedy = "Use a template with nn.ReLU, F.relu or LeakyReLU."
+        raise NoGateError(
+            f"gated_twin: {type(template).__name__}: it has no ReLU, so there is nothing to gate. {remedy}"
         )
     entry = _find_entry(root, graph, role, relus)
     return Traced(root, graph, tuple(sites[n] for n in relus), tuple(n.name for n in relus), entry, tuple(pools))
@@ -836,12 +663,15 @@ def value_graph(traced: Traced, enters_late: bool = False, constant: bool = Fals
         entry.replace_all_uses_with(first)
         graph.eliminate_dead_code()
         for node in first.users:
-            if _reads_shape(node) and node.args[1:] != (0,) and any(not _takes_first(u) for u in node.users):
+            if (
+                _reads_shape(node)
+                and node.args[1:] != (0,)
+                and not all(u.target is operator.getitem and u.args[1] == 0 for u in node.users)
+            ):
                 raise _fail(
-                    describe(node),
+                    node,
                     "a piecewise-constant network's ones enter after the first batch-norm, where the input has another "
-                    "shape than the one read here",
-                    "Read the shape of a later tensor",
+                    "shape than the one read here. Read the shape of a later tensor.",
                 )
     if constant:
         gated: set[fx.Node] = set()
@@ -850,16 +680,11 @@ def value_graph(traced: Traced, enters_late: bool = False, constant: bool = Fals
                 gated.add(node)
             elif node.op == "call_module" and isinstance(traced.root.get_submodule(str(node.target)), _BATCH_NORMS):
                 raise _fail(
-                    describe(node),
-                    "a piecewise-constant network's ones do not survive a batch-norm that comes before any gate",
-                    "Begin the template with one linear layer and its batch-norm, before it branches",
+                    node,
+                    "a piecewise-constant network's ones do not survive a batch-norm that comes before any gate. Begin "
+                    "the template with one linear layer and its batch-norm, before it branches.",
                 )
     return graph
-
-
-def _takes_first(node: fx.Node) -> bool:
-    """`shape[0]`, the number of rows."""
-    return node.target is operator.getitem and bool(node.args[1] == 0)
 
 
 def graph_module(root: nn.Module, graph: fx.Graph, name: str) -> NetworkGraph:

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from pathlens.errors import RegionError
 from pathlens.models import Open
 from pathlens.models.gates import leak
-from pathlens.models.graphs import Watcher
+from pathlens.models.graphs import ValueInterpreter, call_node
 from pathlens.models.sources import GraphSource, ShallowSource
 from pathlens.models.tracing import apply_site, describe, linear_unit
 from pathlens.progress import ProgressBar
@@ -134,16 +134,16 @@ class Tracker:
         gates : list of Tensor or None
             At the points; None where the units are linear.
         """
-        watch, alone = Watcher(module), Watcher(module)  # one point alone tells points from other dimensions
-        for w, n in ((alone, 1), (watch, self.count)):
+        runs = ValueInterpreter(module), ValueInterpreter(module)  # one point alone tells points from other dimensions
+        for run, n in zip(runs, (1, self.count)):
             units = [linear_unit] * len(self.net.sites) if gates is None else [_given(g[:n]) for g in gates]
-            out = w.run(x[:n], *units)
+            out = run.run(x[:n], *units)
         holders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._site_of.update({n: i for i, n in enumerate(holders[1:])})
         moving: set[fx.Node] = set()  # depends on gates
         for n in module.graph.nodes:
             self._owner[n] = module
-            value = watch.seen.get(n)
+            value = runs[1].values.get(n)
             if n in holders[1:] or n.op == "output":
                 continue
             inputs = [i for i in n.all_input_nodes if i not in holders[1:]]
@@ -155,7 +155,7 @@ class Tracker:
             if not tensors:
                 self._shape_nodes.add(n)
                 continue
-            both = [*((t, self.count) for t in tensors), *((t, 1) for t in _parts(alone.seen[n]))]
+            both = [*((t, self.count) for t in tensors), *((t, 1) for t in _parts(runs[0].values[n]))]
             if any(t.ndim == 0 or t.shape[0] != rows for t, rows in both):
                 raise RegionError(
                     f"{self.where}: {describe(n)}: for {self.count} inputs it has shape {tuple(tensors[0].shape)}. "
@@ -260,12 +260,7 @@ class Tracker:
                 return _map(self._shared[n], lambda t: t.repeat(cells, *(1,) * (t.ndim - 1)))
             return env[n]
 
-        args, kwargs = fx.map_arg(node.args, load), fx.map_arg(node.kwargs, load)
-        if node.op == "call_module":
-            return self._owner[node].get_submodule(str(node.target))(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return call_node(self._owner[node], node, load)
 
     def _finish(self, cells: Cells, env: dict[fx.Node, Any], bits: dict[int, Tensor]) -> None:
         f = env.get(self._result)
