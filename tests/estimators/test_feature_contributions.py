@@ -112,7 +112,7 @@ def test_they_agree_with_the_exact_cells_of_the_segment():
     for x in np.random.default_rng(5).normal(size=(5, 3)) * 2:
         away, way = x - model.centre, regions.segment1d(net, model.centre, x)
         wanted, before = np.zeros(3), None
-        for lo, hi in pairwise(way.breaks):
+        for lo, hi in pairwise(way.breaks.tolist()):
             at = model.centre + (lo + hi) / 2 * away
             bits = model.bits(at[None])
             slope, value = model.weights[-1], model.biases[-1]

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from network_reference import (
     Calls,
@@ -558,26 +557,26 @@ def check_halfspaces(case: Case, rng: random.Random) -> None:
 def compare_halfspaces(s: Subject, rng: random.Random) -> None:
     x = _points(s, rng)
     with unchanged(s.net, s.x):
-        H = pl.regions.halfspaces(s.net, tuple(s.x.shape[1:]))
+        H = pl.regions.halfspaces(s.net, input_shape=tuple(s.x.shape[1:]))
         heard, _ = s.ref.scores(x)
         used = s.ref.used(s.x)
         assert len(H.sites) == len(used)
         for site, i in zip(H.sites, used):
             q = heard[i].flatten(1)
-            answer = torch.from_numpy(H.normals(site)) @ x.flatten(1).T + torch.from_numpy(H.offsets(site))[:, None]
+            answer = H.normals(site) @ x.flatten(1).T + H.offsets(site)[:, None]
             close(answer.T, q, f"{s.label}: half-spaces of {site}")
             sure = q.abs() > 1e-7
-            inside = torch.from_numpy(np.asarray(H.contains(site, x))).reshape(q.shape)
+            inside = H.contains(site, x).reshape(q.shape)
             assert torch.equal(inside[sure], (q > 0)[sure]), f"{s.label}: contains at {site}"
     shapes = [heard[i].shape[1:] for i in used]
     path = [rng.randrange(shape.numel()) for shape in shapes]
-    region = pl.regions.path_region(s.net, path, tuple(s.x.shape[1:]))
+    region = pl.regions.path_region(s.net, path, input_shape=tuple(s.x.shape[1:]))
     scores = torch.stack([heard[i].flatten(1)[:, unit] for i, unit in zip(used, path)], 1)
     sure = (scores.abs() > 1e-7).all(1)
-    inside = torch.from_numpy(np.asarray(region.contains(x)))
+    inside = region.contains(x)
     assert torch.equal(inside[sure], (scores > 0).all(1)[sure]), f"{s.label}: path region {path}"
     if not region.is_empty:
-        centre = torch.from_numpy(region.certificate.point).reshape(1, *s.x.shape[1:])
+        centre = region.certificate.point.reshape(1, *s.x.shape[1:])
         there, _ = s.ref.scores(centre)
         for i, unit in zip(used, path):
             assert float(there[i].flatten()[unit].detach()) > 0, f"{s.label}: the centre of {path}"
@@ -600,7 +599,7 @@ def compare_segment(s: Subject, rng: random.Random) -> None:
     t = torch.tensor([rng.random() for _ in range(12)], dtype=torch.float64)
     x = a + t.reshape(-1, *[1] * a.ndim) * (b - a)
     _compare_cells(s, line, t.numpy(), x)
-    assert abs(float(np.sum(line.lengths)) - float((b - a).norm())) < 1e-8 or abs(np.sum(line.lengths) - 1) < 1e-9
+    assert abs(float(line.lengths.sum()) - float((b - a).norm())) < 1e-8 or abs(float(line.lengths.sum()) - 1) < 1e-9
 
 
 def check_slice(case: Case, rng: random.Random) -> None:
@@ -612,9 +611,9 @@ def compare_slice(s: Subject, rng: random.Random) -> None:
     if units > 60:
         raise Unknown("many gates")
     origin, u, v = _points(s, rng, 3)
-    plane = pl.regions.Plane(origin.numpy(), u.numpy(), v.numpy())
+    plane = pl.regions.Plane(origin, u, v)
     with unchanged(s.net, s.x):
-        cells = pl.regions.slice2d(s.net, plane, 0.5)
+        cells = pl.regions.slice2d(s.net, plane=plane, box=0.5)
     z = torch.tensor([[rng.uniform(-0.5, 0.5), rng.uniform(-0.5, 0.5)] for _ in range(12)], dtype=torch.float64)
     shape = (-1, *[1] * origin.ndim)
     x = origin + z[:, 0].reshape(shape) * u + z[:, 1].reshape(shape) * v
@@ -632,10 +631,10 @@ def _compare_cells(s: Subject, cells: Any, coordinates: Any, x: Tensor) -> None:
     assert len(cells.patterns) == len(used), f"sites {list(cells.patterns)} for the ReLU calls {used}"
     bits = ref.bits(x)
     for site, i in zip(cells.patterns, used):
-        got, q = torch.from_numpy(cells.patterns[site][at]), heard[i].flatten(1)
+        got, q = cells.patterns[site][at], heard[i].flatten(1)
         clear = sure[:, None] & (q.abs() > 1e-7)
         assert torch.equal(got[clear], bits[i].flatten(1)[clear]), f"{s.label}: gates at {site}"
-    close(torch.from_numpy(cells.evaluate(coordinates))[sure], ref.output(x)[sure], f"{s.label}: outputs of cells")
+    close(cells.evaluate(coordinates)[sure], ref.output(x)[sure], f"{s.label}: outputs of cells")
 
 
 # --- training ------------------------------------------------------------------------------------------------------

@@ -112,6 +112,8 @@ def test_float32_kernels_are_exact_where_the_process_allows_tf32(make: Any, tf32
 
 def test_float32_path_kernels_are_exact_where_the_process_allows_tf32(tf32: None) -> None:
     X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1)).cuda()
-    net = models.gated_twin(models.gconv(10, (3, 16, 16), (32,), bias=True), "relu", X[:2].cpu(), seed=0).cuda()
+    net = models.gated_twin(
+        models.gconv(10, channels=(3, 16, 16), dense=(32,), bias=True), "relu", X[:2].cpu(), seed=0
+    ).cuda()
     want = npk(copy.deepcopy(net).double(), X.double()).dense()
     assert scaled_error(npk(net, X).dense(), want, want.diagonal()) <= 1e-5

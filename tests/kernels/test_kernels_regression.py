@@ -51,8 +51,10 @@ def test_ridge_regression_is_the_dense_formula(kernel: Any) -> None:
 def test_the_ridge_means_the_same_for_every_size_of_kernel(size: float, ridge: float) -> None:
     X, Y = data(8, 4)
     K, K_test, y = X @ X.T + 1, Y @ X.T + 1, X[:, :1]
-    one = kernel_regression(K, y, K_test, ridge).predictions
-    assert torch.allclose(kernel_regression(K * size, y, K_test * size, ridge).predictions, one, rtol=1e-8, atol=1e-10)
+    one = kernel_regression(K, y, K_test, ridge=ridge).predictions
+    assert torch.allclose(
+        kernel_regression(K * size, y, K_test * size, ridge=ridge).predictions, one, rtol=1e-8, atol=1e-10
+    )
 
 
 def test_without_ridge_it_interpolates() -> None:
@@ -76,14 +78,14 @@ def test_classification() -> None:
 
 
 def test_one_hot() -> None:
-    y = one_hot(torch.tensor([2, 0]), 4, dtype=torch.float64)
+    y = one_hot(torch.tensor([2, 0]), classes=4, dtype=torch.float64)
     assert y.shape == (2, 4) and torch.allclose(y.sum(1), torch.zeros(2).double())
     assert torch.equal(y.argmax(1), torch.tensor([2, 0]))
     for bad in (torch.tensor([0.5]), torch.tensor([-1]), torch.tensor([[0]])):
         with pytest.raises(LabelError):
             one_hot(bad)
     with pytest.raises(LabelError, match="expected 0 to 1"):
-        one_hot(torch.tensor([2]), 2)
+        one_hot(torch.tensor([2]), classes=2)
 
 
 def test_gates_that_know_more_predict_better() -> None:
@@ -134,15 +136,15 @@ def test_bad_input() -> None:
     X, Y = data(6, 3)
     K, K_test, y = X @ X.T, Y @ X.T, X[:, 0]
     cases: list[tuple[type[PathlensError], Any]] = [
-        (ShapeError, lambda: kernel_regression(K_test, y, K_test, 0.1)),
-        (ShapeError, lambda: kernel_regression(K, y, K_test.T, 0.1)),
-        (ShapeError, lambda: kernel_regression(K, y[:3], K_test, 0.1)),
-        (ShapeError, lambda: kernel_regression(y, y, K_test, 0.1)),
-        (DTypeError, lambda: kernel_regression(K, y, K_test.float(), 0.1)),
-        (OptionError, lambda: kernel_regression(K, y, K_test, -1.0)),
-        (NotFiniteError, lambda: kernel_regression(K, y / 0, K_test, 0.1)),
-        (NotFiniteError, lambda: kernel_regression(K / 0, y, K_test, 0.1)),
-        (LabelError, lambda: kernel_classification(K, y, K_test, 0.1)),
+        (ShapeError, lambda: kernel_regression(K_test, y, K_test, ridge=0.1)),
+        (ShapeError, lambda: kernel_regression(K, y, K_test.T, ridge=0.1)),
+        (ShapeError, lambda: kernel_regression(K, y[:3], K_test, ridge=0.1)),
+        (ShapeError, lambda: kernel_regression(y, y, K_test, ridge=0.1)),
+        (DTypeError, lambda: kernel_regression(K, y, K_test.float(), ridge=0.1)),
+        (OptionError, lambda: kernel_regression(K, y, K_test, ridge=-1.0)),
+        (NotFiniteError, lambda: kernel_regression(K, y / 0, K_test, ridge=0.1)),
+        (NotFiniteError, lambda: kernel_regression(K / 0, y, K_test, ridge=0.1)),
+        (LabelError, lambda: kernel_classification(K, y, K_test, ridge=0.1)),
         (PathlensError, lambda: gate_information(models.relu(3), (X, y), (Y, y), kernel="ntk")),
         (ShapeError, lambda: gate_information(models.relu(3).double(), (X, y), (Y, y))),
         (ShapeError, lambda: gate_information(models.relu(3).double(), (X, X[:, :2]), (Y, Y[:, 0]))),
@@ -185,7 +187,7 @@ def test_a_chosen_ridge_predicts_rows_that_are_left_out_best(dtype: torch.dtype)
     fit = kernel_regression(K, y, K_test, ridge="auto")
     error = {r: float((leave_one_out(K, y, r)[:, 0] - y).square().mean()) for r in (fit.ridge, 1e-4, 1e-2, 1, 10)}
     assert min(error.values()) == pytest.approx(error[fit.ridge], rel=0.02)
-    assert torch.equal(fit.predictions, kernel_regression(K, y, K_test, fit.ridge).predictions)
+    assert torch.equal(fit.predictions, kernel_regression(K, y, K_test, ridge=fit.ridge).predictions)
     little = kernel_regression(K, y, K_test, ridge=1e-4).predictions
     assert (fit.predictions[:, 0] - y_test).square().mean() < (little[:, 0] - y_test).square().mean()
     assert f"ridge {fit.ridge:.3g}" in repr(fit)

@@ -139,7 +139,7 @@ def test_spectra_equal_numpy() -> None:
     np.testing.assert_allclose(points.numpy(), values, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(share.numpy(), np.arange(1, 24) / 23)
     at = np.linspace(-1, values[-1] + 1, 17)
-    np.testing.assert_allclose(spectral_ecdf(kernel, at)[1].numpy(), [(values <= a).mean() for a in at])
+    np.testing.assert_allclose(spectral_ecdf(kernel, at=at)[1].numpy(), [(values <= a).mean() for a in at])
 
 
 def test_cumulative_spectrum_of_the_papers_ideal_kernel() -> None:
@@ -159,16 +159,16 @@ def test_effective_ranks_equal_numpy_and_are_ordered() -> None:
         "trace": 1 / share[-1],
         "participation": 1 / (share**2).sum(),
     }
-    got = {kind: effective_rank(kernel, kind) for kind in want}  # type: ignore[arg-type]
+    got = {kind: effective_rank(kernel, kind=kind) for kind in want}  # type: ignore[arg-type]
     assert got == pytest.approx(want, rel=1e-9)
     assert 1 < got["trace"] < got["participation"] < got["entropy"] < 23
-    assert effective_rank(operator(8), "participation") == pytest.approx(want["participation"], rel=1e-9)
+    assert effective_rank(operator(8), kind="participation") == pytest.approx(want["participation"], rel=1e-9)
 
 
 def test_effective_rank_of_low_rank_and_indefinite_kernels() -> None:
     x = torch.linalg.qr(draw(9, 12, 3))[0]
     for kind in ("entropy", "trace", "participation"):
-        assert effective_rank(x @ x.T, kind) == pytest.approx(3.0, rel=1e-9)  # type: ignore[arg-type]
+        assert effective_rank(x @ x.T, kind=kind) == pytest.approx(3.0, rel=1e-9)  # type: ignore[arg-type]
     with pytest.raises(SolverError, match="positive semi-definite"):
         effective_rank(torch.diag(torch.tensor([3.0, -1.0])))
 
@@ -234,7 +234,7 @@ def test_class_blocks_equal_numpy() -> None:
         scaled = class_blocks(form, labels).numpy()
         np.testing.assert_allclose(scaled, want * 100 / np.trace(want), rtol=1e-11, atol=1e-11)
     columns = labels[3:10]
-    cross = class_blocks(kernel[:, 3:10], torch.tensor(labels), columns, trace=None).numpy()
+    cross = class_blocks(kernel[:, 3:10], torch.tensor(labels), column_labels=columns, trace=None).numpy()
     want = np.array([[a[labels == p][:, 3:10][:, columns == q].mean() for q in range(4)] for p in range(4)])
     np.testing.assert_allclose(cross, want, rtol=1e-11, atol=1e-11)
 
@@ -252,8 +252,8 @@ def test_scale_and_order_do_not_matter(seed: int, n: int, scale: float) -> None:
     assert nu(moved, labels).normalised == pytest.approx(nu(kernel, y).normalised, rel=1e-5)
     assert nu(moved, labels).raw == pytest.approx(nu(kernel, y).raw / scale, rel=1e-5)
     for kind in ("entropy", "trace", "participation"):
-        rank = effective_rank(kernel, kind)  # type: ignore[arg-type]
-        assert effective_rank(moved, kind) == pytest.approx(rank, rel=1e-7)  # type: ignore[arg-type]
+        rank = effective_rank(kernel, kind=kind)  # type: ignore[arg-type]
+        assert effective_rank(moved, kind=kind) == pytest.approx(rank, rel=1e-7)  # type: ignore[arg-type]
         assert 1 - 1e-9 <= rank <= n + 1e-9
     for centred in (True, False):
         aligned = target_alignment(kernel, y, centred=centred)
@@ -343,7 +343,7 @@ def test_refusals_name_what_came() -> None:
     with pytest.raises(BudgetError, match="raise max_bytes"):
         spectrum(operator(0, n=80))
     with pytest.raises(UnknownNameError, match="entropy"):
-        effective_rank(eye, "entropie")  # type: ignore[arg-type]
+        effective_rank(eye, kind="entropie")  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match="largest"):
         cumulative_spectrum(eye, scale="max")  # type: ignore[arg-type]
     with pytest.raises(ScaleError, match="trace is -3"):
@@ -373,7 +373,7 @@ def test_class_labels_are_checked() -> None:
     with pytest.raises(ShapeError, match="give column_labels"):
         class_blocks(torch.ones(3, 2), [0, 1, 1])
     with pytest.raises(ShapeError, match="pass trace=None"):
-        class_blocks(torch.ones(3, 2), [0, 1, 1], [0, 0])
+        class_blocks(torch.ones(3, 2), [0, 1, 1], column_labels=[0, 0])
     with pytest.raises(ScaleError, match="cannot be scaled"):
         class_blocks(-eye, [0, 1, 1])
 

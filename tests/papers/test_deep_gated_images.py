@@ -86,7 +86,7 @@ def test_operations_are_those_that_torch_counts():
 
     size = {"channels": [4, 6], "dense": [5], "side": 4, "rows": 1, "epochs": 1, "seeds": 1}
     with FlopCounterMode(display=False) as counter:
-        pl.models.vconv(10, (3, 4, 6), (5,), 4, bias=True)(torch.zeros(1, 3, 4, 4))
+        pl.models.vconv(10, channels=(3, 4, 6), dense=(5,), size=4, bias=True)(torch.zeros(1, 3, 4, 4))
     assert deep_gated_images._passes(size, 1) == counter.get_total_flops()
 
 
@@ -135,7 +135,7 @@ def percent(output, y):
 
 def test_a_row_of_the_table_is_a_plain_training(found):
     arrays = found[0]["dgn.tab4"].arrays
-    template = pl.models.vconv(10, (3, 4, 4, 4, 4), (6, 6), 4, bias=True)
+    template = pl.models.vconv(10, channels=(3, 4, 4, 4, 4), dense=(6, 6), size=4, bias=True)
     net = pl.models.gated_twin(template, "soft_relu", example=shrunk()[0][:2], beta=8.0, epsilon=0.4)
     net, x_test, y_test = plainly(net, 1)
     state = net.values.state_dict()
@@ -151,7 +151,7 @@ def test_a_row_of_the_table_is_a_plain_training(found):
 def test_only_the_gates_learn(found):
     arrays = found[0]["dgn.exp6"].arrays
     row = deep_gated_images._gates_only("soft")
-    template = pl.models.vconv(10, (3, 4, 4, 4, 4), (6, 6), 4, bias=True)
+    template = pl.models.vconv(10, channels=(3, 4, 4, 4, 4), dense=(6, 6), size=4, bias=True)
     net = pl.models.gated_twin(template, row.kind, example=shrunk()[0][:2], **row.options)
     drawn = {k: v.clone() for k, v in net.reinitialise(1).values.state_dict().items()}
     first = {k: v.clone() for k, v in net.source.network.state_dict().items()}

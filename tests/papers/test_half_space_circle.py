@@ -101,14 +101,14 @@ def test_paths_of_the_toy_add_up_to_its_output(done):
 def all_masks(cells):
     """Where each path is active, path by path."""
     sizes = [bits.shape[1] for bits in cells.patterns.values()]
-    return {path: cells.active(path) for path in itertools.product(*map(range, sizes))}
+    return {path: cells.active(path).numpy() for path in itertools.product(*map(range, sizes))}
 
 
 @pytest.mark.parametrize("kind", [pl.models.relu, pl.models.dlgn])
 def test_path_regions_are_counted_as_by_enumeration(kind):
     cells = slice2d(kind(2, (4, 3, 4), bias=True, seed=1), box=3.0)
     active = [mask.tobytes() for mask in all_masks(cells).values() if mask.any()]
-    found = shapes.path_masks(cells.patterns)
+    found = shapes.path_masks({site: bits.numpy() for site, bits in cells.patterns.items()})
     assert sum(found.values()) == len(active)
     assert len(found) == len(set(active)) < len(active)
 
@@ -117,8 +117,8 @@ def test_faces_of_a_dlgn_are_the_facets_of_its_polyhedra():
     net = pl.models.dlgn(2, (3, 3, 3), bias=True, seed=2).double()
     cells = slice2d(net, box=100.0)  # every corner is inside
     lines, numbers = shapes.borders(cells)
-    pairs = cells.neighbours
-    centres = cells.centres
+    pairs = cells.neighbours.numpy()
+    centres = cells.centres.numpy()
     inner, outer = ((lines[:, :2] * centres[pairs[:, k]]).sum(1) + lines[:, 2] for k in (0, 1))
     assert (inner > 0).all() and (outer < 0).all()
     assert numbers.max() + 1 == 9  # one line per gate
@@ -133,8 +133,8 @@ def test_convex_means_as_large_as_the_hull(kind):
     cells = slice2d(kind(2, (4, 3, 4), bias=True, seed=1), box=3.0)
     expected, pieces = [], []
     for mask in {mask.tobytes(): (path, mask) for path, mask in all_masks(cells).items() if mask.any()}.values():
-        hull = ConvexHull(cells.corners[mask[1]].reshape(-1, 2)).volume
-        expected.append(hull < cells.areas[mask[1]].sum() * (1 + 1e-9))
+        hull = ConvexHull(cells.corners.numpy()[mask[1]].reshape(-1, 2)).volume
+        expected.append(hull < cells.areas.numpy()[mask[1]].sum() * (1 + 1e-9))
         pieces.append(cells.path_region(mask[0]).n_components == 1)
     found = shapes.shapes(cells, most=10**6)
     assert (found.convex, found.connected) == (np.mean(expected), np.mean(pieces))

@@ -88,7 +88,7 @@ def test_half_spaces_that_coincide_are_merged_by_their_labels() -> None:
     units, merged = paths.groups(net, X, by=0), paths.groups(net, X, by=0, labels=labels)
     assert merged.contributions.shape[1] == len(set(labels.tolist())) < 6
     together = units.contributions[:, 0] + units.contributions[:, 3]
-    assert torch.allclose(merged.contributions[:, merged.names.index(str(labels[0]))], together)
+    assert torch.allclose(merged.contributions[:, merged.names.index(str(int(labels[0])))], together)
 
 
 # --- tree ------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_half_spaces_that_coincide_are_merged_by_their_labels() -> None:
 
 def test_exactly_one_rule_holds_and_its_value_is_the_mean() -> None:
     net, X = network("pwc", hidden=(6, 6, 6), outputs=1, bias=True), ring(300)
-    got = paths.tree(net, X, leaves=12, held_out=X)
+    got = paths.tree(net, X, leaves=12, validation=X)
     bits = list(net.gates(X, hard=True).values())
     f = net(X)[:, 0].detach()
     times = torch.zeros(len(X))
@@ -127,7 +127,7 @@ def test_enough_leaves_tell_a_piecewise_constant_network_in_full() -> None:
 @pytest.mark.parametrize("kind", ["pwc", "hard"])
 def test_a_refit_is_what_it_says(method: str, kind: str) -> None:
     net, X = network(kind, hidden=(6, 6, 6), outputs=2), ring(200)
-    got = paths.refit(net, X, paths=8, method=method, output=1, held_out=X)
+    got = paths.refit(net, X, paths=8, method=method, output=1, validation=X)
     assert len(got.paths) <= 8 and got.paths.shape[1] == 3 and (got.slopes is None) == (kind == "pwc")
     bits = list(net.gates(X, hard=True).values())
     told = torch.full((200,), got.intercept, dtype=torch.float64)
@@ -186,7 +186,7 @@ def test_the_path_norm_is_a_sum_over_paths_with_its_gradient(bias: bool) -> None
 def test_pruning_cuts_the_edges_through_which_least_goes(kind: str, bias: bool) -> None:
     net, X = network(kind, bias=bias), torch.randn(10, 2, dtype=torch.float64)
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    got = paths.prune(net, X, keep=0.4, held_out=X)
+    got = paths.prune(net, X, keep=0.4, validation=X)
     assert all(torch.equal(v, net.state_dict()[k]) for k, v in before.items())  # the network itself is left alone
     every = [table(net, X, k, include_inputs=True) for k in (0, 1)]
     sizes: dict[tuple[int, int, int], float] = {}  # (layer of weights, to, from): Σ|v| through the edge
@@ -318,7 +318,7 @@ def test_gates_of_a_soft_network_are_soft_in_contributions_and_hard_in_regions()
     net, X = network("soft_pwc", outputs=1), ring(50)
     assert paths.groups(net, X).gates == "soft β=4"
     assert torch.allclose(paths.groups(net, X).contributions.sum(1), net(X)[:, 0].detach())
-    assert paths.count(net, X).tolist() == paths.count(net.with_gate("hard"), X).tolist()
+    assert paths.count(net, X) == paths.count(net.with_gate("hard"), X)
     assert isinstance(net, nn.Module)
 
 

@@ -36,8 +36,8 @@ def test_it_is_the_sum_over_all_paths_that_start_there(first, second, seed):
 def test_the_sum_is_the_output_for_every_kind_and_wiring(kind, template):
     built = {
         "residual": pl.models.ResNet((1, 1), (4, 6), outputs=3),
-        "convolutions": pl.models.gconv(3, (3, 4, 4), (5,), bias=True),
-        "norm first": nn.Sequential(nn.BatchNorm2d(3), *pl.models.gconv(3, (3, 4, 4), (5,), bias=True)),
+        "convolutions": pl.models.gconv(3, channels=(3, 4, 4), dense=(5,), bias=True),
+        "norm first": nn.Sequential(nn.BatchNorm2d(3), *pl.models.gconv(3, channels=(3, 4, 4), dense=(5,), bias=True)),
         "dense": nn.Sequential(nn.Flatten(), *pl.models.mlp(48, (6, 5), 3, bias=True)),
     }[template]
     x = rows(7, 3, 4, 4)
@@ -89,7 +89,9 @@ def test_max_pooling_keeps_the_units_that_won(kind, pool):
 
 def test_at_hard_gates_a_relu_networks_slope_is_its_gradient():
     net = (
-        pl.gated_twin(pl.models.gconv(3, (3, 4, 4), (5,), bias=True), "relu", example=rows(2, 3, 4, 4), seed=0)
+        pl.gated_twin(
+            pl.models.gconv(3, channels=(3, 4, 4), dense=(5,), bias=True), "relu", example=rows(2, 3, 4, 4), seed=0
+        )
         .double()
         .eval()
     )

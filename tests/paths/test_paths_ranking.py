@@ -18,7 +18,7 @@ from pathlens.testing.reference import path_sum
 
 def check_top(net: nn.Module, X: torch.Tensor, k: int, output: int, include_inputs: bool) -> None:
     every = table(net, X, output, include_inputs)
-    got = paths.top(net, X, k, output=output, include_inputs=include_inputs)
+    got = paths.top(net, X, k=k, output=output, include_inputs=include_inputs)
     values = torch.stack(list(every.values()), dim=1)
     scale = values.abs().sum(1).clamp(min=1e-300)
     want = values.abs().sort(dim=1, descending=True).values[:, :k]
@@ -124,10 +124,10 @@ def test_biases_of_any_name_start_paths() -> None:
     net, X = OwnParameters(), torch.randn(6, 2).double()
     first = torch.relu(F.linear(X, net.u, net.shift))
     second = (F.linear(first, net.v, net.shift) > 0).double()
-    for parts in (paths.groups(net, X, 0), paths.groups(pl.gated_twin(net, "relu", example=X), X, 0)):
+    for parts in (paths.groups(net, X, by=0), paths.groups(pl.gated_twin(net, "relu", example=X), X, by=0)):
         assert torch.allclose(parts.contributions, first * ((second * net.w) @ net.v))
         assert torch.allclose(parts.rest, (second * net.w) @ net.shift)
-    assert paths.count(net, X, include_biases=True).tolist() == (((first > 0).sum(1) + 1) * second.sum(1)).tolist()
+    assert paths.count(net, X, include_biases=True) == (((first > 0).sum(1) + 1) * second.sum(1)).tolist()
 
 
 def test_a_float32_network_is_followed_in_float64() -> None:
@@ -143,9 +143,7 @@ def test_gates_from_a_table_come_with_a_record() -> None:
     rec = pl.record(net, X, rows=rows, sensitivities=False)
     got = paths.top(net, rec, k=50)
     assert torch.allclose(got.f, net(X, rows=rows)[:, 0].detach(), rtol=1e-12)
-    assert paths.count(net, rec).tolist() == [
-        int(np.prod([int(b[i].sum()) for b in rec.bits.values()])) for i in range(3)
-    ]
+    assert paths.count(net, rec) == [int(np.prod([int(b[i].sum()) for b in rec.bits.values()])) for i in range(3)]
 
 
 @pytest.mark.parametrize("kind", ["relu", "soft", "pwc"])

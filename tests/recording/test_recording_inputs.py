@@ -264,7 +264,7 @@ def test_what_an_embedding_looks_up_stays_whole(kind: type, tmp_path: Path) -> N
     net, tokens = Words().double(), torch.randint(0, 7, (6, 3), generator=torch.Generator().manual_seed(0))
     given = {Tensor: tokens, np.ndarray: tokens.numpy(), list: tokens.tolist(), TensorDataset: TensorDataset(tokens)}
     rec = record(net, given[kind])
-    assert torch.equal(rec.f, net(tokens).detach()) and torch.equal(as_rows(given[kind], net), tokens)
+    assert torch.equal(rec.f, net(tokens).detach()) and torch.equal(as_rows(given[kind], like=net), tokens)
     (site,) = rec.sites
     leaks = rec.gates(site)
     assert set(leaks.unique().tolist()) == {0.3, 1.0}  # a leak is no whole number
@@ -286,5 +286,5 @@ def test_numbers_keep_their_precision_and_their_order() -> None:
 
 def test_numbers_in_the_items_of_a_dataset_are_not_rounded() -> None:
     items = [([0.1, 0.2, 0.3], 0), ([0.4, 0.5, 0.7], 1)]  # a Dataset whose rows are lists, with labels
-    rows = as_rows(DataLoader(items, batch_size=None, collate_fn=lambda item: ([item[0]], item[1])), torch.float64)
+    rows = as_rows(DataLoader(items, batch_size=None, collate_fn=lambda item: ([item[0]], item[1])), like=torch.float64)
     assert torch.equal(rows, torch.tensor([row for row, _ in items], dtype=torch.float64))

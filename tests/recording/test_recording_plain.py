@@ -730,7 +730,7 @@ def test_weights_that_are_not_finite_are_refused(value):
         kernels.npk,
         kernels.ntk,
         paths.count,
-        lambda net, x: regions.slice2d(net, tuple(x[:3])),
+        lambda net, x: regions.slice2d(net, plane=tuple(x[:3])),
         lambda net, x: regions.segment1d(net, x[0], x[1]),
     ]
     for ask in asked:

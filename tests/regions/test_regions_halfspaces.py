@@ -22,10 +22,10 @@ def check(net: GatedNetwork, spaces: HalfSpaces) -> None:
     with torch.no_grad():
         scores = net.preactivations(x)
     for site, q in scores.items():
-        mine = x.flatten(1).numpy() @ spaces.normals(site).T + spaces.offsets(site)
+        mine = x.flatten(1).numpy() @ spaces.normals(site).numpy().T + spaces.offsets(site).numpy()
         q = q.flatten(1).numpy()
         np.testing.assert_allclose(mine, q, rtol=0, atol=1e-12 * np.abs(q).max())
-        assert np.array_equal(spaces.contains(site, x), q > 0)
+        assert np.array_equal(spaces.contains(site, x).numpy(), q > 0)
 
 
 @settings(max_examples=25, deadline=None)
@@ -45,7 +45,7 @@ def test_fully_connected(d: int, hidden: list[int], bias: bool, shallow: bool, s
 def test_products_of_weights() -> None:
     net = pl.models.dlgn(5, (4, 3), seed=0).double()
     w1, w2 = (getattr(net.source.network, f"linear{i}").weight.detach() for i in (1, 2))
-    np.testing.assert_allclose(halfspaces(net).normals(1), (w2 @ w1).numpy(), atol=1e-15)
+    np.testing.assert_allclose(halfspaces(net).normals(1).numpy(), (w2 @ w1).numpy(), atol=1e-15)
 
 
 def conv_twin() -> GatedNetwork:
@@ -69,13 +69,13 @@ def conv_twin() -> GatedNetwork:
 
 def test_convolutions_and_batch_norm_against_autograd() -> None:
     net = conv_twin()
-    spaces = halfspaces(net, (2, 6, 6))
+    spaces = halfspaces(net, input_shape=(2, 6, 6))
     check(net, spaces)
     net = net.double()
     x = torch.randn(1, 2, 6, 6, dtype=torch.float64, requires_grad=True)
     q = net.preactivations(x)["2@0"]
     (gradient,) = torch.autograd.grad(q[0, 1, 2, 3], x)
-    np.testing.assert_allclose(spaces.normal("2@0", (1, 2, 3)), gradient[0].numpy(), atol=1e-14)
+    np.testing.assert_allclose(spaces.normal("2@0", (1, 2, 3)).numpy(), gradient[0].numpy(), atol=1e-14)
     assert spaces.images("2@0", [0, 5]).shape == (2, 2, 6, 6)
     assert spaces.shapes == {"2@0": (3, 6, 6), "4@0": (2, 2, 2), "7@0": (4,)}
 
@@ -86,15 +86,15 @@ def test_residual_networks() -> None:
     for shortcut in ("projection", "pad"):
         template = pl.models.ResNet((1, 1), (2, 4), outputs=2, channels=1, shortcut=shortcut).eval()
         net = pl.gated_twin(template, "dlgn", torch.randn(2, 1, 6, 6), seed=0)
-        check(net, halfspaces(net, (1, 6, 6)))
+        check(net, halfspaces(net, input_shape=(1, 6, 6)))
 
 
 def test_points_of_other_shapes() -> None:
-    spaces = halfspaces(conv_twin(), (2, 6, 6))
+    spaces = halfspaces(conv_twin(), input_shape=(2, 6, 6))
     x = torch.randn(5, 2, 6, 6)
-    on = spaces.contains(0, x)
+    on = spaces.contains(0, x).numpy()
     for same in (x.flatten(1), x.double(), x.numpy(), x.tolist()):
-        assert np.array_equal(spaces.contains(0, same), on)
+        assert np.array_equal(spaces.contains(0, same).numpy(), on)
     assert spaces.contains(0, torch.ones(5, 72, dtype=torch.uint8)).shape == on.shape
     for wrong in (x[0], torch.randn(36, 4), np.ones((5, 71))):
         with pytest.raises(ShapeError, match=r"expected points of shape \(n, 72\).*For one point use X\[None\]"):
@@ -107,16 +107,16 @@ def test_points_of_other_shapes() -> None:
 
 def test_both_ways_of_computing_agree() -> None:
     net = conv_twin()
-    spaces = halfspaces(net, (2, 6, 6))
+    spaces = halfspaces(net, input_shape=(2, 6, 6))
     assert spaces.units("2@0") > spaces.dim > 4
     some = [3, 0, 107]
-    np.testing.assert_allclose(spaces.normals("2@0")[some], spaces.normals("2@0", some), atol=1e-14)
-    tight = halfspaces(net, (2, 6, 6), max_bytes=100_000)  # few rows at a time
-    np.testing.assert_allclose(tight.normals("2@0"), spaces.normals("2@0"), atol=1e-14)
+    np.testing.assert_allclose(spaces.normals("2@0").numpy()[some], spaces.normals("2@0", some).numpy(), atol=1e-14)
+    tight = halfspaces(net, input_shape=(2, 6, 6), max_bytes=100_000)  # few rows at a time
+    np.testing.assert_allclose(tight.normals("2@0").numpy(), spaces.normals("2@0").numpy(), atol=1e-14)
 
 
 def test_budget() -> None:
-    spaces = halfspaces(conv_twin(), (2, 6, 6), max_bytes=10_000)
+    spaces = halfspaces(conv_twin(), input_shape=(2, 6, 6), max_bytes=10_000)
     with pytest.raises(BudgetError, match=r"108 normals of site '2@0' take 60.8 KiB"):
         spaces.normals("2@0")
     assert spaces.normals("2@0", [1, 2]).shape == (2, 72)
@@ -165,11 +165,11 @@ def test_pictures() -> None:
     assert len(ax.lines) == 5
     ax = halfspaces(pl.models.dlgn(16, (5, 5), seed=0)).plot(0, image_shape=(4, 4))
     assert ax.images[0].get_array().shape == (9, 14)
-    seen = halfspaces(conv_twin(), (2, 6, 6))
+    seen = halfspaces(conv_twin(), input_shape=(2, 6, 6))
     channels, high, wide = seen.shapes["4@0"]
     assert f"normals of {channels} of {channels * high * wide} gates" in seen.plot("4@0").get_title()
     drawn = seen.plot("2@0").images[0].get_array()[:6, :6]  # the first channel's, at the middle position
-    middle = seen.normal("2@0", (0, *(size // 2 for size in seen.shapes["2@0"][1:]))).reshape(2, 6, 6)
+    middle = seen.normal("2@0", (0, *(size // 2 for size in seen.shapes["2@0"][1:]))).numpy().reshape(2, 6, 6)
     np.testing.assert_allclose(drawn, (middle / np.abs(middle).max()).mean(0))
     with pytest.raises(RegionError, match="no plane and no picture"):
         halfspaces(pl.models.dlgn(16, (5, 5), seed=0)).plot(0)
@@ -197,7 +197,7 @@ def test_networks_without_half_spaces() -> None:
     with pytest.raises(ShapeError, match="Give input_shape"):
         halfspaces(conv_twin())
     with pytest.raises(pl.errors.RecordError, match="train mode"):
-        halfspaces(conv_twin().train(), (2, 6, 6))
+        halfspaces(conv_twin().train(), input_shape=(2, 6, 6))
 
 
 def test_wrong_sites_units_and_angles() -> None:
@@ -218,8 +218,8 @@ def test_normals_much_shorter_than_their_offsets() -> None:
     with torch.no_grad():
         layers[0].weight.mul_(1e-8), layers[0].bias.add_(1e8)
     want = layers[0].weight.detach().numpy()
-    np.testing.assert_allclose(halfspaces(net).normals(0), want, rtol=1e-12)  # q(e_j) − q(0) would be zero
-    np.testing.assert_allclose(halfspaces(net).normals(0, [3]), want[[3]], rtol=1e-12)
+    np.testing.assert_allclose(halfspaces(net).normals(0).numpy(), want, rtol=1e-12)  # q(e_j) − q(0) would be zero
+    np.testing.assert_allclose(halfspaces(net).normals(0, [3]).numpy(), want[[3]], rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -233,10 +233,16 @@ def test_inference_mode_and_low_precision_change_nothing(dtype: torch.dtype) -> 
     x = torch.randn(3, 1, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
 
     def told() -> list[np.ndarray]:
-        spaces = halfspaces(net, (1, 3))
-        cells = pl.regions.slice2d(net, tuple(x))
-        region = pl.regions.path_region(net, [0], (1, 3))
-        return [spaces.normals(0), spaces.normals(0, [1]), cells.maps, np.array(cells.counts), region.normals]
+        spaces = halfspaces(net, input_shape=(1, 3))
+        cells = pl.regions.slice2d(net, plane=tuple(x))
+        region = pl.regions.path_region(net, [0], input_shape=(1, 3))
+        return [
+            spaces.normals(0).numpy(),
+            spaces.normals(0, [1]).numpy(),
+            cells.maps.numpy(),
+            np.array(cells.counts),
+            region.normals.numpy(),
+        ]
 
     want = told()
     with torch.inference_mode():

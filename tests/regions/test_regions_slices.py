@@ -29,28 +29,28 @@ def hardened(net: nn.Module) -> nn.Module:
 
 
 def random_points(cells: Slice2D, generator: np.random.Generator, n: int = 200) -> np.ndarray:
-    return generator.uniform(cells.box[:, 0], cells.box[:, 1], size=(n, 2))
+    return generator.uniform(*cells.box.numpy().T, size=(n, 2))
 
 
 def check(net: nn.Module, cells: Slice2D, seed: int = 0) -> None:
     """Tiling, affine maps and patterns, at centres and at random points."""
-    area = np.prod(cells.box[:, 1] - cells.box[:, 0])
-    assert abs(cells.areas.sum() - area) <= 1e-9 * area
-    assert (cells.areas > 0).all()
+    area = float((cells.box[:, 1] - cells.box[:, 0]).prod())
+    assert abs(cells.areas.numpy().sum() - area) <= 1e-9 * area
+    assert (cells.areas.numpy() > 0).all()
     reference = hardened(net)
-    z = np.concatenate([cells.centres, random_points(cells, np.random.default_rng(seed))])
-    k = cells.locate(z)
+    z = np.concatenate([cells.centres.numpy(), random_points(cells, np.random.default_rng(seed))])
+    k = cells.locate(z).numpy()
     assert (k >= 0).all()
-    x = torch.from_numpy(cells.plane.points(z))
+    x = cells.plane.points(z)
     with torch.no_grad():
         f = reference(x).reshape(len(z), -1).numpy()
-    mine = cells.maps[k, :, 0] + np.einsum("ncd,nd->nc", cells.maps[k, :, 1:], z)
+    mine = cells.maps.numpy()[k, :, 0] + np.einsum("ncd,nd->nc", cells.maps.numpy()[k, :, 1:], z)
     np.testing.assert_allclose(mine, f, rtol=0, atol=1e-9 * max(np.abs(f).max(), 1e-30))
     rec = pl.record(reference, x)
     for site, bits in cells.patterns.items():
-        assert np.array_equal(bits[k], rec.bits[site].flatten(1).numpy()), site
+        assert torch.equal(bits[k], rec.bits[site].flatten(1)), site
     # each pattern is one convex cell
-    together = np.packbits(np.concatenate(list(cells.patterns.values()), axis=1), axis=1)
+    together = np.packbits(torch.cat(list(cells.patterns.values()), dim=1).numpy(), axis=1)
     assert len(np.unique(together, axis=0)) == len(cells)
 
 
@@ -77,7 +77,7 @@ def test_random_networks(kind: str, hidden: list[int], bias: bool, seed: int, bo
     net = BUILDERS[kind](hidden, bias, seed)
     cells = slice2d(net, box=box)
     check(net, cells, seed)
-    rec = pl.record(hardened(net), torch.from_numpy(cells.inputs()))
+    rec = pl.record(hardened(net), cells.inputs())
     brute = [
         sum(all(rec.bits[s][k, u] for s, u in zip(rec.sites, path)) for path in itertools.product(*map(range, hidden)))
         for k in range(0, len(cells), max(1, len(cells) // 5))
@@ -91,11 +91,11 @@ def test_path_regions_are_where_all_gates_are_on(seed: int, bias: bool, kind: st
     net = BUILDERS[kind]((3, 3), bias, seed)
     cells = slice2d(net, box=2.0)
     z = random_points(cells, np.random.default_rng(seed))
-    gates = list(hardened(net).gates(torch.from_numpy(cells.plane.points(z))).values())
+    gates = list(hardened(net).gates(cells.plane.points(z)).values())
     for path in itertools.product(range(3), repeat=2):
         region = cells.path_region(path)
         inside = torch.stack([g[:, u] > 0 for g, u in zip(gates, path)]).all(0).numpy()
-        assert np.array_equal(region.contains(z), inside)
+        assert np.array_equal(region.contains(z).numpy(), inside)
         if kind == "dlgn":
             assert region.n_components <= 1  # convex
             exact = pl.regions.path_region(net, path)
@@ -144,16 +144,16 @@ def small_resnet() -> nn.Module:
 def test_convolutions() -> None:
     torch.manual_seed(0)
     net = pl.models.gconv(2, channels=(1, 2, 3), dense=(4,), bias=True)
-    check(net, slice2d(net, images(0, 1, 5, 5), 0.7))
+    check(net, slice2d(net, plane=images(0, 1, 5, 5), box=0.7))
     strided = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(8, 2)).eval()
-    check(strided, slice2d(strided, images(1, 1, 5, 5)))
+    check(strided, slice2d(strided, plane=images(1, 1, 5, 5)))
 
 
 def test_residual_networks_with_batch_norm_plain_and_as_twins() -> None:
     template = small_resnet()
     plane = images(1, 1, 6, 6)
     for net in (template, *(pl.gated_twin(template, kind, torch.randn(2, 1, 6, 6)) for kind in ("dlgn", "dlgn_pwc"))):
-        cells = slice2d(net, plane, 0.2)
+        cells = slice2d(net, plane=plane, box=0.2)
         assert len(cells) > 20
         check(net, cells)
 
@@ -162,20 +162,20 @@ def test_shortcuts_reused_units_and_sizes() -> None:
     torch.manual_seed(0)
     net = Residual()
     plane = images(4, 3, 4)
-    cells = slice2d(net, plane, 2.0)
+    cells = slice2d(net, plane=plane, box=2.0)
     assert len(cells) > 20
     check(net, cells)
     for kind in ("dlgn", "galu"):
         twin = pl.gated_twin(net, kind, torch.randn(2, 3, 4), seed=0)
-        check(twin, slice2d(twin, plane, 2.0))
+        check(twin, slice2d(twin, plane=plane, box=2.0))
 
 
 def test_counts_of_networks_that_are_no_chain() -> None:
     net = pl.gated_twin(small_resnet(), "dlgn", torch.randn(2, 1, 6, 6), seed=0).double()
-    cells = slice2d(net, images(0, 1, 6, 6), 0.05)
-    K = pl.kernels.overlap(net, torch.from_numpy(cells.inputs()))
+    cells = slice2d(net, plane=images(0, 1, 6, 6), box=0.05)
+    K = pl.kernels.overlap(net, cells.inputs())
     assert cells.counts == K.diagonal().round().long().tolist()
-    channel, row, column = np.argwhere(cells.patterns["relu@0"].any(0).reshape(2, 6, 6))[0].tolist()
+    channel, row, column = cells.patterns["relu@0"].any(0).reshape(2, 6, 6).nonzero()[0].tolist()
     region = cells.path_region([(channel, row, column), None, None, None, None])
     assert region.n_components == 1
     assert region.area == cells.areas[cells.patterns["relu@0"][:, 36 * channel + 6 * row + column]].sum()
@@ -183,7 +183,7 @@ def test_counts_of_networks_that_are_no_chain() -> None:
 
 def test_layers_that_act_place_by_place_are_no_chain() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 1)).double()
-    cells = slice2d(net, Plane(*torch.randn(3, 3, 2, generator=torch.Generator().manual_seed(0))), 2.0)
+    cells = slice2d(net, plane=Plane(*torch.randn(3, 3, 2, generator=torch.Generator().manual_seed(0))), box=2.0)
     check(net, cells)
     first, second = (bits.reshape(len(cells), 3, -1).sum(2) for bits in cells.patterns.values())
     assert cells.counts == (first * second).sum(1).tolist()  # no path leads from one place to another
@@ -211,12 +211,12 @@ def test_rows_that_are_not_first_are_refused(places: int, at_gates: bool) -> Non
     for kind in ("relu", "dlgn"):
         net = pl.gated_twin(PlacesFirst(places, at_gates).double(), kind, x[:2])
         with pytest.raises((RegionError, ShapeError), match="Rows must stay the first dimension"):
-            slice2d(net, Plane(*x))
+            slice2d(net, plane=Plane(*x))
         with pytest.raises((RegionError, ShapeError), match="Rows must stay the first dimension"):
             segment1d(net, x[0], x[1])
     if at_gates:
         with pytest.raises(ShapeError, match="Rows must stay the first dimension"):
-            pl.regions.halfspaces(net, (places, 2))
+            pl.regions.halfspaces(net, input_shape=(places, 2))
 
 
 def test_counts_beyond_64_bits() -> None:
@@ -226,7 +226,7 @@ def test_counts_beyond_64_bits() -> None:
 
 def test_flat_inputs_of_many_dimensions() -> None:
     net = pl.models.relu(50, (20, 20), 3, bias=True, seed=0)
-    check(net, slice2d(net, Plane.through(*torch.randn(3, 50)), ((-0.5, 1.5), (0.0, 1.0))))
+    check(net, slice2d(net, plane=Plane.through(*torch.randn(3, 50)), box=((-0.5, 1.5), (0.0, 1.0))))
 
 
 def test_dead_layers_are_off_and_have_no_lines() -> None:
@@ -235,7 +235,7 @@ def test_dead_layers_are_off_and_have_no_lines() -> None:
         net.values.linear1.weight.copy_(torch.tensor([[1.0, 0], [0, 1], [1, 1]]))
     cells = slice2d(net)
     check(net, cells)
-    corner = cells.locate([[-0.5, -0.5]])[0]  # all units of the first layer are off, q = 0 in the second
+    corner = cells.locate([[-0.5, -0.5]]).numpy()[0]  # all units of the first layer are off, q = 0 in the second
     assert not any(bits[corner].any() for bits in cells.patterns.values()) and cells.counts[corner] == 0
 
 
@@ -265,13 +265,13 @@ def test_a_line_through_a_corner_of_the_box() -> None:
 def test_neighbours_share_an_edge() -> None:
     net = pl.models.relu(2, (12, 12), bias=True, seed=1)
     cells = slice2d(net, box=2.0)
-    together = np.concatenate(list(cells.patterns.values()), axis=1)
-    differ = (together[cells.neighbours[:, 0]] != together[cells.neighbours[:, 1]]).sum(1)
+    together = torch.cat(list(cells.patterns.values()), dim=1).numpy()
+    differ = (together[cells.neighbours.numpy()[:, 0]] != together[cells.neighbours.numpy()[:, 1]]).sum(1)
     assert (differ == 1).all()  # generic: across an edge exactly one gate switches
     pairs = {frozenset(p) for p in cells.neighbours.tolist()}
     z = random_points(cells, np.random.default_rng(0), 4000)
     steps = np.random.default_rng(1).normal(size=z.shape) * 3e-3
-    k, moved = cells.locate(z), cells.locate(np.clip(z + steps, -2, 2))
+    k, moved = cells.locate(z).numpy(), cells.locate(np.clip(z + steps, -2, 2)).numpy()
     seen = {frozenset((a, b)) for a, b in zip(k.tolist(), moved.tolist()) if a != b}
     assert len(seen) > 10 and sum(s in pairs for s in seen) >= 0.95 * len(seen)  # the rest steps over a corner
 
@@ -311,7 +311,7 @@ def test_snapshots() -> None:
         pl.models.galu(2, (3, 3), seed=0),
     ):
         a, b = slice2d(net), slice2d(pl.snapshot(net))
-        assert np.array_equal(a.maps, b.maps) and np.array_equal(a.corners, b.corners)
+        assert np.array_equal(a.maps.numpy(), b.maps.numpy()) and np.array_equal(a.corners.numpy(), b.corners.numpy())
     twin = pl.gated_twin(Shortcut(), "relu", example=torch.randn(2, 2))
     with pytest.raises(RecordError, match="not how to build it"):  # its shapes alone would tell a network without
         slice2d(pl.snapshot(twin))
@@ -351,17 +351,17 @@ def test_segments_of_random_networks(kind: str, hidden: list[int], bias: bool, s
     net = BUILDERS[kind](hidden, bias, seed)
     rng = np.random.default_rng(seed)
     line = segment1d(net, *rng.normal(size=(2, 2)) * 3)
-    assert line.breaks[0] == 0 and line.breaks[-1] == 1 and (line.lengths > 0).all()
-    t = np.concatenate([(line.breaks[1:] + line.breaks[:-1]) / 2, rng.random(50)])
+    assert line.breaks.numpy()[0] == 0 and line.breaks.numpy()[-1] == 1 and (line.lengths.numpy() > 0).all()
+    t = np.concatenate([(line.breaks.numpy()[1:] + line.breaks.numpy()[:-1]) / 2, rng.random(50)])
     reference = hardened(net)
-    x = torch.from_numpy(line.points(t))
+    x = line.points(t)
     with torch.no_grad():
         f = reference(x).numpy()
-    np.testing.assert_allclose(line.evaluate(t), f, rtol=0, atol=1e-9 * max(np.abs(f).max(), 1e-30))
+    np.testing.assert_allclose(line.evaluate(t).numpy(), f, rtol=0, atol=1e-9 * max(np.abs(f).max(), 1e-30))
     rec = pl.record(reference, x)
     for site, bits in line.patterns.items():
-        assert np.array_equal(bits[line.locate(t)], rec.bits[site].numpy())
-    assert np.isnan(line.evaluate([-0.1, 1.1])).all()
+        assert np.array_equal(bits[line.locate(t).numpy()], rec.bits[site].numpy())
+    assert np.isnan(line.evaluate([-0.1, 1.1]).numpy()).all()
 
 
 def two_bumps() -> GatedNetwork:
@@ -377,7 +377,7 @@ def two_bumps() -> GatedNetwork:
 
 def test_figure_1_left_a_path_region_of_two_intervals() -> None:
     region = segment1d(two_bumps(), [0.0], [4.0]).path_region([0, 0])
-    np.testing.assert_allclose(region.ends[..., 0], [[0.5, 1.5], [2.5, 3.5]], atol=1e-12)
+    np.testing.assert_allclose(region.ends.numpy()[..., 0], [[0.5, 1.5], [2.5, 3.5]], atol=1e-12)
     assert region.n_components == 2 and "∪" in repr(region)
     with pytest.raises(RegionError, match="slice2d or segment1d"):
         pl.regions.path_region(two_bumps(), [0, 0])
@@ -419,9 +419,9 @@ def test_planes() -> None:
     with pytest.raises(ShapeError, match="a plane is needed"):
         slice2d(net)
     with pytest.raises(ShapeError, match="does not run on an input of shape"):
-        slice2d(net, Plane(np.zeros(4), np.eye(4)[0], np.eye(4)[1]))
+        slice2d(net, plane=Plane(np.zeros(4), np.eye(4)[0], np.eye(4)[1]))
     with pytest.raises(OptionError, match="box must be"):
-        slice2d(net, Plane(np.zeros(3), np.eye(3)[0], np.eye(3)[1]), box=((1, 0), (0, 1)))
+        slice2d(net, plane=Plane(np.zeros(3), np.eye(3)[0], np.eye(3)[1]), box=((1, 0), (0, 1)))
     with pytest.raises(RegionError, match="same point"):
         segment1d(net, np.ones(3), np.ones(3))
 
@@ -452,9 +452,9 @@ def test_networks_without_polygons() -> None:
     check(curved.with_gate("hard"), slice2d(curved.with_gate("hard")))  # the remedy that the message names
     pooled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 1)).eval()
     with pytest.raises(RegionError, match="max_pool='average'"):
-        slice2d(pooled, images(0, 1, 4, 4))
+        slice2d(pooled, plane=images(0, 1, 4, 4))
     with pytest.raises(pl.errors.RecordError, match="train mode"):
-        slice2d(small_resnet().train(), images(0, 1, 6, 6))
+        slice2d(small_resnet().train(), plane=images(0, 1, 6, 6))
     with pytest.raises(pl.errors.ConversionError, match="GELU"):
         slice2d(nn.Sequential(nn.Linear(2, 3), nn.GELU(), nn.Linear(3, 1)))
 
@@ -482,13 +482,13 @@ def most():
 torch.set_num_threads(1)  # every thread of a machine with many cores would keep buffers of its own
 net = pl.models.relu(64, (512,) * 3, bias=True, seed=0)
 plane = Plane(*torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).numpy())
-slice2d(net, plane, 0.02)  # what the first call loads
+slice2d(net, plane=plane, box=0.02)  # what the first call loads
 budget, before = 800 * 2**20, most()
 slices.resolve_budget = lambda given, device: budget
-cells = len(slice2d(net, plane, 0.19))
+cells = len(slice2d(net, plane=plane, box=0.19))
 print(cells * (48 * 512 + 4 * 3 * 512 + 1000) / budget, (most() - before) / budget)
 try:
-    slice2d(net, plane, 0.25)
+    slice2d(net, plane=plane, box=0.25)
 except pl.errors.BudgetError as error:
     print(error, (most() - before) / budget)
 """
@@ -501,13 +501,13 @@ except pl.errors.BudgetError as error:
 
 def test_places_and_polygons_that_a_slice_does_not_have() -> None:
     cells = slice2d(pl.models.relu(2, (4, 4), bias=True, seed=0))
-    assert cells.locate([0.5, 0.5]).shape == (1,) and np.isnan(cells.evaluate([[np.nan, 0.0]])).all()
+    assert cells.locate([0.5, 0.5]).shape == (1,) and np.isnan(cells.evaluate([[np.nan, 0.0]]).numpy()).all()
     for look in (cells.locate, cells.evaluate):
         for wrong in ([0.1, 0.2, 0.3], [[0.1, 0.2, 0.3]], np.zeros((4, 4, 2)), "ab"):
             with pytest.raises(ShapeError, match=r"expected plane coordinates of shape \(n, 2\), got"):
                 look(wrong)
     with pytest.raises(RowIndexError, match=f"polygons index {len(cells)} is out of range"):
-        cells.polygon(len(cells))
+        cells.polygon(len(cells)).numpy()
     with pytest.raises(ShapeError, match="points must have one shape"):
         Plane.through([0.0, 0], [1.0, 0, 0], [0.0, 1])
     with pytest.raises(RegionError, match="a is no array of numbers"):
@@ -535,8 +535,8 @@ def test_cells_go_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pathlens.regions.tracking._MOST", 3)
     parts = slice2d(net, box=2.0)
     check(net, parts)
-    assert sorted(whole.areas) == pytest.approx(sorted(parts.areas))
-    assert len(parts.neighbours) == len(whole.neighbours)
+    assert sorted(whole.areas.numpy()) == pytest.approx(sorted(parts.areas.numpy()))
+    assert len(parts.neighbours.numpy()) == len(whole.neighbours.numpy())
     path = [0, 1, 2]
     assert parts.path_region(path).n_components == whole.path_region(path).n_components
 

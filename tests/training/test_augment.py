@@ -37,7 +37,7 @@ def _data() -> tuple[torch.Tensor, torch.Tensor]:
 
 def _net() -> torch.nn.Module:
     return pl.gated_twin(
-        pl.models.gconv(3, (1, 2, 2), (3,), bias=True), "relu", example=torch.zeros(1, 1, 6, 6)
+        pl.models.gconv(3, channels=(1, 2, 2), dense=(3,), bias=True), "relu", example=torch.zeros(1, 1, 6, 6)
     ).double()
 
 

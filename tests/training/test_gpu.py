@@ -115,7 +115,7 @@ def test_moved_images_on_cuda(taught):
     g = torch.Generator().manual_seed(2)
     x = torch.randn(22, 2, 6, 6, generator=g, dtype=torch.float64)
     y = torch.randint(0, 3, (22,), generator=g)
-    net = pl.gated_twin(pl.models.gconv(3, (2, 4, 4), (5,), bias=True), "dnpfl", x[:2].float()).double()
+    net = pl.gated_twin(pl.models.gconv(3, channels=(2, 4, 4), dense=(5,), bias=True), "dnpfl", x[:2].float()).double()
     options = {
         "epochs": 5,
         "batch_size": 5,
@@ -126,7 +126,9 @@ def test_moved_images_on_cuda(taught):
         "progress": False,
     }
     if taught:
-        teacher = pl.gated_twin(pl.models.gconv(3, (2, 6), (5,), bias=True), "relu", x[:2].float(), seed=1).double()
+        teacher = pl.gated_twin(
+            pl.models.gconv(3, channels=(2, 6), dense=(5,), bias=True), "relu", x[:2].float(), seed=1
+        ).double()
         options |= {"teacher": teacher, "temperature": 4.0}
     cpu, gpu = (pl.train(net, (x, y), device=d, **options) for d in ("cpu", "cuda"))
     for a, b in zip(cpu.networks, gpu.networks):
@@ -155,7 +157,7 @@ def test_batch_norm_in_bfloat16_with_a_smaller_last_batch():
 def test_a_captured_step_writes_to_no_memory_but_its_own():
     g = torch.Generator().manual_seed(4)
     x, y = torch.randn(22, 3, 8, 8, generator=g), torch.randint(0, 3, (22,), generator=g)
-    net = pl.gated_twin(pl.models.gconv(3, (3, 16, 16), (8,), bias=True), "relu", x[:2])
+    net = pl.gated_twin(pl.models.gconv(3, channels=(3, 16, 16), dense=(8,), bias=True), "relu", x[:2])
     size = sum(p.numel() for p in net.parameters())
     others = []
 

@@ -80,7 +80,7 @@ def test_members_of_a_stack_hear_of_their_own_augmented_images() -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(12, 1, 6, 6, generator=generator, dtype=torch.float64)
     y = torch.randint(3, (12,), generator=generator)
-    template, example = pl.models.gconv(3, (1, 2, 2), (3,), bias=True), torch.zeros(1, 1, 6, 6)
+    template, example = pl.models.gconv(3, channels=(1, 2, 2), dense=(3,), bias=True), torch.zeros(1, 1, 6, 6)
     net, teacher = (pl.gated_twin(template, "relu", example=example, seed=s).double() for s in (0, 5))
     given = {
         "loss": "cross_entropy",

@@ -202,8 +202,8 @@ def to_halfspace_model(
     only their difference, the log-odds, is kept.
     """
     spaces = halfspaces(net)
-    normals = [spaces.normals(site) * scale_x.factor for site in spaces.sites]
-    offsets = [spaces.offsets(site) - a @ scale_x.centre for site, a in zip(spaces.sites, normals)]
+    normals = [spaces.normals(site).numpy() * scale_x.factor for site in spaces.sites]
+    offsets = [spaces.offsets(site).numpy() - a @ scale_x.centre for site, a in zip(spaces.sites, normals)]
     layers = [m for m in net.values.modules() if isinstance(m, nn.Linear)]
     weights, biases = ([p.detach().numpy() for p in part] for part in zip(*((m.weight, m.bias) for m in layers)))
     if net.value_input == "ones":

@@ -69,7 +69,7 @@ class _BasePathKernel(BaseEstimator):
         if float(K.trace()) > 0:  # else no path is active on any row, and the prediction is the mean
             # k copies of all rows have k times the weight against the same ridge
             ridge = self.ridge if self.ridge == "auto" else float(self.ridge) / each
-            found = kernel_regression(K, torch.from_numpy(root * (targets - self._mean)), K, ridge)
+            found = kernel_regression(K, torch.from_numpy(root * (targets - self._mean)), K, ridge=ridge)
             self.ridge_ = found.ridge * each
             self._coefficients = root * found.coefficients.double().numpy() * (len(X) / float(K.trace()))
         return self
@@ -136,7 +136,7 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
             type(self).__name__, X, y, sample_weight, self.class_weight
         )
         c = len(self.classes_)
-        targets = one_hot(torch.from_numpy(labels), c, dtype=torch.float64).numpy()
+        targets = one_hot(torch.from_numpy(labels), classes=c, dtype=torch.float64).numpy()
         return self._fit(X[kept], labels, targets, weights, c)
 
     def decision_function(self, X: Any) -> np.ndarray:

@@ -108,7 +108,7 @@ class LinearisedModel:
     # --- products ----------------------------------------------------------------------------------------------
 
     def _rows(self, X: Any) -> Tensor:
-        x = as_rows(X, self._net)
+        x = as_rows(X, like=self._net)
         few = x if len(x) < 3 else x[[0, len(x) // 2, -1]]
         recorded(self._net, few, sensitivities=False)  # refuses train mode, odd outputs, and networks that mix rows
         return x
@@ -211,7 +211,7 @@ class LinearisedModel:
     def _targets(self, y: Any, f: Tensor) -> Tensor:
         y = as_numbers(y)
         if not y.dtype.is_floating_point:
-            y = one_hot(y, f.shape[1], dtype=f.dtype)
+            y = one_hot(y, classes=f.shape[1], dtype=f.dtype)
         y = y.to(f)
         y = y[:, None] if y.ndim == 1 else y
         if y.shape != f.shape:

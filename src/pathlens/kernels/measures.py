@@ -297,7 +297,7 @@ def cumulative_spectrum(K: Kernel, *, scale: SpectrumScale = "none") -> Tensor:
     return values.cumsum(0)
 
 
-def spectral_ecdf(K: Kernel, at: Any = None) -> tuple[Tensor, Tensor]:
+def spectral_ecdf(K: Kernel, *, at: Any = None) -> tuple[Tensor, Tensor]:
     """Ordinary empirical distribution of the eigenvalues: F(ρ) = share of eigenvalues ≤ ρ.
 
     Parameters
@@ -321,7 +321,7 @@ def spectral_ecdf(K: Kernel, at: Any = None) -> tuple[Tensor, Tensor]:
     return points, torch.searchsorted(values, points.contiguous(), right=True).to(torch.float64) / len(values)
 
 
-def effective_rank(K: Kernel, kind: RankKind = "entropy") -> float:
+def effective_rank(K: Kernel, *, kind: RankKind = "entropy") -> float:
     """How many eigendirections a positive semi-definite kernel really has, between 1 and n.
 
     Parameters
@@ -340,7 +340,7 @@ def effective_rank(K: Kernel, kind: RankKind = "entropy") -> float:
 
     Examples
     --------
-    >>> round(effective_rank(torch.eye(5)), 12), effective_rank(torch.ones(5, 5), "trace")
+    >>> round(effective_rank(torch.eye(5)), 12), effective_rank(torch.ones(5, 5), kind="trace")
     (5.0, 1.0)
     """
     if kind not in ("entropy", "trace", "participation"):
@@ -629,7 +629,7 @@ def _label_means(labels: Any, n: int, operator: KernelOperator, axis: str) -> Te
     return torch.nn.functional.one_hot(t.long()).to(torch.float64) / counts
 
 
-def class_blocks(K: Kernel, labels: Any, column_labels: Any = None, *, trace: float | None = 100.0) -> Tensor:
+def class_blocks(K: Kernel, labels: Any, *, column_labels: Any = None, trace: float | None = 100.0) -> Tensor:
     """Kernel averaged over classes: B_ab = mean of K_ij over i in class a, j in class b; (c, c), float64.
 
     Parameters

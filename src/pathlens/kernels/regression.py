@@ -82,7 +82,7 @@ def _operator(kernel: Any, name: str) -> KernelOperator:
     )
 
 
-def one_hot(labels: Any, classes: int | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
+def one_hot(labels: Any, *, classes: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Class labels as targets, (n, c): 1 − 1/c in the column of the class and −1/c elsewhere.
 
     The mean over classes is taken off, since a kernel without constant feature cannot fit it.
@@ -167,7 +167,7 @@ def leave_one_out(K_train: Any, y: Any, ridge: float) -> Tensor:
 
 
 def kernel_regression(
-    K_train: Any, y: Any, K_test: Any, ridge: float | str = 0.0, *, method: str = "auto", tol: float | None = None
+    K_train: Any, y: Any, K_test: Any, *, ridge: float | str = 0.0, method: str = "auto", tol: float | None = None
 ) -> KernelFit:
     """Kernel ridge regression: predictions K_test (K_train + ridge·s·I)⁻¹ y with s = tr K_train / n.
 
@@ -224,8 +224,8 @@ def kernel_classification(
     K_train: Any,
     labels: Any,
     K_test: Any,
-    ridge: float | str = 0.0,
     *,
+    ridge: float | str = 0.0,
     classes: int | None = None,
     method: str = "auto",
     tol: float | None = None,
@@ -247,8 +247,8 @@ def kernel_classification(
     tensor([1, 0])
     """
     train = _operator(K_train, "K_train")
-    y = one_hot(labels, classes, dtype=train.dtype)
-    return kernel_regression(train, y, K_test, ridge, method=method, tol=tol)
+    y = one_hot(labels, classes=classes, dtype=train.dtype)
+    return kernel_regression(train, y, K_test, ridge=ridge, method=method, tol=tol)
 
 
 # --- information in gates ----------------------------------------------------------------------------------------
@@ -339,15 +339,17 @@ def gate_information(
     labelled = not y.dtype.is_floating_point
     if labelled and classes is None:
         classes = int(max(y.max(), y_test.max())) + 1
-    targets = one_hot(y, classes, dtype=K.dtype) if labelled else y.to(K.dtype).reshape(len(y), -1)
-    wanted = one_hot(y_test, classes, dtype=K.dtype) if labelled else y_test.to(K.dtype).reshape(len(y_test), -1)
+    targets = one_hot(y, classes=classes, dtype=K.dtype) if labelled else y.to(K.dtype).reshape(len(y), -1)
+    wanted = (
+        one_hot(y_test, classes=classes, dtype=K.dtype) if labelled else y_test.to(K.dtype).reshape(len(y_test), -1)
+    )
     if len(wanted) != K_test.shape[0]:
         raise ShapeError(f"gate_information: {K_test.shape[0]} test inputs and {len(wanted)} test targets.")
     if wanted.shape[1] != targets.shape[1]:
         raise ShapeError(
             f"gate_information: {targets.shape[1]} targets in each training row and {wanted.shape[1]} in each test row."
         )
-    fit = kernel_regression(K, targets, K_test, ridge)
+    fit = kernel_regression(K, targets, K_test, ridge=ridge)
     # (K/s)α = y − ridge·α up to the solver's residual: no second product with K is needed
     left, size = fit.ridge * fit.coefficients, float(torch.linalg.vector_norm(targets))
     accuracy = float((fit.labels.cpu() == y_test).double().mean()) if labelled else None

@@ -67,10 +67,10 @@ def _stack(layers: dict[str, nn.Module], width: int, hidden: Sequence[int], outp
 
 def vconv(
     outputs: int = 10,
+    *,
     channels: Sequence[int] = (3, 64, 64, 128, 128),
     dense: Sequence[int] = (256, 256),
     size: int = 32,
-    *,
     bias: bool = False,
 ) -> nn.Sequential:
     """VCONV of the NPF paper: four 3×3 convolutions, flatten, two dense layers.
@@ -84,9 +84,9 @@ def vconv(
 
 def gconv(
     outputs: int = 10,
+    *,
     channels: Sequence[int] = (3, 64, 64, 128, 128),
     dense: Sequence[int] = (256, 256),
-    *,
     bias: bool = False,
 ) -> nn.Sequential:
     """GCONV of the NPF paper: VCONV with global average pooling in place of the flattening.
@@ -101,11 +101,11 @@ def gconv(
 
 def conv5(
     outputs: int = 10,
+    *,
     filters: int = 26,
     layers: int = 5,
     dense: int | None = 64,
     channels: int = 3,
-    *,
     bias: bool = False,
 ) -> nn.Sequential:
     """The half-space paper's CIFAR network: five 3×3 convolutions, global average pooling, one dense layer, a head.
@@ -114,7 +114,9 @@ def conv5(
     and the ReLU after the dense layer are not stated there.
     """
     check_positive(layers=(layers,))
-    return gconv(outputs, (channels,) + (filters,) * layers, () if dense is None else (dense,), bias=bias)
+    return gconv(
+        outputs, channels=(channels,) + (filters,) * layers, dense=() if dense is None else (dense,), bias=bias
+    )
 
 
 class _Block(nn.Module):

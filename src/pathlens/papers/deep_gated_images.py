@@ -113,7 +113,7 @@ def _train_seed(run: Run, size: Mapping[str, Any], row: Row, seed: int, folder: 
     from pathlens.training import train
 
     data = _pictures(run, size)
-    template = vconv(10, (3, *size["channels"]), size["dense"], size["side"], bias=True)
+    template = vconv(10, channels=(3, *size["channels"]), dense=size["dense"], size=size["side"], bias=True)
     net = gated_twin(template, row.kind, example=data.x[:2], **row.options)
     given = options(run, f"{row.name}, seed {seed}") | {
         "seeds": [seed],

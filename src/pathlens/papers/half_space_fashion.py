@@ -195,7 +195,7 @@ def mean_paths(net: GatedNetwork, x: Any, simple: np.ndarray) -> np.ndarray:
     """Mean number of active paths on simple and on complex rows, from exact counts of hard gates."""
     from pathlens.paths import count
 
-    counts = count(net, x)
+    counts = np.array(count(net, x), dtype=object)  # larger than 64 bits
     return np.array([float(sum(counts[part])) / part.sum() for part in (simple, ~simple)])
 
 

@@ -162,7 +162,7 @@ def fig1(run: Run) -> Artifact:
     path = (0, 0)
     lines = {kind: segment1d(two_bumps(kind), [0.0], [4.0]).path_region(path) for kind in ("relu", "dlgn")}
     plane = slice2d(two_bumps("relu", 2), box=((0.0, 4.0), (-1.0, 1.0))).path_region(path)
-    ends = lines["relu"].ends[..., 0]
+    ends = lines["relu"].ends[..., 0].numpy()
     wrong = float(np.abs(ends - INTERVALS).max()) if ends.shape == INTERVALS.shape else np.inf
     epsilons = 10.0 ** -np.arange(1, 10)
 
@@ -177,7 +177,7 @@ def fig1(run: Run) -> Artifact:
     x = np.linspace(0.0, 4.0, 401)
     hidden = np.maximum(x[:, None] - np.arange(4.0), 0.0)
     shown = {
-        f"region_{kind}_{word}": _picture(region(kind, e).contains(_pixels(1.0)))
+        f"region_{kind}_{word}": _picture(region(kind, e).contains(_pixels(1.0)).numpy())
         for kind in areas
         for word, e in (("above", 0.1), ("below", -0.1))
     }
@@ -307,19 +307,19 @@ def fig8(run: Run) -> Artifact:
             errors[name].append(float(np.abs(told_by_paths(points).sum(0) - f).max() / np.abs(f).max()))
             if seed == run.seeds[0]:
                 stem = "pwc" if constant else "dlgn"
-                arrays["region"] = np.stack([_picture(r.contains(_pixels(1.0))) for r in regions])
+                arrays["region"] = np.stack([_picture(r.contains(_pixels(1.0)).numpy()) for r in regions])
                 arrays[f"path_{stem}"] = np.stack([_picture(v) for v in told_by_paths(_pixels(1.0))])
                 arrays[f"sum_{stem}"] = arrays[f"path_{stem}"].sum(0)
                 told[name] = {
                     f"path {i1 + 1}, {i2 + 1}": {
-                        "half-spaces": [f"{a:+.3f} x₁ {b:+.3f} x₂ > 0" for a, b in r.normals],
+                        "half-spaces": [f"{a:+.3f} x₁ {b:+.3f} x₂ > 0" for a, b in r.normals.tolist()],
                         "value": f"{g.sum():+.4f}" if constant else f"{g[0]:+.4f} x₁ {g[1]:+.4f} x₂",
                     }
                     for (i1, i2), r, g in zip(PATHS, regions, experts)
                 }
         cells = slice2d(net, box=1.0)
         drawn = [cells.path_region(path) for path in PATHS]
-        different.append(len({tuple(r.cells) for r in drawn}))
+        different.append(len({tuple(r.cells.tolist()) for r in drawn}))
         sides.append(max(len(r.facets) for r in regions))
         apart.append(max(abs(a.area - b.volume(1.0)) for a, b in zip(drawn, regions)))
     return Artifact(

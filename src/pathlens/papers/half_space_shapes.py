@@ -72,13 +72,13 @@ def borders(cells: Slice2D) -> tuple[np.ndarray, np.ndarray]:
 
     Of a polygon's edges, the one shared with a neighbour is the only one with the whole neighbour beyond it.
     """
-    corners, sizes = cells.corners, cells.sizes
+    corners, sizes = cells.corners.numpy(), cells.sizes.numpy()
     slot = np.arange(corners.shape[1])
     following = np.where(slot + 1 < sizes[:, None], slot + 1, 0)
     edge = corners[np.arange(len(cells))[:, None], following] - corners
     normals = np.stack([-edge[..., 1], edge[..., 0]], axis=2) / np.linalg.norm(edge, axis=2, keepdims=True)
     offsets = -(normals * corners).sum(2)
-    first, second = cells.neighbours.T
+    first, second = cells.neighbours.numpy().T
     depth = np.einsum("evd,ewd->evw", normals[first], corners[second]).max(2) + offsets[first]
     shared = depth.argmin(1)
     lines = np.concatenate([normals[first, shared], offsets[first, shared, None]], axis=1)
@@ -92,10 +92,10 @@ def shapes(cells: Slice2D, most: int, seed: int = 0) -> Shapes:
     """Count all regions of a slice, and look at the shapes of at most ``most`` path regions, chosen at random."""
     from pathlens.regions.summaries import components
 
-    masks = path_masks(cells.patterns)
+    masks = path_masks({site: bits.numpy() for site, bits in cells.patterns.items()})
     if not masks:  # a dead layer: no path is active anywhere
         return Shapes(len(cells), 0, 0, math.nan, math.nan, 0, math.nan, math.nan, math.nan, 0)
-    pairs, (lines, numbers) = cells.neighbours, borders(cells)
+    pairs, (lines, numbers) = cells.neighbours.numpy(), borders(cells)
     keys = sorted(masks)
     if len(keys) > most:
         keys = [keys[i] for i in np.random.default_rng(seed).choice(len(keys), most, replace=False)]
@@ -107,7 +107,7 @@ def shapes(cells: Slice2D, most: int, seed: int = 0) -> Shapes:
         faces.append(len(np.unique(numbers[border])))
         pieces.append(int(components(len(cells), pairs, np.nonzero(inside)[0]).max()) + 1)
         inward = lines[border] * np.where(inside[pairs[border, 0]], 1.0, -1.0)[:, None]
-        corners = cells.corners[inside].reshape(-1, 2)
+        corners = cells.corners.numpy()[inside].reshape(-1, 2)
         # convex: the whole region lies on the inner side of every line of its border
         convex.append(bool((inward[:, :2] @ corners.T + inward[:, 2:] > -1e-7).all()))
         sizes.append(int(inside.sum()))

@@ -334,7 +334,7 @@ def _convolutional(run: Run) -> dict[str, np.ndarray]:
     channels, dense, edge = size["channels"], size["dense"], X.shape[-1]
 
     def accuracy(K: Any, K_test: Any) -> dict[str, float]:
-        labels = kernels.kernel_classification(K, part.y, K_test, 1e-3, classes=10).labels
+        labels = kernels.kernel_classification(K, part.y, K_test, ridge=1e-3, classes=10).labels
         return {"accuracy": float(np.mean(labels.cpu().numpy() == part.y_test.numpy()))}
 
     def exact(pool: str) -> dict[str, float]:
@@ -342,7 +342,11 @@ def _convolutional(run: Run) -> dict[str, np.ndarray]:
         return accuracy(kernels.relu_cntk(X, **shape), kernels.relu_cntk(X_test, X, **shape))
 
     def random(pool: str, seed: int) -> dict[str, float]:
-        template = gconv(10, channels, dense) if pool == "gap" else vconv(10, channels, dense, edge)
+        template = (
+            gconv(10, channels=channels, dense=dense)
+            if pool == "gap"
+            else vconv(10, channels=channels, dense=dense, size=edge)
+        )
         net = gated_twin(template, "galu", example=part.x[:2], init="he", seed=seed).to(run.device)
         return accuracy(kernels.npk(net, X), kernels.npk(net, X_test, Y=X))
 

@@ -116,8 +116,8 @@ def _template(run: Run, architecture: str) -> Any:
         return models.mlp(x.shape[1], size["hidden"], 10, bias=True)
     channels = [x.shape[1], *size["channels"]]
     if architecture == "gconv":
-        return models.gconv(10, channels, size["dense"], bias=True)
-    return models.vconv(10, channels, size["dense"], x.shape[-1], bias=True)
+        return models.gconv(10, channels=channels, dense=size["dense"], bias=True)
+    return models.vconv(10, channels=channels, dense=size["dense"], size=x.shape[-1], bias=True)
 
 
 def _networks(run: Run, architecture: str, kind: str, given: Sequence[Any] = (), **more: Any) -> list[Any]:

@@ -10,7 +10,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
@@ -44,7 +43,7 @@ _LARGEST_PRIME = 2**31 - 1  # residues below it, times up to 2^22 connections in
 _BLOCK = 64  # rows at a time
 
 
-def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biases: bool = False) -> np.ndarray:
+def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biases: bool = False) -> list[int]:
     """Number of active paths per row, as exact integers.
 
     A path is a sequence of connected hidden units, one per layer; it is active where all their hard gates (q > 0) are
@@ -65,7 +64,7 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
 
     Returns
     -------
-    array (n,) of Python integers (dtype object)
+    list of n Python integers, of any size
 
     Notes
     -----
@@ -77,7 +76,7 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
     >>> from pathlens import models
     >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     >>> count(models.dlgn(2, hidden=(8, 8), seed=0), X)
-    array([6, 30], dtype=object)
+    [6, 30]
     >>> count(models.dln(2, hidden=(100,) * 12), X)[0]  # far beyond 64 bits
     1000000000000000000000000
     """
@@ -95,17 +94,15 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
             "paths.count: the first layer does not read the inputs as they are, and a plain module does not tell which "
             'of them lead to it. Take gated = gated_twin(net, "relu", example=X[:2]).'
         )
-    active = [b.sum(1).cpu().numpy().astype(object) for b in trellis.bits]
-    starts = np.full(trellis.n, trellis.sizes[0] - trellis.biased if include_inputs else 1, dtype=object)
-    counts = starts
+    counts = [trellis.sizes[0] - trellis.biased if include_inputs else 1] * trellis.n
     # a bias of the first layer starts a path of its own only where the others name their input
     biases = trellis.biases if include_inputs else (False, *trellis.biases)
-    for bias, on in zip(biases, active):
-        counts = (counts + int(include_biases and bias)) * on
-    return counts + int(include_biases and biases[-1])
+    for bias, bits in zip(biases, trellis.bits):
+        counts = [(c + (include_biases and bias)) * on for c, on in zip(counts, bits.sum(1).tolist())]
+    return [c + (include_biases and biases[-1]) for c in counts]
 
 
-def _convolutional(net: GatedNetwork, rec: Record, include_inputs: bool, include_biases: bool) -> np.ndarray:
+def _convolutional(net: GatedNetwork, rec: Record, include_inputs: bool, include_biases: bool) -> list[int]:
     if include_biases:
         raise RecordError("paths.count: paths that start at biases are counted in fully connected networks alone.")
     if not rec.sites:
@@ -116,18 +113,19 @@ def _convolutional(net: GatedNetwork, rec: Record, include_inputs: bool, include
     if not math.isfinite(most):
         raise RecordError("paths.count: more than 10^308 paths. Count the paths of a part of the network.")
     primes = _primes(int(most) * 2)
-    counts = np.zeros(rec.n, dtype=object)
+    counts: list[int] = []
     with ProgressBar("counting paths", len(primes) * -(-rec.n // _BLOCK)) as meter:
         for lo in range(0, rec.n, _BLOCK):
             rows = slice(lo, min(lo + _BLOCK, rec.n))
             bits = {k: b[rows] for k, b in rec.bits.items()}
-            found, modulus = np.zeros(rows.stop - rows.start, dtype=object), 1
+            found, modulus = [0] * (rows.stop - rows.start), 1
             for p in primes:
-                residue = _Counter(net, bits, include_inputs, p).counts(rec.x[rows]).long().numpy().astype(object)
-                found = found + modulus * ((residue - found) * pow(modulus, -1, p) % p)
+                residues = _Counter(net, bits, include_inputs, p).counts(rec.x[rows]).long().tolist()
+                inverse = pow(modulus, -1, p)
+                found = [c + modulus * ((residue - c) * inverse % p) for c, residue in zip(found, residues)]
                 modulus *= p
                 meter.advance()
-            counts[rows] = found
+            counts += found
     return counts
 
 

@@ -139,8 +139,8 @@ def _groups(contributions: Tensor, rest: Tensor, names: tuple[str, ...], f: Tens
 def groups(
     net: nn.Module,
     X: Any,
-    by: str | int | tuple[str | int, int] = "last",
     *,
+    by: str | int | tuple[str | int, int] = "last",
     labels: Sequence[Any] | np.ndarray | Tensor | None = None,
     output: int = 0,
 ) -> PathGroups:

@@ -100,7 +100,7 @@ class TopPaths(Explanation):
         return ax
 
 
-def top(net: nn.Module, X: Any, k: int = 10, *, output: int = 0, include_inputs: bool = False) -> TopPaths:
+def top(net: nn.Module, X: Any, *, k: int = 10, output: int = 0, include_inputs: bool = False) -> TopPaths:
     """The k paths of largest |contribution|, for each row, exactly and without enumeration.
 
     The contribution of a path π = (i_1, …, i_L) to output c is (U_1 x)_{i_1} · Π_l g_l(x)_{i_l} · Π_{l≥2} U_l[i_l,

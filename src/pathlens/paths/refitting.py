@@ -105,12 +105,12 @@ def refit(
     net: nn.Module,
     X: Any,
     y: Any = None,
-    paths: int = 20,
     *,
+    paths: int = 20,
     method: str = "greedy",
     affine: bool | None = None,
     output: int = 0,
-    held_out: Any = 0.2,
+    validation: Any = 0.2,
     seed: int = 0,
 ) -> Refit:
     """Few path regions, with new heights, that tell the network's output or given targets.
@@ -124,7 +124,7 @@ def refit(
     net, X, output
         As for `pathlens.paths.top`.
     y : (n,) or (n, 1), optional
-        Fit these instead of f; then held-out rows are a share of X, since targets of others are not given.
+        Fit these instead of f; then `validation` is a share of the rows of X, since other inputs have no targets.
     paths : int
         At most so many.
     method : {"greedy", "l1"}
@@ -132,7 +132,7 @@ def refit(
         squares on the first regions that a lasso path takes up, among the largest paths of the rows.
     affine : bool, optional
         Heights a + b·x instead of constants; by default where the network reads x and is not piecewise constant.
-    held_out, seed
+    validation, seed
         As for `tree`.
 
     Returns
@@ -161,10 +161,10 @@ def refit(
     whole = take_trellis("paths.refit", net, X)
     output = column = whole.check_output("paths.refit", output)
     if y is not None:
-        if not isinstance(held_out, float):
-            raise OptionError("paths.refit: held-out inputs have no targets y. Give held_out as a share of the rows.")
+        if not isinstance(validation, float):
+            raise OptionError("paths.refit: inputs for validation have no targets y. Give a share of the rows.")
         whole, column = replace(whole, f=_targets(y, whole)), 0
-    seen, unseen = split("paths.refit", net, whole, held_out, seed)
+    seen, unseen = split("paths.refit", net, whole, validation, seed)
     told, judged = seen.f[:, column], unseen.f[:, column]
     if affine is None:
         affine = not reads_ones(net)

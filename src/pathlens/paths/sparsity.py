@@ -171,7 +171,7 @@ class Pruned(Explanation):
 
 
 @torch.inference_mode(False)  # the copy is to be trained on
-def prune(net: nn.Module, X: Any, keep: float = 0.25, *, held_out: Any = None) -> Pruned:
+def prune(net: nn.Module, X: Any, *, keep: float = 0.25, validation: Any = None) -> Pruned:
     """Cut the value edges through which least goes, and say what it cost.
 
     An edge j → i of layer l carries Σ|v| of all paths through it, to all outputs, on average over X: |prefix of j|·
@@ -185,7 +185,7 @@ def prune(net: nn.Module, X: Any, keep: float = 0.25, *, held_out: Any = None) -
     X : (n, d)
     keep : float
         Share of edges, in (0, 1].
-    held_out : inputs, optional
+    validation : inputs, optional
         Other inputs to compare on. Nothing is fitted but the choice of edges.
 
     Returns
@@ -223,8 +223,8 @@ def prune(net: nn.Module, X: Any, keep: float = 0.25, *, held_out: Any = None) -
     old, new = take_trellis("paths.prune", net, X), take_trellis("paths.prune", copied, X.x)
     before, after = (float(ratio(t.absolute().total(), t.f).median()) for t in (old, new))
     judged = None
-    if held_out is not None:
-        others = [take_trellis("paths.prune", each, held_out).f for each in (copied, net)]
+    if validation is not None:
+        others = [take_trellis("paths.prune", each, validation).f for each in (copied, net)]
         judged = r_squared(others[0].flatten(), others[1].flatten())
     return Pruned(
         r_squared(new.f.flatten(), old.f.flatten()),

@@ -99,7 +99,7 @@ class Inputs(Explanation):
 
 @torch.inference_mode(False)
 @exact_precision()
-def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
+def inputs(net: nn.Module, X: Any, *, output: int | Sequence[int] | Tensor = 0) -> Inputs:
     """Each prediction as a sum over the inputs at which paths start: pixels of an image, columns of a table.
 
     At fixed gates the value network is affine in what it reads, so that f = rest + Σ_j x_j ∂f/∂x_j with no remainder.
@@ -139,7 +139,7 @@ def inputs(net: nn.Module, X: Any, output: Any = 0) -> Inputs:
     check_net(net)
     if net.needs_rows:
         raise RecordError("paths.inputs: gates from a table belong to numbered examples, not to inputs.")
-    rows = as_rows(X, net)
+    rows = as_rows(X, like=net)
     values = copy.deepcopy(net.values).double()
     pooled = bool(max_pools(values))
     chosen = torch.as_tensor(output).detach().to(rows.device)

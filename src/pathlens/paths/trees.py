@@ -100,7 +100,7 @@ class Tree(Explanation):
         return ax
 
 
-def tree(net: nn.Module, X: Any, leaves: int = 30, *, output: int = 0, held_out: Any = 0.2, seed: int = 0) -> Tree:
+def tree(net: nn.Module, X: Any, *, leaves: int = 30, output: int = 0, validation: Any = 0.2, seed: int = 0) -> Tree:
     """A decision tree on the gate bits that tells the network's output.
 
     Each leaf is the cell where some gates are on and others off: for a network with linear gates a polyhedron, and the
@@ -113,7 +113,7 @@ def tree(net: nn.Module, X: Any, leaves: int = 30, *, output: int = 0, held_out:
         As for `pathlens.paths.top`.
     leaves : int
         At most so many.
-    held_out : float or inputs
+    validation : float or inputs
         A share of the rows, drawn with `seed`, that the tree does not see, or other inputs to judge it by.
     seed : int
 
@@ -137,7 +137,7 @@ def tree(net: nn.Module, X: Any, leaves: int = 30, *, output: int = 0, held_out:
     check_positive("paths.tree", leaves=leaves)
     whole = take_trellis("paths.tree", net, X)
     output = whole.check_output("paths.tree", output)
-    seen, unseen = split("paths.tree", net, whole, held_out, seed)
+    seen, unseen = split("paths.tree", net, whole, validation, seed)
     from sklearn.tree import DecisionTreeRegressor  # seconds to load, so not before the arguments are known to be right
 
     bits, f = torch.cat(seen.bits, dim=1).cpu().numpy(), seen.f[:, output]

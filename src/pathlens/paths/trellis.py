@@ -291,15 +291,17 @@ def _with_bias(weight: Tensor, bias: Tensor | None, last: bool) -> Tensor:
     return torch.cat([carry, wide])
 
 
-def split(what: str, net: nn.Module, whole: Trellis, held_out: Any, seed: int) -> tuple[Trellis, Trellis]:
+def split(what: str, net: nn.Module, whole: Trellis, validation: Any, seed: int) -> tuple[Trellis, Trellis]:
     """Rows to fit on, and rows to judge by: a share of them, or others that are given."""
-    if not isinstance(held_out, (int, float)):
-        return whole, take_trellis(what, net, held_out)
-    if isinstance(held_out, bool) or not 0 < held_out < 1:
-        raise OptionError(f"{what}: held_out={held_out!r}, expected inputs, or a share of the rows between 0 and 1.")
-    away = max(1, round(whole.n * held_out))
+    if not isinstance(validation, (int, float)):
+        return whole, take_trellis(what, net, validation)
+    if isinstance(validation, bool) or not 0 < validation < 1:
+        raise OptionError(
+            f"{what}: validation={validation!r}, expected inputs, or a share of the rows between 0 and 1."
+        )
+    away = max(1, round(whole.n * validation))
     if away >= whole.n:
-        raise EmptyDataError(f"{what}: {whole.n} rows cannot be split. Give more, or held_out=other inputs.")
+        raise EmptyDataError(f"{what}: {whole.n} rows cannot be split. Give more, or validation=other inputs.")
     order = torch.randperm(whole.n, generator=torch.Generator().manual_seed(seed)).to(whole.f.device)
     return whole.rows(order[away:].sort().values), whole.rows(order[:away].sort().values)
 

@@ -22,7 +22,7 @@ from pathlens.precision import exact_precision
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
-def as_rows(X: Any, like: nn.Module | torch.dtype | None = None) -> Tensor:
+def as_rows(X: Any, *, like: nn.Module | torch.dtype | None = None) -> Tensor:
     """The inputs of data in any form, as one checked tensor.
 
     Parameters

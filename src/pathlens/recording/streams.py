@@ -195,7 +195,7 @@ def recorded(
     net = unwrapped(net)
     check_net(net)
     with torch.inference_mode(False):
-        x = as_rows(X, net)
+        x = as_rows(X, like=net)
         net = exact_gates(net)
         ids = row_numbers(net, rows, x)
         chosen = [int(outputs)] if isinstance(outputs, int | Integral) else outputs
@@ -309,7 +309,7 @@ def snapshot(net: nn.Module) -> Snapshot:
     return Snapshot({k: v.detach().clone() for k, v in net.state_dict().items()}, description)
 
 
-def rebuild(snapshot: Snapshot, like: nn.Module | None = None) -> nn.Module:
+def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
     """The network of a snapshot, equal to the one it was taken of to the last bit.
 
     Parameters

@@ -104,7 +104,7 @@ class Trajectory:
         """
         taken = None
         if X is not None:
-            x = as_rows(X, net)
+            x = as_rows(X, like=net)
             mode = {m: m.training for m in net.modules()}
             net.eval()
             try:

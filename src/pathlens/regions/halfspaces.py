@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pathlens.budgets import human_bytes, resolve_budget
 from pathlens.errors import BudgetError, OptionError, RegionError, ShapeError, unknown_name
 from pathlens.models.tensors import require_dense
 from pathlens.progress import ProgressBar
-from pathlens.recording import as_rows
-from pathlens.regions.cells import Floats, Ints
+from pathlens.recording import Snapshot, as_rows
 from pathlens.regions.networks import HardNetwork, hard_network
 
 FLAT = 1e-12  # a normal this much shorter than the site's longest one is zero
@@ -44,12 +43,14 @@ class Group:
     ----------
     members : tuple of Member
         In order of sites and units; the first is the representative, the others lie within the tolerances of it.
-    normal, offset
-        Of the representative, with a normal of length one.
+    normal : Tensor (d,)
+        Of the representative, of length one.
+    offset : float
+        Of the representative.
     """
 
     members: tuple[Member, ...]
-    normal: Floats
+    normal: Tensor
     offset: float
 
     @property
@@ -77,13 +78,13 @@ class HalfSpaceGroups:
     degrees: float
     offset: float
 
-    def labels(self, site: str, units: int) -> Ints:
-        """The group of each unit of a site, −1 for constant gates: (units,)."""
+    def labels(self, site: str, units: int) -> Tensor:
+        """The group of each unit of a site, −1 for constant gates: (units,), int64."""
         known = {m.site for group in self.groups for m in group.members}
         known |= {constant for constant, _ in (*self.always_on, *self.always_off)}
         if site not in known:
             raise unknown_name("gate site", site, known)
-        found = np.full(units, -1)
+        found = torch.full((units,), -1)
         for number, group in enumerate(self.groups):
             found[[m.unit for m in group.members if m.site == site]] = number
         return found
@@ -119,7 +120,7 @@ class HalfSpaces:
     def __init__(self, hard: HardNetwork, max_bytes: int | None) -> None:
         self._hard = hard
         self._budget = resolve_budget(max_bytes, torch.device("cpu"))
-        self._offsets: dict[str, Floats] = {}
+        self._offsets: dict[str, Tensor] = {}
         self._longest: dict[str, float] = {}
         self.sites, self.shapes = hard.sites, hard.shapes
         self.input_shape, self.label = hard.input_shape, hard.label
@@ -140,15 +141,15 @@ class HalfSpaces:
         """Number of gates of a site."""
         return math.prod(self.shapes[self._site(site)])
 
-    def offsets(self, site: str | int) -> Floats:
+    def offsets(self, site: str | int) -> Tensor:
         """q(0) of every gate of a site: (units,)."""
         name = self._site(site)
         if not self._offsets:
             zero = torch.zeros(1, *self.input_shape, dtype=torch.float64)
             with torch.no_grad():
                 scores = self._hard.net.preactivations(zero)
-            self._offsets = {k: q.flatten().numpy() for k, q in scores.items()}
-        return self._offsets[name].copy()
+            self._offsets = {k: q.flatten() for k, q in scores.items()}
+        return self._offsets[name].clone()
 
     def longest(self, site: str | int) -> float:
         """About the length of a site's longest normal, from its gates at a few random inputs: not all are computed."""
@@ -158,11 +159,11 @@ class HalfSpaces:
             with torch.no_grad():
                 scores = self._hard.net.preactivations(x)
             for k, q in scores.items():
-                change = q.flatten(1).numpy() - self.offsets(k)
-                self._longest[k] = float(np.sqrt(np.square(change).mean(0)).max(initial=0.0))
+                change = q.flatten(1) - self.offsets(k)
+                self._longest[k] = float(change.square().mean(0).sqrt().max())
         return self._longest[name]
 
-    def normals(self, site: str | int, units: Sequence[int] | None = None) -> Floats:
+    def normals(self, site: str | int, units: Sequence[int] | None = None) -> Tensor:
         """Normals (units, d) of a site, or of the chosen units, in their order.
 
         By derivatives along unit vectors through the gate network or by backward passes from the units, whichever are
@@ -185,14 +186,14 @@ class HalfSpaces:
         row = 8 * 4 * (self.dim + sum(map(math.prod, self.shapes.values())))
         return max(1, min(4096, self._budget // (4 * row)))
 
-    def _forward(self, site: str, units: list[int]) -> Floats:
-        found = np.empty((len(units), self.dim))
+    def _forward(self, site: str, units: list[int]) -> Tensor:
         step = self._batch()
 
         def chosen(x: Tensor) -> Tensor:
             return self._hard.net.preactivations(x)[site].reshape(len(x), -1)[:, units]
 
         with torch.inference_mode(False), torch.no_grad(), ProgressBar("normals", self.dim) as meter:
+            found = torch.empty(len(units), self.dim, dtype=torch.float64)
             for lo in range(0, self.dim, step):
                 rows = min(step, self.dim - lo)
                 basis = torch.zeros(rows, self.dim, dtype=torch.float64)
@@ -200,41 +201,40 @@ class HalfSpaces:
                 basis = basis.reshape(rows, *self.input_shape)
                 # not q(e_j) − q(0): a normal much shorter than its offset would be lost in rounding
                 slopes: Tensor = torch.func.jvp(chosen, (torch.zeros_like(basis),), (basis,))[1]
-                found[:, lo : lo + rows] = slopes.T.numpy()
+                found[:, lo : lo + rows] = slopes.T
                 meter.advance(rows)
         return found
 
-    def _backward(self, site: str, units: list[int]) -> Floats:
-        found = np.empty((len(units), self.dim))
+    def _backward(self, site: str, units: list[int]) -> Tensor:
         step = min(self._batch(), 256)
         with torch.inference_mode(False), torch.enable_grad(), ProgressBar("normals", len(units)) as meter:
+            found = torch.empty(len(units), self.dim, dtype=torch.float64)
             for lo in range(0, len(units), step):
                 some = units[lo : lo + step]
                 # row i of the batch answers for unit i alone, so one backward pass gives a normal per row
                 x = torch.zeros(len(some), *self.input_shape, dtype=torch.float64, requires_grad=True)
                 q = self._hard.net.preactivations(x)[site].reshape(len(some), -1)
                 (g,) = torch.autograd.grad(q[torch.arange(len(some)), some].sum(), x)
-                found[lo : lo + len(some)] = g.reshape(len(some), -1).numpy()
+                found[lo : lo + len(some)] = g.reshape(len(some), -1)
                 meter.advance(len(some))
         return found
 
-    def normal(self, site: str | int, unit: Any) -> Floats:
+    def normal(self, site: str | int, unit: int | Sequence[int]) -> Tensor:
         """One normal, in the shape of an input; a unit is a number or (channel, position…)."""
         name = self._site(site)
         number = self._hard.unit_number(name, unit, "halfspaces")
         return self.normals(name, [number])[0].reshape(self.input_shape)
 
-    def images(self, site: str | int, units: Sequence[int] | None = None) -> Floats:
+    def images(self, site: str | int, units: Sequence[int] | None = None) -> Tensor:
         """Normals in the shape of an input: (units, *input_shape)."""
         found = self.normals(site, units)
         return found.reshape(len(found), *self.input_shape)
 
-    def constant(self, site: str | int) -> Ints:
+    def constant(self, site: str | int) -> Tensor:
         """Gates that do not depend on the input (zero normal): 1 always on, −1 always off, 0 a half-space."""
-        normals, offsets = self.normals(site), self.offsets(site)
-        return _constant(np.linalg.norm(normals, axis=1), offsets)
+        return _constant(self.normals(site).norm(dim=1), self.offsets(site))
 
-    def contains(self, site: str | int, X: Any) -> np.ndarray:
+    def contains(self, site: str | int, X: Any) -> Tensor:
         """Which gates of a site are on, from normals and offsets: (n, d) or (n, *input shape) → (n, units)."""
         return as_points(X, self.dim) @ self.normals(site).T + self.offsets(site) > 0
 
@@ -277,12 +277,12 @@ class HalfSpaces:
         members: list[list[Member]] = []
         fixed: dict[int, list[tuple[str, int]]] = {1: [], -1: []}
         for name in names:
-            normals, offsets = self.normals(name), self.offsets(name)
-            size = np.linalg.norm(normals, axis=1)
-            flat = _constant(size, offsets)
+            size = self.normals(name).norm(dim=1)
+            flat = _constant(size, self.offsets(name)).tolist()
+            normals, offsets, size = (t.numpy() for t in (self.normals(name), self.offsets(name), size))
             for unit in range(len(normals)):
                 if flat[unit]:
-                    fixed[int(flat[unit])].append((name, unit))
+                    fixed[flat[unit]].append((name, unit))
                     continue
                 n, b = normals[unit] / size[unit], offsets[unit] / size[unit]
                 g = len(members)
@@ -304,7 +304,7 @@ class HalfSpaces:
                 heads[g], head_offsets[g] = n, b
                 members.append([Member(name, unit, False, 0.0)])
         order = sorted(range(len(members)), key=lambda k: -len(members[k]))
-        made = tuple(Group(tuple(members[k]), heads[k].copy(), float(head_offsets[k])) for k in order)
+        made = tuple(Group(tuple(members[k]), torch.from_numpy(heads[k].copy()), float(head_offsets[k])) for k in order)
         return HalfSpaceGroups(made, tuple(fixed[1]), tuple(fixed[-1]), angle, offset)
 
     def plot(self, site: str | int = 0, ax: Any = None, **style: Any) -> Any:
@@ -322,23 +322,24 @@ class HalfSpaces:
         )
 
 
-def as_points(X: Any, d: int) -> Floats:
-    """Inputs as float64 rows: (n, d) or (n, *input shape) → (n, d)."""
-    x = as_rows(require_dense(X, "Points").double() if isinstance(X, Tensor) else X, torch.float64)
+def as_points(X: Any, d: int) -> Tensor:
+    """Inputs as float64 rows on the CPU: (n, d) or (n, *input shape) → (n, d)."""
+    x = as_rows(require_dense(X, "Points").double() if isinstance(X, Tensor) else X, like=torch.float64)
     if x[0].numel() != d:
         raise ShapeError(
             f"contains: expected points of shape (n, {d}), or n of them in the shape of an input, got "
             f"{tuple(x.shape)}. For one point use X[None]."
         )
-    return x.flatten(1).cpu().numpy()
+    return x.flatten(1).cpu()
 
 
-def _constant(sizes: Floats, offsets: Floats) -> Ints:
-    flat = sizes <= FLAT * sizes.max(initial=0.0)
-    return np.where(flat, np.where(offsets > 0, 1, -1), 0)
+def _constant(sizes: Tensor, offsets: Tensor) -> Tensor:
+    return torch.where(sizes <= FLAT * sizes.max(), torch.where(offsets > 0, 1, -1), 0)
 
 
-def halfspaces(net: Any, input_shape: Sequence[int] | None = None, *, max_bytes: int | None = None) -> HalfSpaces:
+def halfspaces(
+    net: nn.Module | Snapshot, *, input_shape: Sequence[int] | None = None, max_bytes: int | None = None
+) -> HalfSpaces:
     """The half-spaces of a network with linear gates: gate (l, i) is on iff n·x + b > 0.
 
     For a DLGN q_l = W_l q_{l−1} + b_l, so n = row i of W_l…W_1; the same for shallow gates, piecewise constant and
@@ -364,7 +365,7 @@ def halfspaces(net: Any, input_shape: Sequence[int] | None = None, *, max_bytes:
     >>> from pathlens import models
     >>> H = halfspaces(models.dlgn(2, hidden=(3, 3), seed=0))
     >>> H.normals("relu2@0").shape, H.offsets(1)
-    ((3, 2), array([0., 0., 0.]))
+    (torch.Size([3, 2]), tensor([0., 0., 0.], dtype=torch.float64))
     >>> H.groups(angle=30, sites=[1])
     HalfSpaceGroups(3 half-spaces in ... groups within 30° and offset 1e-06, ...)
     """

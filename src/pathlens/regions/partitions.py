@@ -1,6 +1,6 @@
-"""Partitions of a plane or a segment, as a user sees them: polygons and intervals with gates, path counts and outputs.
+"""Partitions of a plane or a segment: polygons and intervals with their gates, path counts and affine outputs.
 
-They are made by `slices.py`.
+They are computed by `slices.py`. Results are float64 tensors on the CPU.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import RegionError, ShapeError
 from pathlens.indexing import as_number
-from pathlens.regions.cells import Bits, Floats, Ints, Polygons
+from pathlens.regions.cells import Floats, Ints, Polygons
 from pathlens.regions.networks import HardNetwork
 from pathlens.regions.summaries import SliceSummary, components, summarise
 
 
-def as_point(value: Any, name: str, where: str) -> Floats:
-    """An input as a finite float64 array."""
+def as_point(value: Any, name: str, where: str) -> Tensor:
+    """An input as a finite float64 tensor on the CPU."""
     try:
-        array = np.asarray(value.detach().cpu().double() if isinstance(value, Tensor) else value, dtype=np.float64)
+        array = as_numbers(value).cpu().double().numpy()
     except (TypeError, ValueError) as error:
         raise RegionError(f"{where}: {name} is no array of numbers ({error}).") from error
     if not np.isfinite(array).all():
-        raise RegionError(f"{where}: {name} holds NaN or infinity. Give finite numbers.")
-    return array
+        raise RegionError(f"{where}: {name} contains NaN or infinity. Give finite numbers.")
+    return torch.from_numpy(array.copy())
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,26 +47,26 @@ class Plane:
     >>> plane
     Plane(x = origin + s·u + t·v, x of shape (3,), |u| = 1, |v| = 1, 90° between them)
     >>> plane.points([[2.0, 3.0]])
-    array([[2., 0., 3.]])
+    tensor([[2., 0., 3.]], dtype=torch.float64)
     """
 
-    origin: Floats
-    u: Floats
-    v: Floats
+    origin: Tensor
+    u: Tensor
+    v: Tensor
 
     def __post_init__(self) -> None:
         for name in ("origin", "u", "v"):
             object.__setattr__(self, name, as_point(getattr(self, name), name, "Plane"))
         if not self.origin.shape == self.u.shape == self.v.shape or self.origin.ndim == 0:
             raise ShapeError(
-                f"Plane: origin and both directions must have the shape of one input, got {self.origin.shape}, "
-                f"{self.u.shape} and {self.v.shape}."
+                "Plane: origin and both directions must have the shape of one input, got "
+                f"{tuple(self.origin.shape)}, {tuple(self.u.shape)} and {tuple(self.v.shape)}."
             )
-        sizes = np.linalg.norm(self.u), np.linalg.norm(self.v)
-        singular = np.linalg.svd(
-            np.stack([self.u.ravel() / (sizes[0] or 1), self.v.ravel() / (sizes[1] or 1)]), compute_uv=False
+        sizes = float(self.u.norm()), float(self.v.norm())
+        singular = torch.linalg.svdvals(
+            torch.stack([self.u.flatten() / (sizes[0] or 1), self.v.flatten() / (sizes[1] or 1)])
         )
-        if min(sizes) == 0 or self.u.size < 2 or singular[-1] < 1e-10:
+        if min(sizes) == 0 or self.u.numel() < 2 or singular[-1] < 1e-10:
             raise RegionError(
                 f"Plane: the directions are parallel or zero (lengths {sizes[0]:.3g} and {sizes[1]:.3g}), so they span "
                 "no plane. Choose two independent directions, or use segment1d."
@@ -76,26 +77,28 @@ class Plane:
         """The plane through three inputs, at coordinates (0, 0), (1, 0) and (0, 1)."""
         a, b, c = (as_point(p, "a point", "Plane.through") for p in (a, b, c))
         if not a.shape == b.shape == c.shape:
-            raise ShapeError(f"Plane.through: points must have one shape, got {a.shape}, {b.shape} and {c.shape}.")
+            shapes = ", ".join(str(tuple(p.shape)) for p in (a, b, c))
+            raise ShapeError(f"Plane.through: points must have one shape, got {shapes}.")
         return cls(a, b - a, c - a)
 
     def __repr__(self) -> str:
-        u, v = np.linalg.norm(self.u), np.linalg.norm(self.v)
-        angle = np.degrees(np.arccos(np.clip((self.u * self.v).sum() / (u * v), -1, 1)))
+        u, v = float(self.u.norm()), float(self.v.norm())
+        angle = math.degrees(math.acos(min(max(float((self.u * self.v).sum()) / (u * v), -1.0), 1.0)))
         return (
-            f"Plane(x = origin + s·u + t·v, x of shape {self.origin.shape}, |u| = {u:.3g}, |v| = {v:.3g}, "
+            f"Plane(x = origin + s·u + t·v, x of shape {tuple(self.origin.shape)}, |u| = {u:.3g}, |v| = {v:.3g}, "
             f"{angle:.0f}° between them)"
         )
 
-    def points(self, coordinates: Any) -> Floats:
+    def points(self, coordinates: Any) -> Tensor:
         """Inputs at coordinates (n, 2)."""
-        return self.origin + np.tensordot(np.asarray(coordinates, dtype=np.float64), np.stack([self.u, self.v]), 1)
+        places = as_numbers(coordinates).to(torch.float64)
+        return self.origin + torch.tensordot(places, torch.stack([self.u, self.v]), 1)
 
 
 def _plane_coordinates(value: Any, where: str) -> Floats:
-    """Places in a plane as float64, (n, 2); one place becomes a row. NaN stays, and lies in no cell."""
+    """Coordinates in a plane as float64, (n, 2); one pair becomes a row. NaN is allowed, and lies in no cell."""
     try:
-        array = np.atleast_2d(np.asarray(value, dtype=np.float64))
+        array = np.atleast_2d(as_numbers(value).cpu().double().numpy())
     except (TypeError, ValueError):
         array = np.empty(0)
     if array.ndim != 2 or array.shape[1] != 2:
@@ -111,20 +114,20 @@ def _squares(z: Floats, side: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Partition(ABC):
-    """What a slice and a segment have in common: gates, path counts and affine maps, cell by cell.
+    """Base of `Slice2D` and `Segment1D`: gates, path counts and affine maps, cell by cell.
 
     Attributes
     ----------
-    patterns : dict site → (K, units) bool
+    patterns : dict site → bool Tensor (K, units)
         Which gates are on in each cell; units of a convolution are flattened (channel, position…).
-    maps : (K, c, 1 + dim)
+    maps : Tensor (K, c, 1 + dim)
         The outputs on each cell: maps[k, :, 0] + maps[k, :, 1:] @ coordinates.
     label : str
         Whose gates these are.
     """
 
-    patterns: dict[str, Bits]
-    maps: Floats
+    patterns: dict[str, Tensor]
+    maps: Tensor
     label: str
     _hard: HardNetwork
 
@@ -135,28 +138,33 @@ class Partition(ABC):
     def counts(self) -> list[int]:
         """Number of active paths in each cell, as exact integers: Π_l (gates on in layer l).
 
-        With convolutions or shortcuts, what `pathlens.paths.count` says of a point inside each cell.
+        With convolutions or shortcuts, `pathlens.paths.count` at a point inside each cell.
         """
         if not self._hard.chain:
             from pathlens.paths import count
 
-            return [int(n) for n in count(self._hard.net, torch.from_numpy(self.inputs()))]
+            return count(self._hard.net, self.inputs())
         totals = [1] * len(self)
         for bits in self.patterns.values():
             totals = [t * on for t, on in zip(totals, bits.sum(1).tolist())]
         return totals
 
     @abstractmethod
-    def inputs(self) -> Floats:
+    def inputs(self) -> Tensor:
         """One input inside each cell: (K, ...)."""
 
-    def active(self, path: Sequence[Any]) -> Bits:
-        """In which cells every gate along a path is on: (K,)."""
-        mask = np.ones(len(self), dtype=bool)
+    def active(self, path: Sequence[Any]) -> Tensor:
+        """In which cells every gate along a path is on: (K,) bool."""
+        mask = torch.ones(len(self), dtype=torch.bool)
         bits = list(self.patterns.values())
         for site, unit in self._hard.unit_numbers(path, "path_region"):
             mask &= bits[site][:, unit]
         return mask
+
+    def _evaluate(self, cell: Tensor, z: Tensor) -> Tensor:
+        """The affine maps of given cells at coordinates z (n, dim); NaN where the cell is −1."""
+        values = self.maps[cell, :, 0] + torch.einsum("ncd,nd->nc", self.maps[cell, :, 1:], z)
+        return torch.where(cell[:, None] < 0, torch.nan, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +174,7 @@ class Slice2D(Partition):
     Attributes
     ----------
     plane : Plane
-    box : (2, 2)
+    box : Tensor (2, 2)
         Bounds of s and of t.
     patterns, maps, label
         As in `Partition`: gates and affine outputs of each polygon.
@@ -181,68 +189,69 @@ class Slice2D(Partition):
     """
 
     plane: Plane
-    box: Floats
+    box: Tensor
     _cells: Polygons
 
     @property
-    def corners(self) -> Floats:
+    def corners(self) -> Tensor:
         """Corners (K, V, 2) in plane coordinates, counter-clockwise, padded by repeating the last one."""
-        return self._out(self._cells.corners)
+        return self._in_plane(self._cells.corners)
 
     @property
-    def sizes(self) -> Ints:
+    def sizes(self) -> Tensor:
         """Number of corners of each polygon: (K,)."""
-        return self._cells.sizes
+        return torch.from_numpy(self._cells.sizes)
 
-    def polygon(self, k: int) -> Floats:
+    def polygon(self, k: int) -> Tensor:
         """Corners of one polygon: (V, 2)."""
         k = as_number(k, len(self), "polygons")
-        return self._out(self._cells.corners[k, : self._cells.sizes[k]])
+        return self._in_plane(self._cells.corners[k, : self._cells.sizes[k]])
 
     @property
-    def centres(self) -> Floats:
+    def centres(self) -> Tensor:
         """An interior point of each polygon, the mean of its corners: (K, 2) plane coordinates."""
-        return self._out(self._cells.centres())
+        return self._in_plane(self._cells.centres())
 
     @property
-    def areas(self) -> Floats:
+    def areas(self) -> Tensor:
         """Areas in plane coordinates: (K,)."""
-        return self._cells.measures() * np.prod(self.box[:, 1] - self.box[:, 0]) / 4
+        return torch.from_numpy(self._cells.measures()) * self._half.prod()
 
-    def inputs(self) -> Floats:
+    @property
+    def _half(self) -> Tensor:
+        return (self.box[:, 1] - self.box[:, 0]) / 2
+
+    def inputs(self) -> Tensor:
         return self.plane.points(self.centres)
 
-    def _out(self, unit: Floats) -> Floats:
-        return self.box.mean(1) + unit * (self.box[:, 1] - self.box[:, 0]) / 2
+    def _in_plane(self, unit: Floats) -> Tensor:
+        return self.box.mean(1) + torch.from_numpy(unit) * self._half
 
     @cached_property
-    def neighbours(self) -> Ints:
+    def neighbours(self) -> Tensor:
         """Pairs of polygons that share a piece of an edge: (E, 2)."""
-        return self._cells.neighbours()
+        return torch.from_numpy(self._cells.neighbours())
 
-    def locate(self, coordinates: Any) -> Ints:
+    def locate(self, coordinates: Any) -> Tensor:
         """The polygon in which each point lies, −1 outside the box: (n, 2) → (n,).
 
         A point on an edge counts to the polygon with the smallest number.
         """
-        z = (_plane_coordinates(coordinates, "locate") - self.box.mean(1)) * 2
-        z /= self.box[:, 1] - self.box[:, 0]
+        z = (_plane_coordinates(coordinates, "locate") - self.box.mean(1).numpy()) / self._half.numpy()
         found = np.full(len(z), -1)
         inside = np.nonzero((np.abs(z) <= 1 + 1e-9).all(1))[0]
-        if not len(inside):
-            return found
-        # points of one square of a grid ask the polygons that reach into it; with more squares, finding those would
-        # cost more than asking them
+        # points in one square of a grid are compared with the polygons that overlap it; with more squares, finding
+        # those would cost more than the comparisons
         side = math.isqrt(math.isqrt(16 * len(inside))) + 1
         corners = self._cells.corners
         low, high = _squares(corners.min(1) - 1e-9, side), _squares(corners.max(1) + 1e-9, side)
         own = _squares(z[inside], side)
         order = np.lexsort(own.T)
         starts = np.nonzero(np.diff(own[order], axis=0).any(1))[0] + 1
-        for part in np.split(order, starts):
+        for part in np.split(order, starts) if len(order) else ():
             at, rows = own[part[0]], inside[part]
             found[rows] = self._deepest(z[rows], np.nonzero(((low <= at) & (at <= high)).all(1))[0])
-        return found
+        return torch.from_numpy(found)
 
     def _deepest(self, z: Floats, near: Ints) -> Ints:
         """Of the polygons `near`, the one in which each point lies deepest: its depth is negative in all others."""
@@ -266,18 +275,16 @@ class Slice2D(Partition):
         normals = np.stack([-edge[..., 1], edge[..., 0]], axis=2) / np.maximum(length, 1e-300)[:, :, None]
         return normals, np.where(length > 0, -(normals * start).sum(2), np.inf)
 
-    def evaluate(self, coordinates: Any) -> Floats:
+    def evaluate(self, coordinates: Any) -> Tensor:
         """Outputs at plane coordinates (n, 2) from the affine maps: (n, c); NaN outside the box."""
-        z = _plane_coordinates(coordinates, "evaluate")
-        cell = self.locate(z)
-        values = self.maps[cell, :, 0] + np.einsum("ncd,nd->nc", self.maps[cell, :, 1:], z)
-        values[cell < 0] = np.nan
-        return values
+        z = torch.from_numpy(_plane_coordinates(coordinates, "evaluate"))
+        return self._evaluate(self.locate(z), z)
 
     def path_region(self, path: Sequence[Any]) -> SliceRegion:
         """Where a path is active: the union of the polygons on which all its gates are on."""
-        cells = np.nonzero(self.active(path))[0]
-        return SliceRegion(self, tuple(path), cells, components(len(self), self.neighbours, cells))
+        cells = self.active(path).nonzero()[:, 0]
+        pieces = components(len(self), self.neighbours.numpy(), cells.numpy())
+        return SliceRegion(self, tuple(path), cells, torch.from_numpy(pieces))
 
     def summary(self, paths: int = 1000, seed: int = 0) -> SliceSummary:
         """Counts, faces and connectedness; of at most `paths` path regions, a random choice where there are more."""
@@ -290,7 +297,7 @@ class Slice2D(Partition):
         return plot_slice(self, color, ax, output, **style)
 
     def __repr__(self) -> str:
-        (a, b), (c, d) = self.box
+        (a, b), (c, d) = self.box.tolist()
         return (
             f"Slice2D({len(self)} convex polygons in [{a:g}, {b:g}] × [{c:g}, {d:g}] of a plane in "
             f"{'×'.join(map(str, self.plane.origin.shape))} inputs; {len(self.patterns)} gate sites, {self.label}; "
@@ -305,30 +312,30 @@ class SliceRegion:
     Attributes
     ----------
     path : tuple
-    cells : (M,)
+    cells : Tensor (M,)
         Numbers of its polygons.
-    component : (M,)
+    component : Tensor (M,)
         Which connected component each of them belongs to.
     """
 
     slice: Slice2D
     path: tuple[Any, ...]
-    cells: Ints
-    component: Ints
+    cells: Tensor
+    component: Tensor
 
     @property
     def n_components(self) -> int:
         """Number of connected pieces; 0 where the path is nowhere active in the box."""
-        return int(self.component.max(initial=-1)) + 1
+        return len(self.component.unique())
 
     @property
     def area(self) -> float:
         """Area in plane coordinates."""
         return float(self.slice.areas[self.cells].sum())
 
-    def contains(self, coordinates: Any) -> Bits:
-        """Whether points (n, 2) of the plane lie in it."""
-        return np.isin(self.slice.locate(coordinates), self.cells)
+    def contains(self, coordinates: Any) -> Tensor:
+        """Whether points (n, 2) of the plane lie in it: (n,) bool."""
+        return torch.isin(self.slice.locate(coordinates), self.cells)
 
     def __repr__(self) -> str:
         return (
@@ -343,8 +350,8 @@ class Segment1D(Partition):
 
     Attributes
     ----------
-    start, end : arrays of the input's shape
-    breaks : (K + 1,)
+    start, end : Tensors of the input's shape
+    breaks : Tensor (K + 1,)
         Ends of the intervals, from 0 to 1.
     patterns, maps, label
         As in `Partition`.
@@ -355,45 +362,42 @@ class Segment1D(Partition):
     >>> from pathlens.regions import segment1d
     >>> line = segment1d(models.relu(2, hidden=(4, 4), bias=True, seed=0), [-2.0, 0.0], [2.0, 0.0])
     >>> len(line), line.breaks.shape, line.maps.shape
-    (4, (5,), (4, 1, 2))
+    (4, torch.Size([5]), torch.Size([4, 1, 2]))
     """
 
-    start: Floats
-    end: Floats
-    breaks: Floats
+    start: Tensor
+    end: Tensor
+    breaks: Tensor
 
-    def points(self, t: Any) -> Floats:
+    def points(self, t: Any) -> Tensor:
         """Inputs at coordinates t (n,)."""
-        return self.start + np.multiply.outer(np.asarray(t, dtype=np.float64), self.end - self.start)
+        return self.start + torch.tensordot(as_numbers(t).double(), self.end - self.start, 0)
 
-    def inputs(self) -> Floats:
+    def inputs(self) -> Tensor:
         return self.points((self.breaks[1:] + self.breaks[:-1]) / 2)
 
     @property
-    def lengths(self) -> Floats:
+    def lengths(self) -> Tensor:
         """Lengths of the intervals as shares of the segment: (K,)."""
-        return np.diff(self.breaks)
+        return self.breaks.diff()
 
-    def locate(self, t: Any) -> Ints:
+    def locate(self, t: Any) -> Tensor:
         """The interval of each coordinate, −1 outside [0, 1] and for NaN; a break counts to the interval before it."""
-        t = np.asarray(t, dtype=np.float64)
-        found = np.clip(np.searchsorted(self.breaks, t) - 1, 0, len(self) - 1)
-        return np.where((t >= 0) & (t <= 1), found, -1)
+        t = as_numbers(t).double()
+        found = (torch.searchsorted(self.breaks, t.contiguous()) - 1).clamp(0, len(self) - 1)
+        return torch.where((t >= 0) & (t <= 1), found, -1)
 
-    def evaluate(self, t: Any) -> Floats:
+    def evaluate(self, t: Any) -> Tensor:
         """Outputs at coordinates t (n,) from the affine maps: (n, c); NaN outside [0, 1]."""
-        t = np.atleast_1d(np.asarray(t, dtype=np.float64))
-        cell = self.locate(t)
-        values = self.maps[cell, :, 0] + self.maps[cell, :, 1] * t[:, None]
-        values[cell < 0] = np.nan
-        return values
+        t = torch.atleast_1d(as_numbers(t).double())
+        return self._evaluate(self.locate(t), t[:, None])
 
     def path_region(self, path: Sequence[Any]) -> SegmentRegion:
         """Where a path is active: a union of intervals."""
-        mask = np.concatenate([[False], self.active(path), [False]])
-        change = np.diff(mask.astype(np.int8))
-        ends = np.stack([self.breaks[change[: len(self) + 1] == 1], self.breaks[change == -1]], axis=1)
-        return SegmentRegion(self, tuple(path), ends)
+        change = torch.nn.functional.pad(self.active(path).int(), (1, 1)).diff()
+        return SegmentRegion(
+            self, tuple(path), torch.stack([self.breaks[change == 1], self.breaks[change == -1]], dim=1)
+        )
 
     def plot(self, ax: Any = None, output: int = 0, **style: Any) -> Any:
         """Draw one output along the segment, with the breaks."""
@@ -414,7 +418,7 @@ class SegmentRegion:
 
     segment: Segment1D
     path: tuple[Any, ...]
-    intervals: Floats
+    intervals: Tensor
 
     @property
     def n_components(self) -> int:
@@ -422,10 +426,10 @@ class SegmentRegion:
         return len(self.intervals)
 
     @property
-    def ends(self) -> Floats:
+    def ends(self) -> Tensor:
         """Both ends of each interval as inputs: (M, 2, ...)."""
         return self.segment.points(self.intervals)
 
     def __repr__(self) -> str:
-        shown = " ∪ ".join(f"({a:.4g}, {b:.4g})" for a, b in self.intervals) or "empty"
+        shown = " ∪ ".join(f"({a:.4g}, {b:.4g})" for a, b in self.intervals.tolist()) or "empty"
         return f"SegmentRegion(path {self.path}: {shown} of [0, 1]; {self.segment.label})"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from pathlens.errors import OptionError, RegionError, unknown_name
 from pathlens.plotting import get_axes
@@ -26,7 +28,7 @@ def plot_slice(cells: Slice2D, color: str, ax: Any, output: int, **style: Any) -
     from matplotlib import colormaps
     from matplotlib.collections import PolyCollection
 
-    polygons = [cells.polygon(k) for k in range(len(cells))]
+    polygons = [cells.polygon(k).numpy() for k in range(len(cells))]
     style = {"edgecolors": "white", "linewidths": 0.3, **style}
     if color == "output":
         _check_output(output, cells.maps.shape[1])
@@ -42,7 +44,7 @@ def plot_slice(cells: Slice2D, color: str, ax: Any, output: int, **style: Any) -
         ax.figure.colorbar(drawn, ax=ax, label="log₁₀ active paths (black: none)")
     else:
         ax.add_collection(PolyCollection(polygons, facecolors=_pattern_colours(cells), **style))
-    ax.set(xlim=cells.box[0], ylim=cells.box[1], xlabel="s", ylabel="t", aspect="equal")
+    ax.set(xlim=cells.box[0].tolist(), ylim=cells.box[1].tolist(), xlabel="s", ylabel="t", aspect="equal")
     ax.set_title(f"{len(cells)} cells, {cells.label}", fontsize="medium")
     return ax
 
@@ -55,13 +57,13 @@ def _check_output(output: int, outputs: int) -> None:
 def _shade(ax: Any, cells: Slice2D, polygons: list[Floats], output: int, style: dict[str, Any]) -> Any:
     """Each polygon as a fan of triangles with its own corner values, so that jumps between cells stay jumps."""
     corners = np.concatenate(polygons)
-    sizes = cells.sizes
+    sizes = cells.sizes.numpy()
     first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     fans = [
         np.stack([np.full(n - 2, f), f + np.arange(1, n - 1), f + np.arange(2, n)], 1) for f, n in zip(first, sizes)
     ]
     owner = np.repeat(np.arange(len(cells)), sizes)
-    map_of = cells.maps[owner, output]
+    map_of = cells.maps.numpy()[owner, output]
     values = map_of[:, 0] + (map_of[:, 1:] * corners).sum(1)
     cmap = style.pop("cmap", "RdBu_r")
     limit = float(np.abs(values).max()) or 1.0
@@ -79,7 +81,7 @@ def _shade(ax: Any, cells: Slice2D, polygons: list[Floats], output: int, style: 
 
 def _pattern_colours(cells: Slice2D) -> Floats:
     """Colours that depend on the gates alone, near for patterns that differ in few gates: a random projection."""
-    bits = np.concatenate(list(cells.patterns.values()), axis=1)
+    bits = torch.cat(list(cells.patterns.values()), dim=1).numpy()
     moving = bits[:, bits.any(0) & ~bits.all(0)]
     if not moving.shape[1]:
         return np.full((len(cells), 3), 0.6)
@@ -93,10 +95,10 @@ def plot_segment(line: Segment1D, ax: Any, output: int, **style: Any) -> Any:
     """One output along the segment, interval by interval, with a thin line at every break."""
     _check_output(output, line.maps.shape[1])
     ax = get_axes(ax, _PURPOSE)
-    for k, (a, b) in enumerate(zip(line.breaks, line.breaks[1:])):
-        t = np.array([a, b])
-        ax.plot(t, line.maps[k, output, 0] + line.maps[k, output, 1] * t, **{"color": "tab:blue", **style})
-    for t in line.breaks[1:-1]:
+    breaks = line.breaks.numpy()
+    for (constant, slope), t in zip(line.maps[:, output].tolist(), pairwise(breaks)):
+        ax.plot(t, constant + slope * np.array(t), **{"color": "tab:blue", **style})
+    for t in breaks[1:-1]:
         ax.axvline(t, color="0.8", linewidth=0.5, zorder=0)
     ax.set(xlim=(0, 1), xlabel="t, from a (0) to b (1)", ylabel=f"output {output}")
     ax.set_title(f"{len(line)} intervals, {line.label}", fontsize="medium")
@@ -138,7 +140,7 @@ def plot_halfspaces(
 
 
 def _lines(spaces: HalfSpaces, site: str, units: list[int], ax: Any, box: float, style: dict[str, Any]) -> Any:
-    normals, offsets = spaces.normals(site, units), spaces.offsets(site)[units]
+    normals, offsets = spaces.normals(site, units).numpy(), spaces.offsets(site)[units].numpy()
     for n, b in zip(normals, offsets):
         size = float(np.linalg.norm(n))
         if size == 0:
@@ -161,7 +163,7 @@ def _tiles(
     spaces: HalfSpaces, site: str, units: list[int], shape: tuple[int, ...], ax: Any, style: dict[str, Any]
 ) -> Any:
     """Normals side by side, each scaled to its own largest weight; three channels are red, green and blue."""
-    pictures = spaces.normals(site, units).reshape(len(units), *shape)
+    pictures = spaces.normals(site, units).numpy().reshape(len(units), *shape)
     pictures = pictures / np.maximum(np.abs(pictures).reshape(len(units), -1).max(1), 1e-300).reshape(
         -1, *(1,) * len(shape)
     )

@@ -1,6 +1,6 @@
-"""`path_region`: where a path of a DLGN is active, an intersection of half-spaces, with what can be said of it exactly.
+"""`path_region`: where a path of a DLGN is active, an intersection of half-spaces, and its exact geometry.
 
-Linear programs are solved by HiGHS; what they claim is checked in plain arithmetic before it is told.
+Linear programs are solved by HiGHS; their results are verified in plain arithmetic.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.optimize import linprog
+from torch import Tensor, nn
 
+from pathlens.data.inputs import as_numbers
 from pathlens.errors import OptionError, RegionError, ShapeError
-from pathlens.regions.cells import Bits, Floats, Polygons
+from pathlens.recording import Snapshot
+from pathlens.regions.cells import Floats, Polygons
 from pathlens.regions.halfspaces import FLAT, HalfSpaces, as_points
 from pathlens.regions.networks import hard_network
 
@@ -29,12 +33,12 @@ class Interior:
 
     Attributes
     ----------
-    point : (d,)
+    point : Tensor (d,)
     margin : float
         Every unit normal n and offset b of the region has n·point + b ≥ margin > 0.
     """
 
-    point: Floats
+    point: Tensor
     margin: float
 
 
@@ -47,12 +51,12 @@ class Farkas:
 
     Attributes
     ----------
-    multipliers : (faces,)
+    multipliers : Tensor (faces,)
         For half-spaces with normals of length one (constant gates as they are).
     slack : float
     """
 
-    multipliers: Floats
+    multipliers: Tensor
     slack: float
 
 
@@ -64,9 +68,9 @@ class PathRegion:
 
     Attributes
     ----------
-    normals : (L, d)
+    normals : Tensor (L, d)
         A, normals of length one; a gate that does not depend on the input keeps a zero row.
-    offsets : (L,)
+    offsets : Tensor (L,)
         b, divided by the lengths of the normals.
     labels : tuple of str
         Which gate each row is.
@@ -80,7 +84,7 @@ class PathRegion:
     >>> region
     PathRegion(3 half-spaces in R^2; not empty: a ball of radius 0.293 fits; bounded; given)
     >>> region.volume(), region.facets, region.contains([[0.2, 0.2], [1, 1]])
-    (0.5, (0, 1, 2), array([ True, False]))
+    (0.5, (0, 1, 2), tensor([ True, False]))
     """
 
     def __init__(
@@ -91,9 +95,9 @@ class PathRegion:
         label: str = "given",
         path: tuple[Any, ...] = (),
         *,
-        constant: Bits | None = None,
+        constant: Tensor | None = None,
     ) -> None:
-        A, b = np.array(normals, dtype=np.float64), np.array(offsets, dtype=np.float64)
+        A, b = (as_numbers(given).cpu().double().numpy().copy() for given in (normals, offsets))
         if A.ndim != 2 or b.shape != A.shape[:1] or 0 in A.shape:
             raise ShapeError(f"PathRegion: expected normals (L, d) and offsets (L,), got {A.shape} and {b.shape}.")
         if not (np.isfinite(A).all() and np.isfinite(b).all()):
@@ -101,22 +105,23 @@ class PathRegion:
         # rows of very different lengths are half-spaces all the same: `constant` says which are zero but for rounding
         largest = np.abs(A).max(1)
         size = largest * np.linalg.norm(A / np.where(largest == 0, 1.0, largest)[:, None], axis=1)
-        self._constant = (size == 0) if constant is None else constant | (size == 0)
+        self._constant = (size == 0) if constant is None else constant.numpy() | (size == 0)
         A[self._constant] = 0.0
         size[self._constant] = 1.0
-        self.normals, self.offsets = A / size[:, None], b / size
+        self._A, self._b = A / size[:, None], b / size
+        self.normals, self.offsets = torch.from_numpy(self._A), torch.from_numpy(self._b)
         self.labels = tuple(labels) if labels is not None else tuple(f"row {i}" for i in range(len(A)))
         self.label, self.path = label, path
         # the solver's tolerances are absolute, so programs are solved in units of the farthest boundary's distance
-        self._unit = float(np.abs(self.offsets[~self._constant]).max(initial=0.0)) or 1.0
+        self._unit = float(np.abs(self._b[~self._constant]).max(initial=0.0)) or 1.0
         self.reach = 1e3 * self._unit
 
     @property
     def dim(self) -> int:
         return self.normals.shape[1]
 
-    def contains(self, X: Any) -> Bits:
-        """Whether points lie in the open region: (n, d) or (n, *input shape) → (n,)."""
+    def contains(self, X: Any) -> Tensor:
+        """Whether points lie in the open region: (n, d) or (n, *input shape) → (n,) bool."""
         return (as_points(X, self.dim) @ self.normals.T + self.offsets > 0).all(1)
 
     # --- emptiness -----------------------------------------------------------------------------------------------
@@ -124,11 +129,11 @@ class PathRegion:
     @cached_property
     def certificate(self) -> Interior | Farkas:
         """A proof that the region is not empty (a point inside) or that it is (multipliers), checked in arithmetic."""
-        dead = np.nonzero(self._constant & (self.offsets <= 0))[0]
+        dead = np.nonzero(self._constant & (self._b <= 0))[0]
         if len(dead):
-            y = np.zeros(len(self.offsets))
+            y = torch.zeros_like(self.offsets)
             y[dead[0]] = 1.0
-            return Farkas(y, max(float(self.offsets[dead[0]]), 0.0))
+            return Farkas(y, max(float(self._b[dead[0]]), 0.0))
         return self._inside(self.reach) or self._inside(self._farther()) or self._farkas()
 
     def _inside(self, reach: float) -> Interior | None:
@@ -136,9 +141,9 @@ class PathRegion:
         found = _centre(self._rows(), (np.full(self.dim, -reach), np.full(self.dim, reach)))
         if found is None:
             return None
-        margin = float((self.normals @ found[0] + self.offsets)[~self._constant].min(initial=math.inf))
+        margin = float((self._A @ found[0] + self._b)[~self._constant].min(initial=math.inf))
         rounding = _ROUNDING * (np.linalg.norm(found[0]) + np.abs(self._rows()[1]).max(initial=0.0))
-        return Interior(found[0], margin) if margin > rounding else None
+        return Interior(torch.from_numpy(found[0]), margin) if margin > rounding else None
 
     def _farther(self) -> float:
         """Half the edge of a box that reaches a point of the region however far out; 0 if there seems to be none.
@@ -149,7 +154,7 @@ class PathRegion:
         left = np.concatenate([np.column_stack([-A, -b, np.ones(len(b))]), [[0.0] * self.dim + [-1.0, 1.0]]])
         cost = np.append(np.zeros(self.dim + 1), -1.0)
         bounds = [(-1, 1)] * self.dim + [(0, 1), (0, None)]
-        result = linprog(cost, A_ub=left, b_ub=np.zeros(len(left)), bounds=bounds, method="highs", options=_LP)
+        result = _minimise(cost, A_ub=left, b_ub=np.zeros(len(left)), bounds=bounds)
         if result.status != 0 or result.x[-1] <= 1e-10:
             return 0.0
         return 4 * self._unit * float(np.abs(result.x[: self.dim]).max() / result.x[self.dim])
@@ -159,22 +164,22 @@ class PathRegion:
         A, b = self._in_units()
         equal = np.concatenate([A.T, np.ones((1, len(b)))])
         right = np.append(np.zeros(self.dim), 1.0)
-        result = linprog(b, A_eq=equal, b_eq=right, bounds=(0, None), method="highs", options=_LP)
-        y = np.zeros(len(self.offsets))
+        result = _minimise(b, A_eq=equal, b_eq=right, bounds=(0, None))
+        y = np.zeros(len(self._b))
         if result.status == 0:
             y[~self._constant] = np.maximum(result.x, 0.0)
             y /= y.sum()
         far = self.reach * math.sqrt(self.dim)
-        slack = float(np.linalg.norm(y @ self.normals) * far + max(float(y @ self.offsets), 0.0))
+        slack = float(np.linalg.norm(y @ self._A) * far + max(float(y @ self._b), 0.0))
         if result.status != 0 or slack > 1e-6 * self.reach:
             raise RegionError(
                 f"PathRegion: neither a point of the region of path {self.path} nor a proof of its emptiness was "
                 "found: its half-spaces are opposite up to rounding. See halfspaces(net).groups() for such gates."
             )
-        return Farkas(y, slack)
+        return Farkas(torch.from_numpy(y), slack)
 
     def _rows(self) -> tuple[Floats, Floats]:
-        return self.normals[~self._constant], self.offsets[~self._constant]
+        return self._A[~self._constant], self._b[~self._constant]
 
     def _in_units(self) -> tuple[Floats, Floats]:
         A, b = self._rows()
@@ -193,7 +198,7 @@ class PathRegion:
     # --- shape ---------------------------------------------------------------------------------------------------
 
     @property
-    def chebyshev_centre(self) -> Floats:
+    def chebyshev_centre(self) -> Tensor:
         """The middle of the largest ball that fits, within a large box where the region is unbounded: (d,)."""
         return self._interior("chebyshev_centre").point
 
@@ -211,7 +216,7 @@ class PathRegion:
         if len(A) <= self.dim or np.linalg.matrix_rank(A) < self.dim:
             return False
         # a direction v with A v ≥ 0, A v ≠ 0 leads to infinity; A v = 0 is v = 0, as the rank is full
-        result = linprog(-A.sum(0), A_ub=-A, b_ub=np.zeros(len(A)), bounds=(-1, 1), method="highs", options=_LP)
+        result = _minimise(-A.sum(0), A_ub=-A, b_ub=np.zeros(len(A)), bounds=(-1, 1))
         return bool(-result.fun <= 1e-9)
 
     @cached_property
@@ -226,12 +231,10 @@ class PathRegion:
         for i in reversed(list(keep)):  # from the last on, so that of equal rows the first stays
             others = [j for j in keep if j != i]
             rows = [*others, i]
-            lower = -self.offsets[rows] / self._unit
+            lower = -self._b[rows] / self._unit
             lower[-1] -= 1.0  # keeps the program bounded: how far below zero does not matter
-            result = linprog(
-                self.normals[i], A_ub=-self.normals[rows], b_ub=-lower, bounds=(None, None), method="highs", options=_LP
-            )
-            if result.status == 0 and result.fun + self.offsets[i] / self._unit >= -1e-9:
+            result = _minimise(self._A[i], A_ub=-self._A[rows], b_ub=-lower, bounds=(None, None))
+            if result.status == 0 and result.fun + self._b[i] / self._unit >= -1e-9:
                 keep.remove(i)
         return tuple(keep)
 
@@ -279,16 +282,14 @@ class PathRegion:
     def _extent(self) -> tuple[Floats, Floats]:
         """Bounds of a bounded region in every coordinate, by 2d linear programs."""
         A, b = self._in_units()
-        ends = []
-        for sign in (1.0, -1.0):
-            side = []
-            for unit in np.eye(self.dim):
-                result = linprog(sign * unit, A_ub=-A, b_ub=b, bounds=(None, None), method="highs", options=_LP)
-                side.append(sign * result.fun * self._unit)
-            ends.append(np.array(side))
-        return ends[0], ends[1]
 
-    def sample(self, n: int, box: Any = None, seed: int = 0, steps: int | None = None) -> Floats:
+        def end(direction: Floats) -> float:
+            return float(_minimise(direction, A_ub=-A, b_ub=b, bounds=(None, None)).fun) * self._unit
+
+        axes = np.eye(self.dim)
+        return np.array([end(axis) for axis in axes]), np.array([-end(-axis) for axis in axes])
+
+    def sample(self, n: int, box: Any = None, *, seed: int = 0, steps: int | None = None) -> Tensor:
         """n points spread uniformly over the region within a box, by hit-and-run.
 
         n independent chains start at the centre of the largest ball and take `steps` steps each: a random direction,
@@ -328,7 +329,7 @@ class PathRegion:
             ahead = np.where(speed < 0, t, np.inf).min(1)
             behind = np.where(speed > 0, t, -np.inf).max(1)
             x = x + (behind + generator.random(n) * (ahead - behind))[:, None] * v
-        return x
+        return torch.from_numpy(x)
 
     def __repr__(self) -> str:
         name = f"path {self.path}: " if self.path else ""
@@ -339,6 +340,11 @@ class PathRegion:
             f"{start}not empty: a ball of radius {self.inradius:.3g} fits; "
             f"{'bounded' if self.is_bounded else 'unbounded'}; {self.label})"
         )
+
+
+def _minimise(cost: Floats, **program: Any) -> Any:
+    """Solve a linear program by HiGHS, to the tightest tolerances that it takes."""
+    return linprog(cost, method="highs", options=_LP, **program)
 
 
 def _box(box: Any, d: int) -> tuple[Floats, Floats]:
@@ -374,11 +380,13 @@ def _centre(rows: tuple[Floats, Floats], box: tuple[Floats, Floats]) -> tuple[Fl
     right = np.concatenate([b, box[1], -box[0]]) / unit
     cost = np.append(np.zeros(d), -1.0)
     bounds = [(None, None)] * d + [(0, None)]
-    result = linprog(cost, A_ub=left, b_ub=right, bounds=bounds, method="highs", options=_LP)
+    result = _minimise(cost, A_ub=left, b_ub=right, bounds=bounds)
     return (result.x[:d] * unit, float(result.x[d]) * unit) if result.status == 0 else None
 
 
-def path_region(net: Any, path: Sequence[Any], input_shape: Sequence[int] | None = None) -> PathRegion:
+def path_region(
+    net: nn.Module | Snapshot, path: Sequence[Any], *, input_shape: Sequence[int] | None = None
+) -> PathRegion:
     """Where a path of a DLGN is active: A_π = {x : n_l·x + b_l > 0 for every unit of the path}.
 
     Parameters
@@ -413,8 +421,8 @@ def path_region(net: Any, path: Sequence[Any], input_shape: Sequence[int] | None
     hard = hard_network(net, "path_region", input_shape, linear_only=True)
     spaces = HalfSpaces(hard, None)
     rows = [(hard.sites[s], u) for s, u in hard.unit_numbers(path, "path_region")]
-    normals = np.concatenate([spaces.normals(site, [unit]) for site, unit in rows])
-    offsets = np.array([spaces.offsets(site)[unit] for site, unit in rows])
-    constant = np.linalg.norm(normals, axis=1) <= FLAT * np.array([spaces.longest(site) for site, _ in rows])
+    normals = torch.cat([spaces.normals(site, [unit]) for site, unit in rows])
+    offsets = torch.stack([spaces.offsets(site)[unit] for site, unit in rows])
+    constant = normals.norm(dim=1) <= FLAT * torch.tensor([spaces.longest(site) for site, _ in rows])
     labels = [f"{site}[{unit}]" for site, unit in rows]
     return PathRegion(normals, offsets, labels, hard.label, tuple(path), constant=constant)

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from pathlens.budgets import resolve_budget
 from pathlens.errors import OptionError, RegionError, ShapeError
-from pathlens.regions.cells import Bits, Floats, Intervals, Polygons
+from pathlens.recording import Snapshot
+from pathlens.regions.cells import Floats, Intervals, Polygons
 from pathlens.regions.networks import HardNetwork, hard_network
 from pathlens.regions.partitions import Plane, Segment1D, Slice2D, as_point
 from pathlens.regions.tracking import Leaf, Tracker
@@ -24,10 +26,10 @@ MOST_CELLS = 2_000_000
 
 
 def slice2d(
-    net: Any,
+    net: nn.Module | Snapshot,
+    *,
     plane: Plane | Sequence[Any] | None = None,
     box: Any = 1.0,
-    *,
     max_cells: int | None = None,
 ) -> Slice2D:
     """The exact partition of a rectangle in input space into the convex cells of a network's gates.
@@ -77,27 +79,27 @@ def slice2d(
                 f"slice2d: inputs have shape {hard.input_shape}, so a plane is needed. Give plane=Plane(origin, u, v) "
                 "or Plane.through(x0, x1, x2)."
             )
-        plane = Plane(np.zeros(2), np.array([1.0, 0.0]), np.array([0.0, 1.0]))
+        plane = Plane(*torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64))
     else:
         plane = plane if isinstance(plane, Plane) else _as_plane(plane)
         hard = hard_network(net, where, plane.origin.shape)
     bounds = _bounds(box)
     middle, half = bounds.mean(1), (bounds[:, 1] - bounds[:, 0]) / 2
     points = plane.points(middle + np.array([[0, 0], [half[0], 0], [0, half[1]]]))
-    leaves = Tracker(hard, torch.from_numpy(points), where).run(Polygons.box(), _limit(max_cells, hard, where))
+    leaves = Tracker(hard, points, where).run(Polygons.box(), _limit(max_cells, hard, where))
     patterns, maps = _collect(hard, leaves, middle, half)
     cells = Polygons.joined([leaf.cells for leaf in leaves])  # type: ignore[misc]
-    return Slice2D(patterns, maps, hard.label, hard, plane, bounds, cells)
+    return Slice2D(patterns, maps, hard.label, hard, plane, torch.from_numpy(bounds), cells)
 
 
-def segment1d(net: Any, a: Any, b: Any, *, max_cells: int | None = None) -> Segment1D:
+def segment1d(net: nn.Module | Snapshot, a: Any, b: Any, *, max_cells: int | None = None) -> Segment1D:
     """The exact partition of the segment from a to b into intervals on which all gates stand still.
 
     Parameters
     ----------
     net : nn.Module or Snapshot
         As for `slice2d`.
-    a, b : arrays of the input's shape
+    a, b : tensors or arrays of the input's shape
         The coordinate is 0 at a and 1 at b.
     max_cells : int, optional
         More intervals than this raise a BudgetError; the default is that of `slice2d`.
@@ -114,23 +116,24 @@ def segment1d(net: Any, a: Any, b: Any, *, max_cells: int | None = None) -> Segm
     ...     _ = net.values.linear1.weight.fill_(1.0), net.values.linear1.bias.copy_(-torch.arange(4.0))
     ...     _ = net.values.linear2.weight.copy_(torch.tensor([[1.0, -2, 2, -2]])), net.values.linear2.bias.fill_(-0.5)
     >>> segment1d(net, [0.0], [4.0]).path_region([0, 0]).ends[..., 0]
-    array([[0.5, 1.5],
-           [2.5, 3.5]])
+    tensor([[0.5000, 1.5000],
+            [2.5000, 3.5000]], dtype=torch.float64)
     """
     where = "segment1d"
     start, end = as_point(a, "a", where), as_point(b, "b", where)
     if start.shape != end.shape or start.ndim == 0:
-        raise ShapeError(f"segment1d: a and b must both have the shape of one input, got {start.shape}, {end.shape}.")
-    if np.array_equal(start, end):
+        shapes = f"{tuple(start.shape)}, {tuple(end.shape)}"
+        raise ShapeError(f"segment1d: a and b must both have the shape of one input, got {shapes}.")
+    if torch.equal(start, end):
         raise RegionError("segment1d: a and b are the same point. Give two different ones.")
     hard = hard_network(net, where, start.shape)
-    points = np.stack([(start + end) / 2, end])
-    leaves = Tracker(hard, torch.from_numpy(points), where).run(Intervals.box(), _limit(max_cells, hard, where))
+    points = torch.stack([(start + end) / 2, end])
+    leaves = Tracker(hard, points, where).run(Intervals.box(), _limit(max_cells, hard, where))
     half = np.array([0.5])
     patterns, maps = _collect(hard, leaves, half, half)
-    ends = np.concatenate([leaf.cells.ends for leaf in leaves])  # type: ignore[attr-defined]
-    order = np.argsort(ends[:, 0], kind="stable")
-    breaks = np.append((1 + ends[order, 0]) / 2, 1.0)
+    starts = torch.from_numpy(np.concatenate([leaf.cells.ends[:, 0] for leaf in leaves]))  # type: ignore[attr-defined]
+    starts, order = starts.sort(stable=True)
+    breaks = torch.nn.functional.pad((1 + starts) / 2, (0, 1), value=1.0)
     patterns = {name: bits[order] for name, bits in patterns.items()}
     return Segment1D(patterns, maps[order], hard.label, hard, start, end, breaks)
 
@@ -146,12 +149,15 @@ def _limit(max_cells: int | None, hard: HardNetwork, where: str) -> int:
     return min(MOST_CELLS, max(1, resolve_budget(None, torch.device("cpu")) // bytes_per_cell))
 
 
-def _collect(hard: HardNetwork, leaves: list[Leaf], middle: Floats, half: Floats) -> tuple[dict[str, Bits], Floats]:
+def _collect(hard: HardNetwork, leaves: list[Leaf], middle: Floats, half: Floats) -> tuple[dict[str, Tensor], Tensor]:
     """Gates of all cells, and their maps in the user's coordinates: z = (coordinate − middle) / half."""
-    patterns = {name: np.concatenate([leaf.bits[i] for leaf in leaves]) for i, name in enumerate(hard.sites)}
+    patterns = {
+        name: torch.from_numpy(np.concatenate([leaf.bits[i] for leaf in leaves])) for i, name in enumerate(hard.sites)
+    }
     unit = np.concatenate([leaf.outputs for leaf in leaves])
     slopes = unit[:, :, 1:] / half
-    return patterns, np.concatenate([unit[:, :, :1] - (slopes @ middle)[:, :, None], slopes], axis=2)
+    maps = np.concatenate([unit[:, :, :1] - (slopes @ middle)[:, :, None], slopes], axis=2)
+    return patterns, torch.from_numpy(maps)
 
 
 def _as_plane(value: Any) -> Plane:

@@ -86,21 +86,21 @@ def summarise(cells: Slice2D, paths: int, seed: int) -> SliceSummary:
     """See `Slice2D.summary`."""
     if isinstance(paths, bool) or not isinstance(paths, int) or paths < 1:
         raise OptionError(f"summary: paths must be a positive number of path regions to look at, got {paths!r}.")
-    edges = float(cells.sizes.mean())
+    edges = float(cells._cells.sizes.mean())
     if not cells._hard.chain:
         return SliceSummary(len(cells), edges, None, None, None, 0, False, 0, 0, 0, math.nan, cells.label)
-    bits = list(cells.patterns.values())
+    bits = [pattern.numpy() for pattern in cells.patterns.values()]
     total = math.prod(b.shape[1] for b in bits)
     if total <= paths:
         chosen = np.stack([i.ravel() for i in np.indices([b.shape[1] for b in bits])], axis=1)
     else:
-        chosen = _active_paths(bits, cells.areas, paths, np.random.default_rng(seed))
+        chosen = _active_paths(bits, cells.areas.numpy(), paths, np.random.default_rng(seed))
     pieces, sizes = [], []
     with ProgressBar("path regions", len(chosen)) as meter:
         for path in chosen:
             on = np.nonzero(np.all([b[:, unit] for b, unit in zip(bits, path)], axis=0))[0]
             if len(on):
-                pieces.append(int(components(len(cells), cells.neighbours, on).max()) + 1)
+                pieces.append(int(components(len(cells), cells.neighbours.numpy(), on).max()) + 1)
                 sizes.append(len(on))
             meter.advance()
     return SliceSummary(

@@ -130,7 +130,7 @@ def checked(
 
     `outputs` remembers the network's number of outputs for each shape of a row, so that it is asked once.
     """
-    x = as_rows(x, net).to(device)
+    x = as_rows(x, like=net).to(device)
     y = _numbers(y, "targets").to(device)
     if y.shape[:1] != x.shape[:1]:
         raise ShapeError(

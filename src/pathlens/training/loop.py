@@ -298,7 +298,7 @@ def train(
         watch=Watch(
             frozenset(kept),
             tuple(keep_when),
-            None if watch is None else as_rows(watch, members[0]),
+            None if watch is None else as_rows(watch, like=members[0]),
             sensitivities,
             [set() for _ in members],
         ),

@@ -126,7 +126,7 @@ class Runs(list[Trajectory]):
                     f"{place}: belongs to another save than {path}, which was probably interrupted. Both were left "
                     "untouched; Trajectory.load still reads this folder on its own."
                 )
-            networks.append(rebuild(taken, like))
+            networks.append(rebuild(taken, like=like))
             settings.append(entry.settings)
         return cls(trajectories, networks, settings)
 

@@ -121,7 +121,7 @@ def path_bundles(net: GatedNetwork, X: Any, *, gates: Sequence[Any] | None = Non
     if not 0 <= output < dense[0].out_features:
         count = dense[0].out_features
         raise OptionError(f"path_bundles: output={output}, but the network has {count} outputs, numbered from 0.")
-    x = as_rows(X, net)
+    x = as_rows(X, like=net)
     with torch.no_grad():
         own = [float_array(g) for g in net.gates(x).values()]
     used = own if gates is None else [np.asarray(g, dtype=np.float64) for g in gates]

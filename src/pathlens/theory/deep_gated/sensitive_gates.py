@@ -119,7 +119,7 @@ def gate_slopes(net: GatedNetwork, X: Any) -> GateSlopes:
     """
     layers = _gate_layers(net)
     assert isinstance(net.gate, Soft)
-    x = as_rows(X, net).double()
+    x = as_rows(X, like=net).double()
     beta, epsilon = float(net.gate.beta), float(net.gate.epsilon)
     parts: list[list[list[Tensor]]] = []
     step = max(1, 2**24 // max(w.shape[0] for w, _ in layers) ** 2)
