@@ -237,7 +237,7 @@ def test_refusals() -> None:
     with pytest.raises(RegionError, match="exact for d ≤ 3"):
         path_region(pl.models.dlgn(4, (3, 3), seed=0), [0, 0]).volume(1.0)
     region = PathRegion([[1.0, 0]], [0.0])
-    with pytest.raises(OptionError, match="box: expected"):
+    with pytest.raises(OptionError, match="box must be"):
         region.volume(((0, 1), (1, 0)))
     with pytest.raises(OptionError, match="positive number of points"):
         region.sample(0, box=1.0).numpy()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pathlens.budgets import human_bytes
 from pathlens.errors import BudgetError
-from pathlens.kernels.sources import Sides, Source, pieces, probe
+from pathlens.kernels.sources import Sides, Source, pieces, probe, tile_diagonal
 from pathlens.linops import CustomKernel
 from pathlens.progress import ProgressBar
 from pathlens.records import Layer, Record
@@ -291,10 +291,8 @@ class BlockTangent:
     def diagonal(self) -> Tensor:
         """K_ii; kept after the first call."""
         if self._diagonal is None:
-            n = self.shape[0]
             if not self.sides.symmetric:
-                index = torch.arange(n, device=self.device)
-                self._diagonal = torch.cat([self.tile(index[i : i + 1], index[i : i + 1])[0] for i in range(n)])
+                self._diagonal = tile_diagonal(self.tile, self.shape[0], self.device)
                 return self._diagonal
             examples = self.sides.rows.n
             by_output = []

@@ -18,6 +18,7 @@ from torch import Tensor
 from pathlens.budgets import resolve_budget
 from pathlens.data.inputs import as_numbers
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeError, unknown_name
+from pathlens.kernels.sources import tile_diagonal
 from pathlens.linops import CustomKernel
 from pathlens.models.tensors import require_dense
 from pathlens.precision import exact_precision
@@ -180,8 +181,7 @@ def _dot_product_kernel(
     def diagonal() -> Tensor:
         if y is x:
             return of_angle(torch.zeros_like(norm_x)) * norm_x * norm_x
-        i = torch.arange(len(x), device=x.device)
-        return torch.cat([tile(i[k : k + 1], i[k : k + 1])[0] for k in range(len(x))])
+        return tile_diagonal(tile, len(x), x.device)
 
     square = len(x) == len(y)
     return CustomKernel(
@@ -517,17 +517,9 @@ def relu_cntk(
                     if mirror and j < i:
                         continue
                     same = mirror and i == j
-                    pair = torch.stack(
-                        limit.block(
-                            x[some],
-                            y[other],
-                            px[:, some],
-                            py[:, other],
-                            same=same,
-                            paired=False,
-                            done=partial(meter.advance, 2 if same else 1),
-                        )
-                    )
+                    done = partial(meter.advance, 2 if same else 1)
+                    images, powers = (x[some], y[other]), (px[:, some], py[:, other])
+                    pair = torch.stack(limit.block(*images, *powers, same=same, paired=False, done=done))
                     out[:, i : i + edge, j : j + edge] = pair
                     if mirror and not same:
                         out[:, j : j + edge, i : i + edge] = pair.mT
@@ -540,8 +532,7 @@ def relu_cntk(
                 nngp, ntk = self_pairs(x, px)
                 found["diagonal"] = limit.head(nngp, ntk, nngp)
             else:
-                i = torch.arange(len(x), device=x.device)
-                found["diagonal"] = torch.cat([tile(i[at : at + 1], i[at : at + 1])[0] for at in range(len(x))])
+                found["diagonal"] = tile_diagonal(tile, len(x), x.device)
         return found["diagonal"]
 
     return CustomKernel(

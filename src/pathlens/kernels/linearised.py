@@ -204,9 +204,10 @@ class LinearisedModel:
         self.delta = {k: torch.zeros_like(v) for k, v in self._start.items()}
         start, _ = self._push(x, self.delta)
         residual = self._targets(y, start) - start
-        if method == "cg":
-            return self._conjugate(x, residual, float(ridge), steps, tol)
-        return self._descend(x, residual, float(ridge), steps, tol, step_size)
+        if method == "gd" and step_size is None:
+            # the estimate is from below; 2/λ_max is where descent turns unstable, so a tenth is ample
+            step_size = 1 / (self.largest_eigenvalue(x) * 1.1 + float(ridge))
+        return self._minimise(x, residual, float(ridge), steps, tol, step_size)
 
     def _targets(self, y: Any, f: Tensor) -> Tensor:
         y = as_numbers(y)
@@ -228,56 +229,42 @@ class LinearisedModel:
         pulled = self._pull(x, residual)
         return {k: g - ridge * self.delta[k] for k, g in pulled.items()} if ridge else pulled
 
-    def _conjugate(self, x: Tensor, residual: Tensor, ridge: float, steps: int, tol: float) -> LinearFit:
+    def _minimise(
+        self, x: Tensor, residual: Tensor, ridge: float, steps: int, tol: float, step_size: float | None
+    ) -> LinearFit:
+        """Gradient descent with a step size, conjugate gradients without."""
         scale = float(residual.norm()) or 1.0
         history = [1.0 if float(residual.norm()) else 0.0]
-        gradient = self._gradient(x, residual, ridge)
+        gradient = direction = self._gradient(x, residual, ridge)
         first = square = _dot(gradient, gradient)
-        direction = dict(gradient)
         done = 0
         with ProgressBar("linear model on tangent features", steps) as meter:
             while done < steps and square > tol**2 * first:
                 _, pushed = self._push(x, direction)
-                curvature = float(pushed.double().square().sum()) + ridge * _dot(direction, direction)
-                if not curvature > 0:
-                    break
-                length = square / curvature
+                length = step_size
+                if length is None:
+                    curvature = float(pushed.double().square().sum()) + ridge * _dot(direction, direction)
+                    if not curvature > 0:
+                        break
+                    length = square / curvature
                 self.delta = {k: v + length * direction[k] for k, v in self.delta.items()}
                 residual = residual - length * pushed
                 gradient = self._gradient(x, residual, ridge)
                 before, square = square, _dot(gradient, gradient)
-                direction = {k: g + (square / before) * direction[k] for k, g in gradient.items()}
                 done += 1
                 history.append(float(residual.norm()) / scale)
-                meter.advance()
-        return _report(history, square, first, done, tol)
-
-    def _descend(
-        self, x: Tensor, residual: Tensor, ridge: float, steps: int, tol: float, step_size: float | None
-    ) -> LinearFit:
-        scale = float(residual.norm()) or 1.0
-        # the estimate is from below; 2/λ_max is where descent turns unstable, so a tenth is ample
-        size = 1 / (self.largest_eigenvalue(x) * 1.1 + ridge) if step_size is None else step_size
-        history = [1.0 if float(residual.norm()) else 0.0]
-        gradient = self._gradient(x, residual, ridge)
-        first = square = _dot(gradient, gradient)
-        done = 0
-        with ProgressBar("linear model on tangent features", steps) as meter:
-            while done < steps and square > tol**2 * first:
-                _, pushed = self._push(x, gradient)
-                self.delta = {k: v + size * gradient[k] for k, v in self.delta.items()}
-                residual = residual - size * pushed
-                gradient = self._gradient(x, residual, ridge)
-                square = _dot(gradient, gradient)
-                done += 1
-                history.append(float(residual.norm()) / scale)
-                if not square < 1e12 * max(first, 1e-300):
+                if step_size is None:
+                    direction = {k: g + (square / before) * direction[k] for k, g in gradient.items()}
+                elif square < 1e12 * max(first, 1e-300):
+                    direction = gradient
+                else:
                     raise SolverError(
-                        f"LinearisedModel.fit: gradient descent diverges with step_size={size:.3g} (the gradient grew "
-                        f"by {(square / first) ** 0.5:.1e} in {done} steps). Take a smaller one, or leave it out."
+                        f"LinearisedModel.fit: gradient descent diverges with step_size={step_size:.3g} (the gradient "
+                        f"grew by {(square / first) ** 0.5:.1e} in {done} steps). Take a smaller one, or leave it out."
                     )
                 meter.advance()
-        return _report(history, square, first, done, tol)
+        relative = (square / first) ** 0.5 if first else 0.0
+        return LinearFit(history[-1], relative, done, relative <= tol, tuple(history))
 
     def largest_eigenvalue(self, X: Any) -> float:
         """λ_max of JᵀJ on the rows of X, that of the full tangent kernel, by 20 power iterations (from below)."""
@@ -297,8 +284,3 @@ class LinearisedModel:
 
 def _dot(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return sum(float((a[k].double() * b[k].double()).sum()) for k in a)
-
-
-def _report(history: list[float], square: float, first: float, done: int, tol: float) -> LinearFit:
-    gradient = (square / first) ** 0.5 if first else 0.0
-    return LinearFit(history[-1], gradient, done, gradient <= tol, tuple(history))

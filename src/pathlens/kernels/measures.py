@@ -1,4 +1,4 @@
-"""Numbers that say what a kernel is like: ν, spectra, effective ranks, alignments, drift, class blocks, norms.
+"""Measures of a kernel: ν, spectra, effective ranks, alignments, drift, class blocks, norms.
 
 Everything takes an operator or a plain matrix, sums in float64, and goes tile by tile where the whole spectrum is not
 needed. Nothing here knows of networks or of where a kernel came from.
@@ -39,11 +39,16 @@ _ROUNDING = 1e-13  # share of ‖K‖_F² that centring a constant kernel may le
 # --- operators and matrices ----------------------------------------------------------------------------------------
 
 
-def _operator(kernel: Kernel, what: str, name: str = "K") -> KernelOperator:
-    """The kernel itself, or a float64 matrix as an operator; a matrix is symmetric where it equals its transpose."""
+def as_operator(
+    kernel: Kernel, what: str, name: str = "K", *, dtype: torch.dtype | None = torch.float64
+) -> KernelOperator:
+    """The kernel itself, or a matrix as an operator; a matrix is symmetric where it equals its transpose.
+
+    A matrix takes the given dtype, or keeps its own if that is None.
+    """
     if isinstance(kernel, KernelOperator):
         return kernel
-    matrix = as_numbers(kernel).to(torch.float64)
+    matrix = as_numbers(kernel).to(dtype)
     if matrix.ndim != 2 or matrix.numel() == 0:
         raise ShapeError(f"{what}: {name} has shape {tuple(matrix.shape)}, expected (n, m). Give a matrix or a kernel.")
     if not bool(torch.isfinite(matrix).all()):
@@ -60,7 +65,7 @@ def _operator(kernel: Kernel, what: str, name: str = "K") -> KernelOperator:
         (n, m),
         lambda rows, cols: matrix[rows[:, None], cols],
         matrix.diagonal if n == m else None,
-        dtype=torch.float64,
+        dtype=matrix.dtype,
         device=matrix.device,
         symmetric=symmetric,
         name=name,
@@ -69,7 +74,7 @@ def _operator(kernel: Kernel, what: str, name: str = "K") -> KernelOperator:
 
 
 def _symmetric(kernel: Kernel, what: str, name: str = "K") -> KernelOperator:
-    operator = _operator(kernel, what, name)
+    operator = as_operator(kernel, what, name)
     if not operator.symmetric:
         n, m = operator.shape
         raise SolverError(
@@ -117,7 +122,7 @@ def _targets(y: Any, n: int, operator: KernelOperator, what: str) -> Tensor:
         )
     if given.ndim == 1 and not given.dtype.is_floating_point and (count := len(given.unique())) > 2:
         raise LabelError(
-            f"{what}: y holds {count} different integers ({given.dtype}), which as numbers would say that class 2 lies "
+            f"{what}: y holds {count} different integers ({given.dtype}), which as numbers would put class 2 "
             "between 1 and 3. For classes give one column per class: kernels.one_hot(y); for numbers y.float()."
         )
     if not bool(torch.isfinite(t).all()):
@@ -126,7 +131,7 @@ def _targets(y: Any, n: int, operator: KernelOperator, what: str) -> Tensor:
 
 
 def _tiles(operator: KernelOperator) -> Iterator[tuple[slice, slice, Tensor, bool]]:
-    """Tiles in float64, the upper triangle alone where symmetric; the flag says that a tile stands for two."""
+    """Tiles in float64, the upper triangle alone where symmetric; the flag marks tiles that stand for two."""
     upper = operator.symmetric
     # float64 copies of a tile, and what is computed from them, stay within the budget too
     budget = max(resolve_budget(operator.max_bytes, operator.device) // 4, 1)
@@ -383,7 +388,7 @@ def frobenius_norm(K: Kernel) -> float:
     >>> frobenius_norm(torch.tensor([[3.0, 4.0]]))
     5.0
     """
-    return _norm(_operator(K, "frobenius_norm"))
+    return _norm(as_operator(K, "frobenius_norm"))
 
 
 @dataclass(frozen=True)
@@ -423,7 +428,7 @@ def part_norms(parts: Mapping[str, Kernel]) -> dict[str, Norms]:
     """
     if not parts:
         raise OptionError("part_norms: no parts given. Pass for example {'value': K_v, 'feature': K_f}.")
-    operators = {name: _operator(part, "part_norms", name) for name, part in parts.items()}
+    operators = {name: as_operator(part, "part_norms", name) for name, part in parts.items()}
     traces = {name: operator.trace() for name, operator in operators.items()}
     total = sum(traces.values())
     return {
@@ -567,7 +572,7 @@ def _same_shape(left: KernelOperator, right: KernelOperator, what: str) -> None:
 
 
 def _together(left: KernelOperator, right: KernelOperator) -> Iterator[tuple[slice, slice, Tensor, Tensor, bool]]:
-    """The same tiles of two kernels in float64, on the left one's device; the flag says that they stand for two."""
+    """The same tiles of two kernels in float64, on the left one's device; the flag marks tiles that stand for two."""
     fold = left.symmetric and right.symmetric
     budget = max(resolve_budget(left.max_bytes, left.device) // 8, 1)
     for rows, cols, tile in left.tiles(upper=fold, max_bytes=budget):
@@ -595,7 +600,7 @@ def drift(K: Kernel, start: Kernel, *, normalise: bool = False) -> float:
     >>> drift(3 * torch.eye(2), torch.eye(2)), drift(3 * torch.eye(2), torch.eye(2), normalise=True)
     (2.0, 0.0)
     """
-    left, right = _operator(K, "drift"), _operator(start, "drift", "start")
+    left, right = as_operator(K, "drift"), as_operator(start, "drift", "start")
     _same_shape(left, right, "drift")
     if normalise:
         left, right = left.normalised("n"), right.normalised("n")
@@ -653,7 +658,7 @@ def class_blocks(K: Kernel, labels: Any, *, column_labels: Any = None, trace: fl
     tensor([[25.0000,  8.3333],
             [ 8.3333, 75.0000]], dtype=torch.float64)
     """
-    operator = _operator(K, "class_blocks")
+    operator = as_operator(K, "class_blocks")
     n, m = operator.shape
     if column_labels is None and n != m:
         raise ShapeError(f"class_blocks: the kernel is {n} × {m}; give column_labels for its columns.")

@@ -6,7 +6,7 @@ weights between positions or skip layers, go through `recursion`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from pathlens.errors import RecordError
 from pathlens.kernels.recursion import path_kernel
-from pathlens.kernels.sources import Sides, Source, probe, resolve
+from pathlens.kernels.sources import Sides, Source, factors, probe, resolve
 from pathlens.kernels.wiring import Wiring
-from pathlens.linops import Factor, GramSum, RowStream
+from pathlens.linops import Factor, GramSum
 from pathlens.precision import exact_precision
-from pathlens.recording import GatedNetwork, RecordStream
+from pathlens.recording import GatedNetwork
 from pathlens.records import Layer, Record
 
 
@@ -41,7 +41,7 @@ def overlap(
     Parameters
     ----------
     source : Record, RecordStream or nn.Module
-        A record of the rows, or the network itself together with ``X``. A record does not tell how layers are wired:
+        A record of the rows, or the network itself together with ``X``. A record does not contain how layers are wired:
         convolutional networks, and those with shortcuts, must be given as ``overlap(net, X)``, plain modules of that
         kind as ``overlap(gated_twin(net, "relu", example=X[:2]), X)``, which is the same network.
     X : (n, ...) or Record, optional
@@ -52,7 +52,7 @@ def overlap(
         Use the network's own (soft or leaky) gate values instead of the hard bits q > 0.
     include_inputs : bool
         Count the input node as part of a path, as the NPF papers do: d times as many in a fully connected network.
-        What is done to the input before the first layer is followed; a record does not tell it, and is refused then.
+        What is done to the input before the first layer is followed; a record does not contain it, and is refused then.
     max_bytes : int, optional
         Memory that may be allocated beyond the factors.
 
@@ -83,9 +83,12 @@ def overlap(
     wiring = _wiring(sides)
     if wiring is not None and not (wiring.chain and (wiring.reads_input or not include_inputs)):
         return path_kernel(wiring, sides, "walks" if include_inputs else "paths", soft, "overlap", max_bytes)
-    made = _factors("overlap", sides, soft, False, wiring is not None)
-    terms = [[Factor(site, left, right) for site, left, right in made]]
-    K = GramSum.from_factors(terms, dtype=_dtype(sides, made), name="overlap", max_bytes=max_bytes)
+    made = factors(sides, partial(_matrices, "overlap", soft=soft, inputs=False, wired=wiring is not None))
+    # bool factors do not determine the dtype: take the network's
+    bits = all(left.dtype == torch.bool for left, _ in made.values())
+    dtype = probe(sides.rows).f.dtype if bits else None
+    terms = [[Factor(site, *pair) for site, pair in made.items()]]
+    K = GramSum.from_factors(terms, dtype=dtype, name="overlap", max_bytes=max_bytes)
     return K * float(_number_of_inputs(sides)) if include_inputs else K
 
 
@@ -144,8 +147,8 @@ def npk(
         raise wiring.reused
     if wiring is not None and not wiring.chain:
         return path_kernel(wiring, sides, "npk", soft, "npk", max_bytes)
-    made = _factors("npk", sides, soft, True, wiring is not None)
-    terms = [[Factor(site, left, right) for site, left, right in made]]
+    made = factors(sides, partial(_matrices, "npk", soft=soft, inputs=True, wired=wiring is not None))
+    terms = [[Factor(site, *pair) for site, pair in made.items()]]
     return GramSum.from_factors(terms, name="npk", max_bytes=max_bytes)
 
 
@@ -153,7 +156,7 @@ def npk(
 
 
 def _wiring(sides: Sides) -> Wiring | None:
-    """How the value network is wired; None where only a record tells, or a module that nobody converted."""
+    """How the value network is wired; None for a record, or a module that was not converted."""
     if not isinstance(sides.net, GatedNetwork):
         return None
     return Wiring(sides.net, probe(sides.rows).x)
@@ -175,8 +178,8 @@ def _number_of_inputs(sides: Sides) -> int:
     # a piecewise constant network reads ones
     if read.shape != x.shape or not (torch.equal(read, x) or bool((read == 1).all())):
         raise RecordError(
-            f"overlap: layer '{layer.name}' reads something that is made of the input, and a record does not tell of "
-            "how many inputs. Call overlap(net, X, include_inputs=True) on a gated network; of a plain module, take "
+            f"overlap: layer '{layer.name}' reads a function of the input, and a record does not contain of how "
+            "many inputs. Call overlap(net, X, include_inputs=True) on a gated network; of a plain module, take "
             'gated_twin(net, "relu", example=X[:2]).'
         )
     return layer.inputs
@@ -185,8 +188,8 @@ def _number_of_inputs(sides: Sides) -> int:
 def check_chain(what: str, rec: Record, wired: bool = False) -> None:
     """Refuse a record that cannot be of dense layers and gates in turn.
 
-    Where the wiring of the network is known to be one (`wired`), what came through gates need not tell it: a batch-norm
-    between layers changes that, and no path.
+    Where the wiring of the network is known to be one (`wired`), the values need not agree with the gates: a
+    batch-norm between layers changes values, and no path.
     """
     layers = _value_layers(rec)
     remedy = f'Call {what}(net, X) on a gated network; of a plain module, take gated_twin(net, "relu", example=X[:2]).'
@@ -199,7 +202,7 @@ def check_chain(what: str, rec: Record, wired: bool = False) -> None:
         if rec.bits[site].ndim != 2:
             raise RecordError(
                 f"{what}: the gates at site '{site}' have shape {tuple(rec.bits[site].shape)}, expected (n, width): "
-                f"the network is convolutional, and how its layers are wired is not told by a record. {remedy}"
+                f"the network is convolutional, and a record does not contain how its layers are wired. {remedy}"
             )
     widths = [rec.bits[site].shape[1] for site in rec.sites]
     made = [layer.outputs for layer in layers[:-1]]
@@ -221,8 +224,8 @@ def check_chain(what: str, rec: Record, wired: bool = False) -> None:
     if not rec.chain:
         raise RecordError(
             f"{what}: something comes between the layers and gates of this record or behind them, such as a shortcut "
-            "that is added before a gate or to the output, or batch-norm, and a record does not tell how its network "
-            f"is wired. {remedy}"
+            "that is added before a gate or to the output, or batch-norm, and a record does not contain how its "
+            f"network is wired. {remedy}"
         )
 
 
@@ -241,40 +244,10 @@ def _matrices(what: str, rec: Record, soft: bool, inputs: bool, wired: bool) -> 
         if rec.learned_entry and not wired:
             raise RecordError(
                 f"{what}: parameters or batch-norm act on the input before the first layer, and paths start before "
-                f"them: a record does not tell where. Call {what}(net, X) on a gated network; of a plain module, take "
-                'gated_twin(net, "relu", example=X[:2]).'
+                f"them: a record does not contain where. Call {what}(net, X) on a gated network; for a plain module "
+                'use gated_twin(net, "relu", example=X[:2]).'
             )
         found["x"] = rec.layer_inputs[_first_layer(rec).name][0]
     for site in rec.sites:
         found[site] = rec.soft[site] if soft and site in rec.soft else rec.bits[site]
     return found
-
-
-class _GateRows:
-    """The same, recomputed from a stream when asked."""
-
-    def __init__(self, what: str, stream: RecordStream, soft: bool, inputs: bool, wired: bool) -> None:
-        self.n, self._stream, self._options = stream.n, stream, (soft, inputs, wired)
-        self._what = what
-
-    def rows(self, lo: int, hi: int) -> Mapping[str, Tensor]:
-        """Factor name → (hi − lo, r)."""
-        return _matrices(self._what, self._stream.rows(lo, hi), *self._options)
-
-
-def _side(what: str, source: Source, soft: bool, inputs: bool, wired: bool) -> dict[str, Any]:
-    if isinstance(source, Record):
-        return dict(_matrices(what, source, soft, inputs, wired))
-    stream = RowStream(_GateRows(what, source, soft, inputs, wired))
-    return {name: stream[name] for name in stream.names}
-
-
-def _factors(what: str, sides: Sides, soft: bool, inputs: bool, wired: bool) -> list[tuple[str, Any, Any]]:
-    left = _side(what, sides.rows, soft, inputs, wired)
-    right = _side(what, sides.cols, soft, inputs, wired) if sides.cols is not None else dict.fromkeys(left)
-    return [(name, left[name], right[name]) for name in left]
-
-
-def _dtype(sides: Sides, made: list[tuple[str, Any, Any]]) -> torch.dtype | None:
-    """Bool factors say nothing of the dtype: take the network's."""
-    return probe(sides.rows).f.dtype if all(left.dtype == torch.bool for _, left, _ in made) else None

@@ -57,7 +57,7 @@ class ParameterGradients:
         """(rows of x, Q)."""
         if self._together is not False:
             try:
-                with warnings.catch_warnings():  # a slow batching rule is no news to whoever wants a kernel
+                with warnings.catch_warnings():  # a slow batching rule is expected here
                     warnings.filterwarnings("ignore", message="There is a performance drop")
                     every = torch.func.vmap(torch.func.grad(self._output), in_dims=(None, 0, None))
                     rows = every(self._chosen, x, output)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -16,12 +17,12 @@ from torch import Tensor, fx
 from pathlens.budgets import human_bytes, resolve_budget
 from pathlens.errors import BudgetError, ScaleError
 from pathlens.kernels.fields import Mask, SpatialMap, Sums, Term, Windows
-from pathlens.kernels.sources import Sides, Source, pieces, probe
+from pathlens.kernels.sources import Sides, Source, pieces, probe, tile_diagonal
 from pathlens.kernels.wiring import Step, Wiring
 from pathlens.linops import CustomKernel, GramSum
 from pathlens.progress import ProgressBar
 
-_SAMPLED = 8  # examples whose own entries tell the size of a kernel
+_SAMPLED = 8  # examples whose own entries estimate the size of a kernel
 _INPUT, _START = "the input", "a start"  # keys of fields that no weight layer made: no node has such a name
 _TOGETHER = 1 << 18  # numbers of one field on a CPU: temporaries stay in the cache, calls still cost little
 
@@ -312,15 +313,10 @@ def path_kernel(wiring: Wiring, sides: Sides, mode: str, soft: bool, name: str, 
         own = max(own, float(recursion.run(block, block, mode)))
     scale = math.frexp(own)[1] if math.isfinite(own) else 0
     shape = (sides.rows.n, (sides.rows if sides.cols is None else sides.cols).n)
-
-    def rectangular_diagonal() -> Tensor:
-        index = torch.arange(shape[0])
-        return torch.cat([tile(index[i : i + 1], index[i : i + 1])[0] for i in range(shape[0])])
-
     operator = CustomKernel(
         shape,
         tile,
-        diagonal_entries if sides.symmetric else rectangular_diagonal,
+        diagonal_entries if sides.symmetric else partial(tile_diagonal, tile, shape[0]),
         dtype=dtype,
         device=device,
         symmetric=sides.symmetric,

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from pathlens.data.inputs import as_numbers
 from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, ShapeError, SolverError, unknown_name
+from pathlens.kernels.measures import as_operator
 from pathlens.kernels.overlap import npk, overlap
 from pathlens.kernels.tangent import ntk
-from pathlens.linops import CustomKernel, Eigenpairs, KernelOperator
+from pathlens.linops import Eigenpairs, KernelOperator
 
 
 @dataclass(frozen=True)
@@ -62,24 +63,7 @@ class KernelFit:
 
 
 def _operator(kernel: Any, name: str) -> KernelOperator:
-    if isinstance(kernel, KernelOperator):
-        return kernel
-    matrix = as_numbers(kernel)
-    if matrix.ndim != 2 or matrix.numel() == 0:
-        raise ShapeError(f"kernel regression: {name} has shape {tuple(matrix.shape)}, expected a matrix.")
-    if not bool(torch.isfinite(matrix).all()):
-        raise NotFiniteError(f"kernel regression: {name} of shape {tuple(matrix.shape)} contains NaN or infinity.")
-    n, m = matrix.shape
-    symmetric = n == m and torch.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-6 * float(matrix.abs().max()))
-    return CustomKernel(
-        (n, m),
-        lambda i, j: matrix[i[:, None], j],
-        (lambda: matrix.diagonal().clone()) if n == m else None,
-        dtype=matrix.dtype,
-        device=matrix.device,
-        symmetric=symmetric,
-        name=name,
-    )
+    return as_operator(kernel, "kernel regression", name, dtype=None)
 
 
 def one_hot(labels: Any, *, classes: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -5,7 +5,7 @@ Nothing here knows which kernel is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import DTypeError, OptionError, RecordError, ShapeError
+from pathlens.linops import RowStream
 from pathlens.linops.factors import FLOATS
 from pathlens.models.tracing import unwrapped
 from pathlens.recording import RecordStream
@@ -20,6 +21,7 @@ from pathlens.recording.streams import recorded
 from pathlens.records import Record
 
 Source: TypeAlias = Record | RecordStream
+Matrices: TypeAlias = Callable[[Record], Mapping[str, Tensor]]
 
 
 @dataclass
@@ -116,6 +118,54 @@ def _check_pair(what: str, rows: Source, cols: Source) -> None:
 def probe(source: Source) -> Record:
     """The record of the first row."""
     return source.rows(0, 1)
+
+
+class _FactorRows:
+    """Factor matrices of a stream, recomputed on demand from at most `most` rows at a time.
+
+    `times` is the number of rows that each row of the stream has in a matrix.
+    """
+
+    def __init__(self, stream: RecordStream, matrices: Matrices, times: int, most: int | None) -> None:
+        self.n = stream.n * times
+        self._stream, self._matrices, self._times, self._most = stream, matrices, times, most or stream.n
+
+    def rows(self, lo: int, hi: int) -> Mapping[str, Tensor]:
+        """Factor name → (hi − lo, r)."""
+        start, stop = lo // self._times, -(-hi // self._times)
+        steps = range(start, stop, self._most)
+        parts = [self._matrices(self._stream.rows(at, min(at + self._most, stop))) for at in steps]
+        cut = slice(lo - start * self._times, hi - start * self._times)
+        return {name: torch.cat([part[name] for part in parts])[cut] for name in parts[0]}
+
+
+def factors(sides: Sides, matrices: Matrices, times: int = 1, room: int | None = None) -> dict[str, tuple[Any, Any]]:
+    """Factor name → matrices of rows and of columns (None where symmetric); those of a stream are lazy.
+
+    Parameters
+    ----------
+    matrices : function
+        From a record to its factor matrices; must be picklable.
+    room : int, optional
+        Bytes; records that are recomputed take at most an eighth of it.
+    """
+
+    def side(source: Source) -> dict[str, Any]:
+        if isinstance(source, Record):
+            return dict(matrices(source))
+        most = None if room is None else max(room // 8 // max(4 * source.bytes_per_row, 1), 1)
+        stream = RowStream(_FactorRows(source, matrices, times, most))
+        return {name: stream[name] for name in stream.names}
+
+    left = side(sides.rows)
+    right = dict.fromkeys(left) if sides.cols is None else side(sides.cols)
+    return {name: (left[name], right[name]) for name in left}
+
+
+def tile_diagonal(tile: Callable[[Tensor, Tensor], Tensor], n: int, device: torch.device | None = None) -> Tensor:
+    """The diagonal of a kernel of two different sets of rows, one entry at a time."""
+    index = torch.arange(n, device=device)
+    return torch.cat([tile(index[i : i + 1], index[i : i + 1])[0] for i in range(n)])
 
 
 def runs(index: Tensor) -> list[tuple[int, int]]:

@@ -7,7 +7,8 @@ layers in `parameters`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -18,13 +19,13 @@ from pathlens.budgets import resolve_budget
 from pathlens.errors import OptionError, RecordError, unknown_name
 from pathlens.kernels.convolution import BlockTangent, LayerPlan, plan_layer, write_gradients
 from pathlens.kernels.parameters import ParameterGradients
-from pathlens.kernels.sources import Sides, Source, probe, resolve
-from pathlens.linops import Factor, GramSum, KernelOperator, RowStream
+from pathlens.kernels.sources import Sides, Source, factors, probe, resolve
+from pathlens.linops import Factor, GramSum, KernelOperator
 from pathlens.models.gates import leak
 from pathlens.models.tracing import unwrapped
 from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
-from pathlens.recording import GatedNetwork, RecordStream
+from pathlens.recording import GatedNetwork
 from pathlens.records import Record
 
 _PARTS = ("all", "value", "feature")
@@ -101,12 +102,13 @@ def ntk(
     if isinstance(source, GatedNetwork) and part != "all" and source.source is None and not source.gate.hard:
         source, part = _Held(source, part), "all"
     if isinstance(source, nn.Module) and (frozen or layer is not None):
-        source = copy.deepcopy(source).requires_grad_(True)  # the record then tells of every parameter
+        source = copy.deepcopy(source).requires_grad_(True)  # the record then contains every parameter
     budget = None if max_bytes is None else resolve_budget(max_bytes, torch.device("cpu"))
     sides = resolve("ntk", source, X, Y, sensitivities=True, max_bytes=None if budget is None else budget // 2)
     first = probe(sides.rows)
     _check_outputs(outputs, first)
-    _check_recorded(first)
+    if not first.has_sensitivities:
+        raise RecordError("ntk: the record was taken without a backward pass. Record with sensitivities=True.")
     room = resolve_budget(max_bytes, first.f.device)
     plans, names = _choose(sides, first, part, layer, frozen)
     others = ParameterGradients(sides.net, names) if names and sides.net is not None else None
@@ -120,11 +122,6 @@ def _check_outputs(outputs: str | int, first: Record) -> None:
         raise OptionError(f"ntk: outputs must be 'trace', 'full' or the number of an output, got {outputs!r}.")
     if isinstance(outputs, int) and not 0 <= outputs < first.outputs:
         raise OptionError(f"ntk: output {outputs} asked for, the record has {first.outputs}, counted from 0.")
-
-
-def _check_recorded(first: Record) -> None:
-    if not first.has_sensitivities:
-        raise RecordError("ntk: the record was taken without a backward pass. Record with sensitivities=True.")
 
 
 # --- which parameters --------------------------------------------------------------------------------------------
@@ -211,8 +208,8 @@ def _choose(
     if names and net is None:
         raise RecordError(
             f"ntk: the parameters {', '.join(names[:4])}{' …' if len(names) > 4 else ''} are in no linear or "
-            "convolutional layer, so that a record does not tell their gradient. Call ntk(net, X), or name the layers "
-            "you want."
+            "convolutional layer, so that a record does not contain their gradient. Call ntk(net, X), or name the "
+            "layers you want."
         )
     if not layers and not names:
         raise RecordError(
@@ -279,77 +276,44 @@ def _zero(sides: Sides, first: Record, outputs: str | int) -> GramSum:
     return GramSum.from_factors([[Factor("0", left, right)]])
 
 
-def _dense_matrices(rec: Record, plan: LayerPlan, outputs: str | int) -> dict[str, Tensor]:
-    """Factors of one dense layer: what it reads, and its sensitivities (absent for the last layer's identity)."""
-    a, c = plan.layer, rec.outputs
-    h = rec.inputs(a.name).reshape(rec.n, -1)  # a convolution at one position may still read a part of its image
-    if outputs == "full":
-        h = h.repeat_interleave(c, 0)
-        if a.identity:
-            eye = torch.eye(c, dtype=torch.bool, device=h.device)
-            return {f"{a.name}.in": h, f"{a.name}.out": eye.repeat(rec.n, 1)}
-        return {f"{a.name}.in": h, f"{a.name}.out": rec.sensitivity[a.name].reshape(rec.n * c, -1)}
-    if a.identity:
-        return {f"{a.name}.in": h}
-    d = rec.sensitivity[a.name]
-    return {f"{a.name}.in": h, f"{a.name}.out": (d if outputs == "trace" else d[:, int(outputs)]).reshape(rec.n, -1)}
-
-
-class _DenseRows:
-    """Factors of all dense layers, recomputed from a stream when asked, a few rows at a time."""
-
-    def __init__(self, stream: RecordStream, plans: list[LayerPlan], outputs: str | int, room: int) -> None:
-        self._times = stream.outputs if outputs == "full" else 1
-        self.n = stream.n * self._times
-        self._stream, self._plans, self._outputs = stream, plans, outputs
-        self._most = max(room // 8 // max(4 * stream.bytes_per_row, 1), 1)
-
-    def rows(self, lo: int, hi: int) -> Mapping[str, Tensor]:
-        """Factor name → (hi − lo, r)."""
-        start, stop = lo // self._times, -(-hi // self._times)
-        parts: dict[str, list[Tensor]] = {}
-        for at in range(start, stop, self._most):
-            rec = self._stream.rows(at, min(at + self._most, stop))
-            for plan in self._plans:
-                for name, matrix in _dense_matrices(rec, plan, self._outputs).items():
-                    parts.setdefault(name, []).append(matrix)
-        cut = slice(lo - start * self._times, hi - start * self._times)
-        return {name: torch.cat(found)[cut] for name, found in parts.items()}
-
-
-def _dense_side(source: Source, plans: list[LayerPlan], outputs: str | int, room: int) -> dict[str, Any]:
-    if isinstance(source, Record):
-        return {k: v for plan in plans for k, v in _dense_matrices(source, plan, outputs).items()}
-    stream = RowStream(_DenseRows(source, plans, outputs, room))
-    return {name: stream[name] for name in stream.names}
+def _dense_matrices(rec: Record, plans: list[LayerPlan], outputs: str | int) -> dict[str, Tensor]:
+    """Factors of dense layers: what each reads, and its sensitivities (absent for the last layer's identity)."""
+    found: dict[str, Tensor] = {}
+    n, c = rec.n, rec.outputs
+    for a in (plan.layer for plan in plans):
+        h = rec.inputs(a.name).reshape(n, -1)  # a convolution at one position may still read a part of its image
+        found[f"{a.name}.in"] = h.repeat_interleave(c, 0) if outputs == "full" else h
+        if not a.identity:
+            d = rec.sensitivity[a.name]
+            rows = n * c if outputs == "full" else n
+            found[f"{a.name}.out"] = (d[:, outputs] if isinstance(outputs, int) else d).reshape(rows, -1)
+        elif outputs == "full":
+            found[f"{a.name}.out"] = torch.eye(c, dtype=torch.bool, device=h.device).repeat(n, 1)
+    return found
 
 
 def _dense_terms(sides: Sides, first: Record, plans: list[LayerPlan], outputs: str | int, room: int) -> list[GramSum]:
     """(h hᵀ + 1_bias) ∘ (δ δᵀ) for every dense layer."""
     if not plans:
         return []
-    left = _dense_side(sides.rows, plans, outputs, room)
-    right = dict.fromkeys(left) if sides.cols is None else _dense_side(sides.cols, plans, outputs, room)
     times = first.outputs if outputs == "full" else 1
+    found = factors(sides, partial(_dense_matrices, plans=plans, outputs=outputs), times, room)
     n, m = sides.rows.n * times, None if sides.cols is None else sides.cols.n * times
     made = []
     for plan in plans:
         name = plan.layer.name
-        inner: list[list[Factor]] = [[Factor(f"{name}.in", left[f"{name}.in"], right[f"{name}.in"])]]
+        inner = [[Factor(f"{name}.in", *found[f"{name}.in"])]]
         if plan.bias:
             inner.append([Factor.ones(n, m, device=first.f.device)])
         K = GramSum.from_factors(inner)
         out = f"{name}.out"
-        if out in left:
-            K = K * GramSum.from_factors([[Factor(out, left[out], right[out])]], dtype=_bool_dtype(left[out], first))
+        if out in found:
+            dtype = first.f.dtype if found[out][0].dtype == torch.bool else None
+            K = K * GramSum.from_factors([[Factor(out, *found[out])]], dtype=dtype)
         elif outputs == "trace" and first.outputs > 1:
             K = K * float(first.outputs)
         made.append(K)
     return made
-
-
-def _bool_dtype(factor: Any, first: Record) -> torch.dtype | None:
-    return first.f.dtype if factor.dtype == torch.bool else None
 
 
 def _rows_at_once(

@@ -26,6 +26,10 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _PASS = (nn.Identity, nn.modules.dropout._DropoutNd)
 _MAX_POOLS = ("max_pool", "maxpool", "boolean_dispatch")
+_MAX_POOLING = (
+    "max-pooling switches paths by their values, which a record of gates does not contain",
+    "Use average-pooling: gated_twin(…, max_pool='average')",
+)
 
 
 @dataclass(frozen=True)
@@ -245,11 +249,7 @@ class Wiring:
         target = maker.target if isinstance(maker.target, str) else getattr(maker.target, "__name__", str(maker.target))
         name = target.strip("_")
         if any(name.startswith(p) for p in _MAX_POOLS):
-            raise _refuse(
-                node,
-                "max-pooling switches paths by their values, which a record of gates does not tell",
-                "Use average-pooling: gated_twin(…, max_pool='average')",
-            )
+            raise _refuse(node, *_MAX_POOLING)
         if name in ("add", "sub", "rsub", "mul", "multiply", "truediv", "div") and value.shape != source.shape:
             why = f"it spreads a tensor of shape {tuple(source.shape)} to {tuple(value.shape)}"
             raise _refuse(node, why, "Expand neither channels nor positions")
@@ -270,8 +270,7 @@ class Wiring:
         module = self._module.get_submodule(name)
         if isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
             if name in used:
-                why = f"the weights of '{name}' are used twice (also in node '{used[name]}'), so that paths are not "
-                raise _refuse(node, why + "products of different weights", "Give each call a layer of its own")
+                raise self._used_twice(node, name, used, "a layer of its own")
             used[name] = node.name
             if isinstance(module, nn.Linear):
                 if source.ndim != 2:
@@ -282,23 +281,25 @@ class Wiring:
             return step("weight", self._geometry(module, source), module.groups)
         if isinstance(module, _NORMS):
             if name in used:
-                why = f"the weights of '{name}' are used twice (also in node '{used[name]}'), so that paths are not "
-                self.reused = _refuse(node, why + "products of different weights", "Give each call one of its own")
+                self.reused = self._used_twice(node, name, used, "one of its own")
             used[name] = node.name
             return step("norm")
         if isinstance(module, _PASS):
             return step("pass")
         if "MaxPool" in type(module).__name__:
-            raise _refuse(
-                node,
-                "max-pooling switches paths by their values, which a record of gates does not tell",
-                "Use average-pooling: gated_twin(…, max_pool='average')",
-            )
+            raise _refuse(node, *_MAX_POOLING)
         if any(True for _ in module.parameters()):
             raise _refuse(
                 node, f"{type(module).__name__} has weights whose paths are not known", "Use nn.Linear or nn.Conv"
             )
         return self._flatten_or_map(node, step, source)
+
+    @staticmethod
+    def _used_twice(node: fx.Node, name: str, used: dict[str, str], remedy: str) -> RecordError:
+        why = (
+            f"the weights of '{name}' are used twice (also in node '{used[name]}'), so that paths are not products of "
+        )
+        return _refuse(node, why + "different weights", f"Give each call {remedy}")
 
     def _geometry(self, module: Any, source: Tensor) -> tuple[SpatialMap | None, Windows, tuple[int, ...]]:
         kernel, dilation = tuple(module.kernel_size), tuple(module.dilation)

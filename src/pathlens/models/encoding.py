@@ -1,6 +1,6 @@
 """A fixed encoding of images that gives linear gates something to work with: principal parts of small patches.
 
-A linear gate that reads pixels cannot tell 'an edge somewhere around here' from no edge: bright and dark sides cancel.
+A linear gate on pixels cannot distinguish 'an edge somewhere around here' from no edge: bright and dark sides cancel.
 Split by sign first, they do not. The encoding has no trained weights, loses nothing (`decode`), and a gated network
 behind it is a gated network as any other, whose half-spaces lie in the space of the encoded images.
 """

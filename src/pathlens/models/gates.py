@@ -20,7 +20,7 @@ from pathlens.errors import OptionError, unknown_name
 class Gate(nn.Module, ABC):
     """A map from pre-activations q to gate values, elementwise.
 
-    Subclasses say what `forward` gives; `gated` is q·G(q), the unit that reads its own gate.
+    Subclasses implement `forward`; `gated` is q·G(q), a unit that is gated by its own pre-activation.
     """
 
     hard: bool  #: gate values are exactly 0 or 1

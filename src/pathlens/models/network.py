@@ -204,7 +204,7 @@ class GatedNetwork(nn.Module):
         return sum(mean_square(gate, own, slope) for slope in slopes) / len(slopes)
 
     def draw_gates(self) -> None:
-        """Draw the gate source's weights from torch's global generator, or copy them, as `gates_from` says."""
+        """Draw the gate source's weights from torch's global generator, or copy them, depending on `gates_from`."""
         if self.source is None or self.gates_from == "given" or isinstance(self.source, FunctionSource):
             return
         if self.gates_from == "dependent":

@@ -1,6 +1,6 @@
 """Gate sources: where the pre-activations of the gates come from.
 
-Each maps a batch to one pre-activation per site. Applying a gate function to them is the network's business.
+Each maps a batch to one pre-activation per site; the network applies the gate function.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Signs(nn.Module):
 class TableSource(GateSource):
     """A table of Bernoulli(μ) bits per example and unit: fixed random gates (DGN-FRG).
 
-    `net(x, rows=idx)` says which examples a batch holds; without it the batch must be the whole table in order.
+    `net(x, rows=idx)` gives the numbers of the examples in a batch; without it the batch is the whole table in order.
     """
 
     def __init__(self, examples: int, widths: Sequence[int], probability: float) -> None:
@@ -122,7 +122,7 @@ class TableSource(GateSource):
             if x.shape[0] != tables[0].shape[0]:
                 raise ShapeError(
                     f"Gate table: it holds {tables[0].shape[0]} examples and the batch has {x.shape[0]}. "
-                    "Say which ones these are: net(x, rows=indices)."
+                    "Pass their numbers: net(x, rows=indices)."
                 )
             return tuple(t.to(x.dtype) for t in tables)
         rows = torch.as_tensor(rows, device=tables[0].device)

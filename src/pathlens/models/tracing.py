@@ -521,7 +521,7 @@ def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) 
 
 
 def _name_relus(root: nn.Module, graph: fx.Graph) -> dict[fx.Node, Site]:
-    """Every ReLU call with its name; one whose result nobody reads is counted too, as `record` counts it."""
+    """Every ReLU call with its name; one whose result is not used counts too, as in `record`."""
     calls: Counter[str] = Counter()
     found = {}
     for node in graph.nodes:
@@ -552,7 +552,7 @@ def _find_entry(root: nn.Module, graph: fx.Graph, role: dict[fx.Node, int], relu
 
 
 def _single_input(template: nn.Module, graph: fx.Graph) -> None:
-    """Refuse a forward with several inputs; one with a default that nobody reads is dropped."""
+    """Refuse a forward with several inputs; an unused one with a default is dropped."""
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     used = [n for n in inputs[1:] if n.users or not n.args]
     if not inputs or used or any(str(n.target).startswith("*") for n in inputs):

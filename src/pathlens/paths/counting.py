@@ -91,8 +91,8 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
         return _convolutional(net, X, include_inputs, include_biases)
     if not trellis.direct:
         raise RecordError(
-            "paths.count: the first layer does not read the inputs as they are, and a plain module does not tell which "
-            'of them lead to it. Take gated = gated_twin(net, "relu", example=X[:2]).'
+            "paths.count: the first layer does not read the inputs as they are, and for a plain module it is not "
+            'known which of them lead to it. Take gated = gated_twin(net, "relu", example=X[:2]).'
         )
     counts = [trellis.sizes[0] - trellis.biased if include_inputs else 1] * trellis.n
     # a bias of the first layer starts a path of its own only where the others name their input

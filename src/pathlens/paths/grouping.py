@@ -48,8 +48,8 @@ class PathGroups(Explanation):
     order: tuple[int, ...]
 
     def needed(self, share: float = 0.9) -> int:
-        """How many groups, largest first, tell at least this R² of f; all of them if fewer never do."""
-        return next((j + 1 for j, told in enumerate(self.curve) if told >= share), len(self.curve))
+        """How many groups, largest first, reach at least this R² to f; all of them if fewer never do."""
+        return next((j + 1 for j, r2 in enumerate(self.curve) if r2 >= share), len(self.curve))
 
     def merge(self, labels: Sequence[Any] | np.ndarray | Tensor) -> PathGroups:
         """Add up the groups that have the same label, such as units whose half-spaces are the same.
@@ -57,12 +57,12 @@ class PathGroups(Explanation):
         Parameters
         ----------
         labels : sequence of G
-            One label per group, of any kind that can be told apart; new groups come in order of first appearance.
+            One label per group, of any kind that can be compared; new groups come in order of first appearance.
 
         Notes
         -----
-        The sums stay exact whatever the labels are. That members of a merged group act on one half-space is true only
-        if the labels say so.
+        The sums stay exact whatever the labels are. Members of a merged group act on one half-space only if the labels
+        were chosen so.
 
         Examples
         --------
@@ -109,10 +109,10 @@ class PathGroups(Explanation):
         ax.bar(where, size.cpu().numpy(), color="tab:blue")
         ax.set(xlabel="group, largest first", ylabel="mean |contribution|")
         ax.set_xticks(list(where), [self.names[g] for g in self.order], rotation=90, fontsize="small")
-        told = ax.twinx()
-        told.plot(where, self.curve, color="tab:orange", marker=".")
-        told.set_ylabel("R² of the largest groups", color="tab:orange")
-        told.set_ylim(min(0.0, *self.curve), 1.02)
+        right = ax.twinx()
+        right.plot(where, self.curve, color="tab:orange", marker=".")
+        right.set_ylabel("R² of the largest groups", color="tab:orange")
+        right.set_ylim(min(0.0, *self.curve), 1.02)
         ax.set_title(f"cancellation {self.cancellation:.3g}")
         return ax
 
@@ -131,7 +131,7 @@ def _groups(contributions: Tensor, rest: Tensor, names: tuple[str, ...], f: Tens
         names,
         f,
         ratios,
-        tuple(r_squared(told, f) for told in sums.T),
+        tuple(r_squared(partial, f) for partial in sums.T),
         tuple(order.tolist()),
     )
 
@@ -164,7 +164,7 @@ def groups(
     Returns
     -------
     PathGroups
-        Exact: r2 1, up to rounding, for all groups together; `PathGroups.curve` is what the largest tell.
+        Exact: r2 1, up to rounding, for all groups together; `PathGroups.curve` is the R² of the largest.
 
     Examples
     --------

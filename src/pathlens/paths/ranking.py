@@ -76,9 +76,9 @@ class TopPaths(Explanation):
                 "paths.groups, paths.tree and paths.refit explain more with fewer terms."
             )
         lines.append(f"the {k} largest of {self.total} paths to output {self.output}, {n} row{'s' if n > 1 else ''}")
-        told = float(self.f[0] - self.remainder[0])
+        listed_sum = float(self.f[0] - self.remainder[0])
         lines.append(
-            f"row 0: f = {float(self.f[0]):.4g} = listed {told:.4g} + remainder {float(self.remainder[0]):.4g}"
+            f"row 0: f = {float(self.f[0]):.4g} = listed {listed_sum:.4g} + remainder {float(self.remainder[0]):.4g}"
         )
         for i in range(min(int(self.listed[0]), 5)):
             lines.append(f"{float(self.contributions[0, i]):+.4g}  {path_text(self.paths[0, i].tolist())}")
@@ -149,10 +149,10 @@ def top(net: nn.Module, X: Any, *, k: int = 10, output: int = 0, include_inputs:
     paths, contributions = best(trellis, output, int(k))
     f = trellis.f[:, output]
     size = trellis.absolute().total()[:, output]
-    told = contributions.sum(1)
+    listed_sum = contributions.sum(1)
     ratios = ratio(size, f)
     return TopPaths(
-        r_squared(told, f),
+        r_squared(listed_sum, f),
         None,
         float(ratios.median()),
         trellis.label,
@@ -160,7 +160,7 @@ def top(net: nn.Module, X: Any, *, k: int = 10, output: int = 0, include_inputs:
         contributions,
         (contributions != 0).sum(1),
         f,
-        f - told,
+        f - listed_sum,
         ratios,
         trellis.number_of_paths,
         output,
@@ -297,7 +297,7 @@ def strengths(net: nn.Module, X: Any, paths: Any, *, output: int = 0) -> Tensor:
         As for `values`. Without the input node a path has one strength only if the network reads ones (piecewise
         constant); otherwise name the input.
     X : (n, d)
-        Any input of the network: it tells how the layers are chained.
+        Any inputs of the network; they show how its layers are chained.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Few path regions with heights fitted anew: what the network's own path values, which cancel, cannot tell.
+"""`refit`: a network's output approximated by few path regions with newly fitted heights.
 
 scikit-learn is loaded when a lasso path is asked for.
 """
@@ -52,7 +52,7 @@ class Refit(Explanation):
     target: str
 
     def predict(self, net: nn.Module, X: Any) -> Tensor:
-        """What the refit says of other inputs of the same network, (n,), float64."""
+        """Predictions of the refit for other inputs of the same network, (n,), float64."""
         return self._terms(take_trellis("Refit.predict", net, X)).sum(1)
 
     def _terms(self, trellis: Trellis) -> Tensor:
@@ -80,7 +80,7 @@ class Refit(Explanation):
     def plot(self, ax: Any = None) -> Any:
         """Heights of the regions, in the order in which they were chosen; needs matplotlib.
 
-        Of a refit that is affine on its regions the bars are the constants a_p alone, which the axis says.
+        Of a refit that is affine on its regions the bars are the constants a_p alone, as the axis label states.
         """
         ax = get_axes(ax, "drawing a refit")
         ax.bar(range(len(self.paths)), self.constants.cpu().numpy())
@@ -113,11 +113,11 @@ def refit(
     validation: Any = 0.2,
     seed: int = 0,
 ) -> Refit:
-    """Few path regions, with new heights, that tell the network's output or given targets.
+    """Few path regions, with new heights, that approximate the network's output or given targets.
 
-    Contributions of the network's own paths cancel, so that no few of them tell f; the regions of few paths with
-    heights fitted anew do. A region is where all gates of a path are on: for linear gates, an intersection of
-    half-spaces.
+    Contributions of the network's own paths cancel, so that no few of them approximate f; the regions of few
+    paths with newly fitted heights do. A region is where all gates of a path are on: for linear gates, an intersection
+    of half-spaces.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def refit(
     paths : int
         At most so many.
     method : {"greedy", "l1"}
-        "greedy": the region that tells most of what is left is added, and all heights are fitted again. "l1": least
+        "greedy": the region that explains most of the residual is added, and all heights are fitted again. "l1": least
         squares on the first regions that a lasso path takes up, among the largest paths of the rows.
     affine : bool, optional
         Heights a + b·x instead of constants; by default where the network reads x and is not piecewise constant.
@@ -150,8 +150,8 @@ def refit(
     >>> from pathlens import models
     >>> net = models.dlgn(2, hidden=(8, 8), gate="hard", piecewise_constant=True, seed=0)
     >>> angles = torch.linspace(0, 6.28, 200)
-    >>> told = refit(net, torch.stack([angles.cos(), angles.sin()], dim=1), paths=12)
-    >>> told.r2 > 0.9, told.paths.shape[1]
+    >>> few = refit(net, torch.stack([angles.cos(), angles.sin()], dim=1), paths=12)
+    >>> few.r2 > 0.9, few.paths.shape[1]
     (True, 2)
     """
     check_positive("paths.refit", paths=paths)
@@ -165,21 +165,21 @@ def refit(
             raise OptionError("paths.refit: inputs for validation have no targets y. Give a share of the rows.")
         whole, column = replace(whole, f=_targets(y, whole)), 0
     seen, unseen = split("paths.refit", net, whole, validation, seed)
-    told, judged = seen.f[:, column], unseen.f[:, column]
+    target, unseen_target = seen.f[:, column], unseen.f[:, column]
     if affine is None:
         affine = not reads_ones(net)
     columns = _columns(seen, affine)
-    chosen = choose[method](seen, told, columns, paths, output)
-    found = torch.tensor(chosen, dtype=torch.long, device=told.device).view(-1, len(seen.bits))
-    intercept, heights = _heights(_inside(seen, found), told, columns)
+    chosen = choose[method](seen, target, columns, paths, output)
+    found = torch.tensor(chosen, dtype=torch.long, device=target.device).view(-1, len(seen.bits))
+    intercept, heights = _heights(_inside(seen, found), target, columns)
     slopes = heights[:, 1:] if affine else None
     made = Refit(0, 0, 0, seen.label, found, heights[:, 0], slopes, intercept, "f" if y is None else "y")
     terms = made._terms(seen)
     ratios = ratio(terms.abs().sum(1), terms.sum(1))
     return replace(
         made,
-        r2=r_squared(terms.sum(1), told),
-        r2_held_out=r_squared(made._terms(unseen).sum(1), judged),
+        r2=r_squared(terms.sum(1), target),
+        r2_held_out=r_squared(made._terms(unseen).sum(1), unseen_target),
         cancellation=float(ratios.median()),
     )
 
@@ -199,7 +199,7 @@ def _columns(trellis: Trellis, affine: bool) -> Tensor:
     return torch.cat([one, trellis.x.double().flatten(1)], dim=1) if affine else one
 
 
-def _heights(inside: Tensor, told: Tensor, columns: Tensor) -> tuple[float, Tensor]:
+def _heights(inside: Tensor, target: Tensor, columns: Tensor) -> tuple[float, Tensor]:
     """Least squares: intercept, and a row of coefficients per region; the smallest where regions coincide.
 
     In columns of one size: least squares takes what is 1e-16 of the largest for rounding, and inputs have any unit.
@@ -207,16 +207,16 @@ def _heights(inside: Tensor, told: Tensor, columns: Tensor) -> tuple[float, Tens
     sizes = columns.abs().amax(0)
     sizes = torch.where(sizes == 0, 1.0, sizes)
     design = (inside[:, :, None] * (columns / sizes)[:, None, :]).flatten(1)
-    design = torch.cat([torch.ones_like(told)[:, None], design], dim=1).cpu()
-    solved = torch.linalg.lstsq(design, told[:, None].cpu(), driver="gelsd").solution[:, 0].to(told.device)
+    design = torch.cat([torch.ones_like(target)[:, None], design], dim=1).cpu()
+    solved = torch.linalg.lstsq(design, target[:, None].cpu(), driver="gelsd").solution[:, 0].to(target.device)
     return float(solved[0]), solved[1:].view(inside.shape[1], columns.shape[1]) / sizes
 
 
-def _greedy(seen: Trellis, told: Tensor, columns: Tensor, paths: int, output: int) -> list[tuple[int, ...]]:
+def _greedy(seen: Trellis, target: Tensor, columns: Tensor, paths: int, output: int) -> list[tuple[int, ...]]:
     """Orthogonal matching pursuit over path regions; the best region of each step by a beam over layers."""
     bits = [b.double() for b in seen.bits]
     chosen: list[tuple[int, ...]] = []
-    left = told - told.mean()
+    left = target - target.mean()
     floor = 1e-20 * float(left.square().sum())
     with ProgressBar("choosing regions", paths) as meter:
         for _ in range(paths):
@@ -224,9 +224,9 @@ def _greedy(seen: Trellis, told: Tensor, columns: Tensor, paths: int, output: in
             if not gain > floor:
                 break
             chosen.append(path)
-            inside = _inside(seen, torch.tensor(chosen, device=told.device))
-            intercept, heights = _heights(inside, told, columns)
-            left = told - intercept - (inside[:, :, None] * columns[:, None, :] * heights).sum((1, 2))
+            inside = _inside(seen, torch.tensor(chosen, device=target.device))
+            intercept, heights = _heights(inside, target, columns)
+            left = target - intercept - (inside[:, :, None] * columns[:, None, :] * heights).sum((1, 2))
             meter.advance()
     return chosen
 
@@ -239,8 +239,8 @@ def _region(bits: list[Tensor], left: Tensor, columns: Tensor) -> tuple[tuple[in
     for on in bits:
         scores = torch.zeros(inside.shape[1], on.shape[1], dtype=torch.float64, device=left.device)
         for z, zz in zip(weighted.T, squares.T):
-            told, size = (inside * z[:, None]).T @ on, (inside * zz[:, None]).T @ on
-            scores += torch.where(size > 0, told.square() / size, 0.0)
+            dot, size = (inside * z[:, None]).T @ on, (inside * zz[:, None]).T @ on
+            scores += torch.where(size > 0, dot.square() / size, 0.0)
         values, order = scores.flatten().sort(descending=True, stable=True)
         # gates often coincide on the rows: of regions that score the same one is followed
         fresh = torch.cat([values.new_ones(1, dtype=torch.bool), values[1:] < values[:-1] * (1 - 1e-12)])
@@ -251,7 +251,7 @@ def _region(bits: list[Tensor], left: Tensor, columns: Tensor) -> tuple[tuple[in
     return tuple(paths[0].tolist()), gain
 
 
-def _lasso(seen: Trellis, told: Tensor, columns: Tensor, paths: int, output: int) -> list[tuple[int, ...]]:
+def _lasso(seen: Trellis, target: Tensor, columns: Tensor, paths: int, output: int) -> list[tuple[int, ...]]:
     """The first regions that a lasso path takes up, among the largest paths of the rows."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import lars_path
@@ -259,7 +259,7 @@ def _lasso(seen: Trellis, told: Tensor, columns: Tensor, paths: int, output: int
     listed, sizes = best(seen, output, _PER_ROW)
     whole = (listed >= 0).all(2)
     unique, place = listed[whole].unique(dim=0, return_inverse=True)
-    weight = torch.zeros(len(unique), dtype=torch.float64, device=told.device)
+    weight = torch.zeros(len(unique), dtype=torch.float64, device=target.device)
     weight.index_add_(0, place, sizes[whole].abs())
     unique = unique[weight.sort(descending=True, stable=True).indices]
     inside = _inside(seen, unique)
@@ -278,7 +278,7 @@ def _lasso(seen: Trellis, told: Tensor, columns: Tensor, paths: int, output: int
         warnings.simplefilter("ignore", ConvergenceWarning)  # regions that are sums of others are dropped, as wanted
         _, order, _ = lars_path(
             design.cpu().numpy(),
-            (told - told.mean()).cpu().numpy(),
+            (target - target.mean()).cpu().numpy(),
             method="lasso",
             max_iter=2 * paths * columns.shape[1],
         )

@@ -37,7 +37,7 @@ _PASSING = {
 def _dense_layers(what: str, net: nn.Module, rec: Record | None = None) -> list[nn.Linear]:
     """The value network's layers in the order in which they act; anything else with parameters is refused.
 
-    A record of a chain tells the order; without one the network's graph does.
+    The order comes from a record of a chain, or else from the network's graph.
     """
     net = unwrapped(net)
     values = net.values if isinstance(net, GatedNetwork) else net
@@ -60,7 +60,7 @@ def _dense_layers(what: str, net: nn.Module, rec: Record | None = None) -> list[
 def _followed(values: nn.Module) -> tuple[list[nn.Linear], str]:
     """The dense layers on the one way from the input to the output, and why there is no such way.
 
-    Modules are registered in any order, and shortcuts and second calls are registered nowhere: the graph tells.
+    Modules are registered in any order, and shortcuts and second calls not at all, so the graph is followed.
     """
     try:
         graph = values.graph if isinstance(values, fx.GraphModule) else fx.Tracer().trace(values)
@@ -172,7 +172,7 @@ class Pruned(Explanation):
 
 @torch.inference_mode(False)  # the copy is to be trained on
 def prune(net: nn.Module, X: Any, *, keep: float = 0.25, validation: Any = None) -> Pruned:
-    """Cut the value edges through which least goes, and say what it cost.
+    """Set the value edges that carry least to zero, and report the loss in R².
 
     An edge j → i of layer l carries Σ|v| of all paths through it, to all outputs, on average over X: |prefix of j|·
     |U_l[i, j]|·|suffix of i| with sums of absolute values. The largest `keep` of all edges stay; biases are edges too.

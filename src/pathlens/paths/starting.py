@@ -113,7 +113,7 @@ def inputs(net: nn.Module, X: Any, *, output: int | Sequence[int] | Tensor = 0) 
         Of any architecture, in eval mode. For a plain module: ``gated_twin(net, "relu", example=X[:2])``.
     X : (n, …)
     output : int, or (n,) integers
-        Which output f is, for all rows or for each: ``net(X).argmax(1)`` explains what the network says.
+        Which output f is, for all rows or for each: ``net(X).argmax(1)`` explains the predicted class.
 
     Returns
     -------
@@ -154,8 +154,8 @@ def inputs(net: nn.Module, X: Any, *, output: int | Sequence[int] | Tensor = 0) 
     found = [_contributions(net, values, pooled, part, which) for part, which in parts]
     contributions, rest, f = (torch.cat(tensors) for tensors in zip(*found))
     ratios = ratio(contributions.abs().flatten(1).sum(1) + rest.abs(), f)
-    told = contributions.flatten(1).sum(1) + rest
-    return Inputs(r_squared(told, f), None, float(ratios.median()), net.gate_label, contributions, rest, f, ratios)
+    total = contributions.flatten(1).sum(1) + rest
+    return Inputs(r_squared(total, f), None, float(ratios.median()), net.gate_label, contributions, rest, f, ratios)
 
 
 def _contributions(

@@ -1,4 +1,4 @@
-"""A decision tree on the hard gates of a network: disjoint cells that tell its output.
+"""A decision tree on the hard gates of a network: disjoint cells that approximate its output.
 
 scikit-learn is loaded when a tree is grown.
 """
@@ -21,7 +21,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class GateRule:
-    """One leaf: the cell where these gates are as said, and what f is there.
+    """One leaf: the cell where these gates are on or off, and the mean of f there.
 
     Attributes
     ----------
@@ -60,17 +60,17 @@ class Tree(Explanation):
     rules: tuple[GateRule, ...]
 
     def predict(self, net: nn.Module, X: Any) -> Tensor:
-        """What the rules say of other inputs of the same network, (n,), float64."""
-        return self._told(take_trellis("Tree.predict", net, X))
+        """Predictions of the rules for other inputs of the same network, (n,), float64."""
+        return self._predict(take_trellis("Tree.predict", net, X))
 
-    def _told(self, trellis: Trellis) -> Tensor:
-        told = trellis.f.new_zeros(trellis.n)
+    def _predict(self, trellis: Trellis) -> Tensor:
+        values = trellis.f.new_zeros(trellis.n)
         for rule in self.rules:
-            holds = torch.ones(trellis.n, dtype=torch.bool, device=told.device)
+            holds = torch.ones(trellis.n, dtype=torch.bool, device=values.device)
             for layer, unit, on in rule.conditions:
                 holds &= trellis.bits[layer][:, unit] == on
-            told[holds] = rule.value
-        return told
+            values[holds] = rule.value
+        return values
 
     def table(self) -> dict[str, list[Any]]:
         """One row per rule: its conditions, value and share of rows."""
@@ -101,11 +101,11 @@ class Tree(Explanation):
 
 
 def tree(net: nn.Module, X: Any, *, leaves: int = 30, output: int = 0, validation: Any = 0.2, seed: int = 0) -> Tree:
-    """A decision tree on the gate bits that tells the network's output.
+    """A decision tree on the gate bits that approximates the network's output.
 
     Each leaf is the cell where some gates are on and others off: for a network with linear gates a polyhedron, and the
-    cells do not overlap. A piecewise-constant network is told in full by enough leaves; of one that reads x the leaves
-    tell only the mean over a cell, and the R² says how much that is.
+    cells do not overlap. Enough leaves reproduce a piecewise-constant network. For one that reads x, a leaf gives the
+    mean over its cell; see the R².
 
     Parameters
     ----------
@@ -130,8 +130,8 @@ def tree(net: nn.Module, X: Any, *, leaves: int = 30, output: int = 0, validatio
     >>> from pathlens import models
     >>> net = models.dlgn(2, hidden=(8, 8), gate="hard", piecewise_constant=True, seed=0)
     >>> angles = torch.linspace(0, 6.28, 200)
-    >>> told = tree(net, torch.stack([angles.cos(), angles.sin()], dim=1), leaves=20)
-    >>> told.r2 > 0.99, told.cancellation, len(told.rules) <= 20
+    >>> small = tree(net, torch.stack([angles.cos(), angles.sin()], dim=1), leaves=20)
+    >>> small.r2 > 0.99, small.cancellation, len(small.rules) <= 20
     (True, 1.0, True)
     """
     check_positive("paths.tree", leaves=leaves)
@@ -141,15 +141,15 @@ def tree(net: nn.Module, X: Any, *, leaves: int = 30, output: int = 0, validatio
     from sklearn.tree import DecisionTreeRegressor  # seconds to load, so not before the arguments are known to be right
 
     bits, f = torch.cat(seen.bits, dim=1).cpu().numpy(), seen.f[:, output]
-    if leaves == 1:  # scikit-learn wants two
+    if leaves == 1:  # scikit-learn needs two
         rules: list[GateRule] = [GateRule((), float(f.mean()), 1.0)]
     else:
         fitted = DecisionTreeRegressor(max_leaf_nodes=leaves, random_state=seed).fit(bits, f.cpu().numpy())
         units = [(layer, unit) for layer, width in enumerate(seen.widths) for unit in range(width)]
         rules = _rules(fitted.tree_, units)
     made = Tree(0.0, None, 1.0, seen.label, tuple(sorted(rules, key=lambda rule: -rule.share)))
-    judged = r_squared(made._told(unseen), unseen.f[:, output])
-    return replace(made, r2=r_squared(made._told(seen), f), r2_held_out=judged)
+    judged = r_squared(made._predict(unseen), unseen.f[:, output])
+    return replace(made, r2=r_squared(made._predict(seen), f), r2_held_out=judged)
 
 
 def _rules(fitted: Any, units: list[tuple[int, int]]) -> list[GateRule]:

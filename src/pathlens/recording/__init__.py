@@ -1,8 +1,7 @@
 """From a network and a batch to a Record, a Snapshot or a Trajectory.
 
-A function-mode tape hears every `F.linear`, convolution and ReLU call, so gated networks and plain modules are recorded
-by the same code, reused layers and functional calls included. What takes a net elsewhere in the package goes through
-here.
+A function-mode tape records every `F.linear`, convolution and ReLU call, so that gated networks and plain modules are
+handled by the same code, reused layers and functional calls included.
 """
 
 from pathlens.models import GatedNetwork

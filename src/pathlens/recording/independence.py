@@ -1,4 +1,4 @@
-"""Whether the rows of a batch are computed apart: what a network says of one must not depend on the others."""
+"""Checks that rows of a batch are computed independently: the output of one must not depend on the others."""
 
 from __future__ import annotations
 

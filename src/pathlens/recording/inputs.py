@@ -1,4 +1,4 @@
-"""What a user gives as X, as one tensor of rows, checked; and whether a network takes them."""
+"""Inputs as one checked tensor of rows, and checks that a network accepts them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def as_rows(X: Any, *, like: nn.Module | torch.dtype | None = None) -> Tensor:
         )
     if x.numel() == 0:
         raise EmptyDataError(f"Inputs are empty: shape {tuple(x.shape)}. Give at least one row.")
-    # one sum tells of NaN and infinity at a tenth of the cost; a sum of huge finite numbers is looked at again
+    # one sum detects NaN and infinity at a tenth of the cost; a sum of huge finite numbers is checked again
     if not bool(torch.isfinite(x.sum())) and not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
         raise NotFiniteError(f"Inputs contain NaN or infinity, first in row {bad}. Remove or impute such rows.")
@@ -124,7 +124,7 @@ def _from_array(X: Any, dtype: torch.dtype | None) -> Tensor:
 
 @contextmanager
 def accepting(x: Tensor, net: nn.Module, where: str, who: str = "the network") -> Iterator[None]:
-    """While a network runs on rows x: what torch says of shapes that do not fit becomes an error that a user can read.
+    """While a network runs on rows x, turn torch's errors about shapes into a readable ShapeError.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def first_layer(net: nn.Module) -> nn.Module | None:
 
 
 def first_reads(net: nn.Module) -> str:
-    """A sentence that says which rows the first layer of a network reads, for messages; "" where it does not tell.
+    """A sentence for messages on which rows the first layer of a network reads; "" where it is unknown.
 
     >>> first_reads(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)))
     ' Its first layer reads (n, 3).'
@@ -235,6 +235,6 @@ def row_numbers(net: nn.Module, rows: Any, x: Tensor) -> Tensor | None:
     if int(ids.min()) < 0 or int(ids.max()) >= size:
         raise RowIndexError(
             f"record: rows {int(ids.min())}…{int(ids.max())} asked for, the table of gates has {size} examples. "
-            "Say which examples these are: record(net, X, rows=…)."
+            "Give the numbers of these examples: record(net, X, rows=…)."
         )
     return ids.long()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -191,7 +192,7 @@ def recorded(
     max_bytes: int | None = None,
     stream: bool | None = None,
 ) -> Record | RecordStream:
-    """`record` without a word on activations that have no gates: for what needs none."""
+    """`record` without the warning on activations that have no gates."""
     net = unwrapped(net)
     check_net(net)
     with torch.inference_mode(False):
@@ -245,7 +246,7 @@ class _Assembly:
     def __init__(self, part: Record, n: int) -> None:
         made: dict[tuple[Any, ...], Tensor] = {}
 
-        def room(t: Tensor) -> Tensor:  # tensors that are one in the part (x, read by two layers) stay one
+        def empty(t: Tensor) -> Tensor:  # tensors that are one in the part (x, read by two layers) stay one
             key = (t.data_ptr(), t.shape, t.stride(), t.dtype)
             if key not in made:
                 # in the part's own layout, so that filling it needs no transposing
@@ -253,22 +254,14 @@ class _Assembly:
                 made[key] = torch.empty_permuted((n, *t.shape[1:]), [0, *inner], dtype=t.dtype, device=t.device)
             return made[key]
 
-        self.record = Record(
-            room(part.x),
-            room(part.f),
-            {k: room(t) for k, t in part.bits.items()},
-            {k: room(t) for k, t in part.soft.items()},
-            part.layers,
-            {k: [room(t) for t in calls] for k, calls in part.layer_inputs.items()},
-            {k: room(t) for k, t in part.sensitivity.items()},
-            part.gate_label,
-            part.flops_per_row,
-            part.untracked,
-            part.kept,
-            part.has_sensitivities,
-            part.chain,
-            part.ungated,
-            part.learned_entry,
+        self.record = replace(
+            part,
+            x=empty(part.x),
+            f=empty(part.f),
+            bits={k: empty(t) for k, t in part.bits.items()},
+            soft={k: empty(t) for k, t in part.soft.items()},
+            layer_inputs={k: [empty(t) for t in calls] for k, calls in part.layer_inputs.items()},
+            sensitivity={k: empty(t) for k, t in part.sensitivity.items()},
         )
 
     @staticmethod
@@ -324,7 +317,7 @@ def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
     Raises
     ------
     RecordError
-        If the snapshot does not tell how to build its network and `like` is missing, or has other weights.
+        If the snapshot does not contain how to build its network and `like` is missing, or has other weights.
 
     Examples
     --------
@@ -349,7 +342,7 @@ def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
             return from_recipe(how or {}, snapshot.state)
         except (KeyError, TypeError, RuntimeError, PathlensError) as error:
             raise RecordError(
-                f"rebuild: the snapshot does not tell how to build its network of kind '{kind}' ({error}). Give one "
+                f"rebuild: the snapshot does not contain how to build its network of kind '{kind}' ({error}). Give one "
                 "that is built alike: rebuild(snapshot, like=net)."
             ) from error
     if not isinstance(like, nn.Module):
@@ -357,7 +350,7 @@ def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
     net = copy.deepcopy(unwrapped(like))
     own = net.state_dict()
     for name in dict.fromkeys((*snapshot.state, *own)):
-        has, needs = (_told(state.get(name)) for state in (snapshot.state, own))
+        has, needs = (_describe(state.get(name)) for state in (snapshot.state, own))
         if has != needs:
             raise RecordError(
                 f"rebuild: the snapshot of kind '{kind}' has {has} as '{name}', and the {type(like).__name__} that was "
@@ -365,7 +358,7 @@ def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
             )
     net.load_state_dict(snapshot.state)
     for key, value in (net.describe() if isinstance(net, GatedNetwork) else {}).items():
-        if key in snapshot.description and snapshot.description[key] != value:  # weights do not tell it
+        if key in snapshot.description and snapshot.description[key] != value:  # not visible in the weights
             raise RecordError(
                 f"rebuild: the snapshot is of a network with {key} {snapshot.description[key]!r}, and the one that was "
                 f"given has {key} {value!r}. Give a network that is built alike."
@@ -373,5 +366,5 @@ def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
     return net
 
 
-def _told(t: Tensor | None) -> str:
+def _describe(t: Tensor | None) -> str:
     return "nothing" if t is None else f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}"

@@ -38,7 +38,7 @@ def check_net(net: nn.Module) -> None:
                 "itself, on the inputs that reach it."
             )
         if isinstance(m, torch.jit.ScriptModule):
-            raise RecordError(f"record: module '{name}' is compiled by torch.jit, and no call in it can be heard.")
+            raise RecordError(f"record: module '{name}' is compiled by torch.jit, and its calls cannot be recorded.")
         norm = isinstance(m, nn.modules.batchnorm._BatchNorm)
         drop = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
         if (norm or drop) and m.training:
@@ -86,7 +86,7 @@ def _check_forward(net: nn.Module) -> None:
 
 
 def exact_gates(net: nn.Module) -> nn.Module:
-    """Straight-through gates compute hard gates; their made-up gradient must not enter a record."""
+    """Replace straight-through gates by hard ones: their surrogate gradient must not enter a record."""
     if isinstance(net, GatedNetwork) and isinstance(net.gate, StraightThrough):
         clone = copy.copy(net)
         clone._modules = dict(net._modules)
@@ -101,13 +101,13 @@ def _part(net: nn.Module, name: str) -> str:
     return "gate" if name.startswith("source.") else "value"
 
 
-def _listen(
+def _run_on_tape(
     net: nn.Module, x: Tensor, ids: Tensor | None, parameters: dict[str, Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Tape]:
-    """Run the network on stand-ins for its parameters, so that the live ones see no graph and no gradient.
+    """Run the network on detached copies of its parameters, so that its own get no graph and no gradient.
 
-    Returns a copy of x, the output and the tape. Copies of what every layer reads and writes are taken only where the
-    network is found to work in place.
+    Returns a copy of x, the output and the tape. Inputs and outputs of layers are copied only where the network works
+    in place.
     """
     seen = x.clone()
     try:
@@ -172,7 +172,7 @@ def take_within(
     """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
     one = None
     if limit is not None and not _keeps_rows(net):
-        # one row alone tells rows from other dimensions of equal size, and how much all of them would take
+        # one row alone distinguishes rows from other dimensions of equal size, and shows the memory of all rows
         with torch.inference_mode(False), torch.no_grad(), accepting(x, net, "record"):
             one, tape = _run(net, x[:1].clone(), None, clone=False)
             _by_weight(tape, 1)
@@ -182,7 +182,7 @@ def take_within(
     n = x.shape[0]
     with torch.inference_mode(False), torch.enable_grad():
         with accepting(x, net, "record"):
-            x, f, tape = _listen(net, x, ids)
+            x, f, tape = _run_on_tape(net, x, ids)
         ends = tape.ends_in(f)
         if isinstance(f, Tensor) and f.ndim == 0 and n == 1:  # a network that ends in squeeze()
             f = f.reshape(1)
@@ -209,8 +209,8 @@ def take_within(
         if limit is not None:
             check_rows_apart(net, x, f2.detach(), one)
         last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
-        heard = [c for k, calls in by_weight.items() if k not in last for c in calls]
-        grads = _gradients(f2, heard, wanted) if sensitivities else {}
+        inner = [c for k, calls in by_weight.items() if k not in last for c in calls]
+        grads = _gradients(f2, inner, wanted) if sensitivities else {}
     trainable = {k: p.requires_grad for k, p in net.named_parameters()}
     biases = _biases(by_weight, tape.other, trainable)
     layers, layer_inputs, sensitivity = [], {}, {}
@@ -228,7 +228,7 @@ def take_within(
         if any(id(c) in grads for c in calls):
             sensitivity[name] = _cat([_by_position(grads.get(id(c)), c, len(wanted)) for c in calls])
     bits, soft, label = _gates_of(net, x, ids, tape)
-    told = set(by_weight) | set(biases.values())
+    tracked = set(by_weight) | set(biases.values())
     return Record(
         x,
         f2.detach()[:, wanted],
@@ -239,7 +239,7 @@ def take_within(
         sensitivity,
         label,
         flops * (1 + (len(wanted) if sensitivities else 0)),
-        tuple(k for k, train in trainable.items() if train and k not in told),
+        tuple(k for k, train in trainable.items() if train and k not in tracked),
         () if outputs is None else tuple(wanted),
         sensitivities,
         ends and _is_chain(net, x, ids, f2, tape, bits, soft),
@@ -272,7 +272,7 @@ def _drop_unused_relus(tape: Tape, f: Tensor) -> None:
 
 
 def _held(tape: Tape, outputs: int) -> int:
-    """Bytes of a record of what the tape heard, with the sensitivities of so many outputs."""
+    """Bytes of a record made from the tape, with the sensitivities of so many outputs."""
     layers = sum(call.x.nbytes + outputs * call.out.nbytes for call in tape.calls)
     return layers + sum(bits.nbytes for _, _, bits, _ in tape.relus)
 
@@ -300,7 +300,7 @@ def _is_chain(
         ids, bits, soft = None, gates, gates
     else:
         places = [i for i, c in enumerate(tape.calls) if any(c is call for call in calls)]
-        if not all(a < tape.heard[site] <= b for a, site, b in zip(places, bits, places[1:])):
+        if not all(a < tape.relu_after[site] <= b for a, site, b in zip(places, bits, places[1:])):
             return False
         if all(bool(c.x[:_FEW].any(0).all()) for c in calls):
             return True
@@ -308,7 +308,7 @@ def _is_chain(
         probe, x = net, _positive(x[:2], generator) if x.is_floating_point() else x[:2]
     parameters = {k: _positive(p, generator) / max(1, p.shape[1:].numel()) for k, p in probe.named_parameters()}
     with torch.no_grad():
-        _, _, tape = _listen(probe, x, ids, parameters)
+        _, _, tape = _run_on_tape(probe, x, ids, parameters)
         if probe is net:
             tape.relus = [relu for relu in tape.relus if relu[0] in bits]
             bits, soft, _ = _gates_of(net, x, ids, tape)

@@ -1,4 +1,4 @@
-"""The tape: hears every linear, convolutional and ReLU call while a network runs."""
+"""The tape: records every linear, convolutional and ReLU call while a network runs."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 class Tape(TorchFunctionMode):
-    """Hears linear and convolutional calls, and ReLU calls of plain modules, while a network runs.
+    """Records linear and convolutional calls, and ReLU calls of plain modules, while a network runs.
 
     `names` maps the id of a parameter's stand-in to its name, `statistics` that of a batch-norm's running mean. With
     `clone` it holds copies, which a network that works in place cannot rewrite. `other` collects parameters that also
-    enter a computation in some other way, so that the calls do not tell their whole gradient, `acting` lists their uses
+    enter a computation in some other way, so that the calls do not give their whole gradient, `acting` lists their uses
     and those of batch-norms in order, and `ungated` nonlinear functions of the data between layers that are no ReLUs.
     `relus` holds the ReLUs that read data: name, slope, gates, and the node of autograd's graph that it became.
     """
@@ -110,7 +110,7 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self.names, self.clone, self.stack, self.statistics = names, clone, stack, statistics
         self.calls: list[Call] = []
-        self.heard: dict[str, int] = {}  # ReLU → how many layers had been called before it
+        self.relu_after: dict[str, int] = {}  # ReLU → how many layers had been called before it
         self._last = WeakIdKeyDictionary()  # what was computed from the last layer's result, and from no other data
         self.relus: list[tuple[str, float, Tensor, Any]] = []
         self.detached = False  # autograd's graph does not lead to everything that the output is computed from
@@ -139,7 +139,7 @@ class Tape(TorchFunctionMode):
             self.acting += [self.statistics[id(t)] for t in given if id(t) in self.statistics]
         elif func in _BEHIND_AUTOGRAD:
             self.unseen = True
-        gated = func in _RELUS and bool(self.stack)  # gated networks tell their gates themselves
+        gated = func in _RELUS and bool(self.stack)  # gated networks compute their gates themselves
         gate = self._gate(func, args, kwargs) if gated else None
         out = func(*args, **kwargs)
         if self.stack and data and self._is_ungated(name, args, data, out):
@@ -156,7 +156,7 @@ class Tape(TorchFunctionMode):
                         out.add_(out.new_zeros((), requires_grad=True))
             # a view that is changed in place changes what it is a view of
             self.relus.append((*gate, (out if out._base is None else out._base).grad_fn))
-            self.heard[gate[0]] = len(self.calls)
+            self.relu_after[gate[0]] = len(self.calls)
         self.detached |= name in ("detach", "data") or (bool(data) and not torch.is_grad_enabled())
         used = [self.names[id(t)] for t in given if id(t) in self.names]
         if used and any(True for _ in _tensors((out,))):  # asking a weight for its shape is no use of it

@@ -7,12 +7,12 @@ Cells are arrays, cut all at once; nothing here knows of networks. Coordinates a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pathlens.errors import BudgetError
+from pathlens.errors import BudgetError, OptionError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,6 +39,23 @@ def too_many(limit: int) -> BudgetError:
         f"regions: the partition has more than {limit:,} cells. Choose a smaller box, or raise max_cells if they fit "
         "in memory."
     )
+
+
+def box_bounds(box: Any, d: int) -> Floats:
+    """Bounds (d, 2) of a box from a number r (−r to r), one pair (lo, hi), or d pairs."""
+    try:
+        array = np.array(box, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.full(3, np.nan)
+    if array.ndim == 0:
+        array = np.array([-array, array])
+    if array.shape == (2,):
+        array = np.tile(array, (d, 1))
+    if array.shape != (d, 2) or not np.isfinite(array).all() or (array[:, 0] >= array[:, 1]).any():
+        raise OptionError(
+            f"box must be a positive number, (lo, hi) or {d} pairs (lo, hi) with lo < hi, all finite, got {box!r}."
+        )
+    return array
 
 
 def _signs(coefficients: Floats, parent: Ints, middle: Floats) -> Bits:

@@ -270,7 +270,7 @@ class HalfSpaces:
                 f"groups: the normals of {len(names)} sites take {human_bytes(need)}, the budget is "
                 f"{human_bytes(self._budget)}. Name fewer sites=…, or raise max_bytes."
             )
-        chord = max(2 * math.sin(math.radians(angle) / 2), 1e-9)  # |u − v| tells small angles, their cosine does not
+        chord = max(2 * math.sin(math.radians(angle) / 2), 1e-9)  # |u − v| resolves small angles, their cosine does not
         slack = max(offset, 1e-12)
         heads = np.empty((64, self.dim))
         head_offsets = np.empty(64)

@@ -109,7 +109,7 @@ def hard_network(
     where : str
         The public function that asks, for messages.
     input_shape : sequence of int, optional
-        Of one input; fully connected networks tell it themselves.
+        Of one input; not needed for fully connected networks.
     linear_only : bool
         Every gate must be a half-space of the input space.
     """
@@ -171,12 +171,12 @@ def _refuse(net: GatedNetwork, where: str, linear_only: bool) -> None:
     for module in graphs if linear_only else [*graphs, net.values]:
         for node in max_pools(module):
             raise RegionError(
-                f"{where}: {describe(node)}: max-pooling switches by comparing units, which no gate tells. Use "
+                f"{where}: {describe(node)}: max-pooling switches by comparing units, which no gate records. Use "
                 "average-pooling: gated_twin(…, max_pool='average')."
             )
 
 
-_REMEDY = "Regions are told for DLGNs, ReLU networks and networks gated by a ReLU network."
+_REMEDY = "Regions are computed for DLGNs, ReLU networks and networks gated by a ReLU network."
 
 
 def _dtype(net: nn.Module) -> torch.dtype:
@@ -191,8 +191,8 @@ def _input_shape(net: nn.Module, given: Sequence[int] | None, where: str) -> tup
     if isinstance(first, nn.Linear):
         return (first.in_features,)
     raise ShapeError(
-        f"{where}: the network begins with {type(first).__name__}, which does not tell the shape of an input. Give "
-        "input_shape, such as (3, 32, 32), or a plane whose origin has that shape."
+        f"{where}: the network begins with {type(first).__name__}, which does not determine the shape of an input. "
+        "Give input_shape, such as (3, 32, 32), or a plane whose origin has that shape."
     )
 
 

@@ -121,7 +121,7 @@ def plot_halfspaces(
     units : sequence of int, optional
         By default all lines, or 64 pictures: the first, of a convolution one per channel, in the middle.
     image_shape : (H, W) or (C, H, W), optional
-        How to read a flat input; an input of shape (C, H, W) tells it itself.
+        How to read a flat input; not needed for inputs of shape (C, H, W).
     """
     chosen = list(range(spaces.units(site))) if units is None else list(units)
     if spaces.dim == 2:

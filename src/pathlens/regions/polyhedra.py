@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pathlens.data.inputs import as_numbers
 from pathlens.errors import OptionError, RegionError, ShapeError
 from pathlens.recording import Snapshot
-from pathlens.regions.cells import Floats, Polygons
+from pathlens.regions.cells import Floats, Polygons, box_bounds
 from pathlens.regions.halfspaces import FLAT, HalfSpaces, as_points
 from pathlens.regions.networks import hard_network
 
@@ -102,7 +102,7 @@ class PathRegion:
             raise ShapeError(f"PathRegion: expected normals (L, d) and offsets (L,), got {A.shape} and {b.shape}.")
         if not (np.isfinite(A).all() and np.isfinite(b).all()):
             raise RegionError("PathRegion: NaN or infinity among normals and offsets. Give finite numbers.")
-        # rows of very different lengths are half-spaces all the same: `constant` says which are zero but for rounding
+        # rows may have very different lengths: `constant` marks those that are zero but for rounding
         largest = np.abs(A).max(1)
         size = largest * np.linalg.norm(A / np.where(largest == 0, 1.0, largest)[:, None], axis=1)
         self._constant = (size == 0) if constant is None else constant.numpy() | (size == 0)
@@ -257,7 +257,7 @@ class PathRegion:
             return 0.0
         if box is None and not self.is_bounded:
             raise RegionError("volume: the region is unbounded. Give a box, such as box=1.0 or ((-1, 1), (-1, 1)).")
-        lo, hi = self._extent() if box is None else _box(box, self.dim)
+        lo, hi = self._extent() if box is None else box_bounds(box, self.dim).T
         A, b = self._rows()
         if self.dim == 1:
             left = max([lo[0], *(-b[A[:, 0] > 0])])
@@ -311,7 +311,7 @@ class PathRegion:
             raise OptionError(f"sample: steps must be at least 1 and seed at least 0, got {steps!r} and {seed!r}.")
         if box is None and not self.is_bounded:
             raise RegionError("sample: the region is unbounded. Give a box, such as box=1.0.")
-        lo, hi = self._extent() if box is None else _box(box, self.dim)
+        lo, hi = self._extent() if box is None else box_bounds(box, self.dim).T
         A, b = self._rows()
         start = _centre((A, b), (lo, hi))
         if start is None or not (start[1] > 0 and (A @ start[0] + b > 0).all()):
@@ -345,21 +345,6 @@ class PathRegion:
 def _minimise(cost: Floats, **program: Any) -> Any:
     """Solve a linear program by HiGHS, to the tightest tolerances that it takes."""
     return linprog(cost, method="highs", options=_LP, **program)
-
-
-def _box(box: Any, d: int) -> tuple[Floats, Floats]:
-    """Bounds of a box from r, (lo, hi) or d pairs."""
-    try:
-        array = np.asarray(box, dtype=np.float64)
-    except (TypeError, ValueError):
-        array = np.full(3, np.nan)
-    if array.ndim == 0:
-        array = np.array([-array, array])
-    if array.shape == (2,):
-        array = np.tile(array, (d, 1))
-    if array.shape != (d, 2) or not np.isfinite(array).all() or (array[:, 0] >= array[:, 1]).any():
-        raise OptionError(f"box: expected a positive number, (lo, hi) or {d} pairs (lo, hi) with lo < hi, got {box!r}.")
-    return array[:, 0].copy(), array[:, 1].copy()
 
 
 def _centre(rows: tuple[Floats, Floats], box: tuple[Floats, Floats]) -> tuple[Floats, float] | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pathlens.budgets import resolve_budget
 from pathlens.errors import OptionError, RegionError, ShapeError
 from pathlens.recording import Snapshot
-from pathlens.regions.cells import Floats, Intervals, Polygons
+from pathlens.regions.cells import Floats, Intervals, Polygons, box_bounds
 from pathlens.regions.networks import HardNetwork, hard_network
 from pathlens.regions.partitions import Plane, Segment1D, Slice2D, as_point
 from pathlens.regions.tracking import Leaf, Tracker
@@ -83,7 +83,7 @@ def slice2d(
     else:
         plane = plane if isinstance(plane, Plane) else _as_plane(plane)
         hard = hard_network(net, where, plane.origin.shape)
-    bounds = _bounds(box)
+    bounds = box_bounds(box, 2)
     middle, half = bounds.mean(1), (bounds[:, 1] - bounds[:, 0]) / 2
     points = plane.points(middle + np.array([[0, 0], [half[0], 0], [0, half[1]]]))
     leaves = Tracker(hard, points, where).run(Polygons.box(), _limit(max_cells, hard, where))
@@ -165,18 +165,3 @@ def _as_plane(value: Any) -> Plane:
     if parts is None or len(parts) != 3:
         raise ShapeError("slice2d: plane must be a Plane or (origin, u, v), three arrays of the input's shape.")
     return Plane(*parts)
-
-
-def _bounds(box: Any) -> Floats:
-    """((s_min, s_max), (t_min, t_max)) as an array."""
-    try:
-        array = np.asarray(box, dtype=np.float64)
-    except (TypeError, ValueError):
-        array = np.empty(0)
-    if array.ndim == 0:
-        array = np.array([[-array, array], [-array, array]], dtype=np.float64)
-    if array.shape != (2, 2) or not np.isfinite(array).all() or (array[:, 1] <= array[:, 0]).any():
-        raise OptionError(
-            f"slice2d: box must be a positive number or ((s_min, s_max), (t_min, t_max)) with min < max, got {box!r}."
-        )
-    return array

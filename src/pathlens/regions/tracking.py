@@ -134,7 +134,7 @@ class Tracker:
         gates : list of Tensor or None
             At the points; None where the units are linear.
         """
-        runs = ValueInterpreter(module), ValueInterpreter(module)  # one point alone tells points from other dimensions
+        runs = ValueInterpreter(module), ValueInterpreter(module)  # one point alone shows which dimension points are
         for run, n in zip(runs, (1, self.count)):
             units = [linear_unit] * len(self.net.sites) if gates is None else [_given(g[:n]) for g in gates]
             out = run.run(x[:n], *units)
