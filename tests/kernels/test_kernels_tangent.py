@@ -306,7 +306,7 @@ def test_batch_norm_of_gated_networks() -> None:
     check_ntk(ntk(net, X), net, X)
     for part, prefix in (("value", "values."), ("feature", "source.")):
         check_ntk(ntk(net, X, part=part), net, X, names=[k for k in names if k.startswith(prefix)])
-    with pytest.raises(RecordError, match="a record does not tell"):
+    with pytest.raises(RecordError, match="a record does not contain"):
         ntk(record(net, X))
     check_ntk(ntk(record(net, X), layer="values.0"), net, X, names=["values.0.weight", "values.0.bias"])
 

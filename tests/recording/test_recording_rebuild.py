@@ -185,7 +185,7 @@ def test_a_snapshot_that_misstates_its_network_is_refused() -> None:
     with pytest.raises(RecordError, match="expected a Snapshot, got dict"):
         pl.rebuild(taken.state)  # type: ignore[arg-type]
     taken.description["recipe"]["sizes"]["hidden"] = [4]
-    with pytest.raises(RecordError, match=r"does not tell how to build its network of kind 'relu'"):
+    with pytest.raises(RecordError, match=r"does not contain how to build its network of kind 'relu'"):
         pl.rebuild(taken)
     del taken.description["recipe"]["sizes"]
     with pytest.raises(RecordError, match="sizes"):
