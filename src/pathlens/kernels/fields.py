@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pathlens.records import Convolution
+
 _GATHER = 16  # with more entries in a row of a spatial map, a matrix product is faster than gathering
 
 
@@ -240,30 +242,16 @@ class Sums:
 # --- convolutions ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Geometry of a convolution with zero padding."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    pads: tuple[tuple[int, int], ...]
-    dilation: tuple[int, ...]
-
-    def sum_windows(self, t: Tensor, groups: int) -> Tensor:
-        """Σ_k t(p·s + k·d, …) with the same offset k in each of `groups` copies of the positions (one or two)."""
-        dims = len(self.kernel)
-        t = F.pad(t, [v for pair in reversed(self.pads * groups) for v in pair])
-        out = [
-            (t.shape[-dims + i] - self.dilation[i] * (self.kernel[i] - 1) - 1) // self.stride[i] + 1
-            for i in range(dims)
-        ]
-        total: Tensor | None = None
-        for offset in product(*(range(k) for k in self.kernel)):
-            cut = [
-                slice(o * d, o * d + (n - 1) * s + 1, s) for o, d, n, s in zip(offset, self.dilation, out, self.stride)
-            ]
-            index: Any = (..., *cut * groups)
-            part = t[index]
-            total = part.clone() if total is None else total.add_(part)
-        assert total is not None
-        return total
+def sum_windows(call: Convolution, t: Tensor, copies: int) -> Tensor:
+    """Σ_k t(p·s + k·d, …) with the same offset k in each of one or two copies of the positions; zero padding."""
+    t = F.pad(t, [v for pair in reversed(call.padding * copies) for v in pair])
+    sizes = t.shape[-len(call.kernel) :]
+    out = [(n - d * (k - 1) - 1) // s + 1 for n, d, k, s in zip(sizes, call.dilation, call.kernel, call.stride)]
+    total: Tensor | None = None
+    for offset in product(*(range(k) for k in call.kernel)):
+        cut = [slice(o * d, o * d + (n - 1) * s + 1, s) for o, d, n, s in zip(offset, call.dilation, out, call.stride)]
+        index: Any = (..., *cut * copies)
+        part = t[index]
+        total = part.clone() if total is None else total.add_(part)
+    assert total is not None
+    return total

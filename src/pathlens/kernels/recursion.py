@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from pathlens.budgets import human_bytes, resolve_budget
 from pathlens.errors import BudgetError, ScaleError
-from pathlens.kernels.fields import Mask, SpatialMap, Sums, Term, Windows
+from pathlens.kernels.fields import Mask, SpatialMap, Sums, Term, sum_windows
 from pathlens.kernels.sources import Sides, Source, pieces, probe, tile_diagonal
 from pathlens.kernels.wiring import Step, Wiring
 from pathlens.linops import CustomKernel, GramSum
@@ -175,9 +175,8 @@ class PathRecursion:
             if sums.diagonal:
                 return total.sum(-1, keepdim=True)
             return torch.diagonal(total, dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        geometry: Windows = s.detail[1]
         copies = 1 if sums.diagonal else 2
-        t = geometry.sum_windows(total.reshape(*total.shape[:2], *s.detail[2] * copies), copies)
+        t = sum_windows(s.detail[1], total.reshape(*total.shape[:2], *s.detail[2] * copies), copies)
         return t.reshape(*total.shape[:2], *(math.prod(s.spatial),) * copies)
 
     def _join(self, s: Step, live: dict[fx.Node, list[Term]]) -> list[Term]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pathlens.errors import RecordError
-from pathlens.kernels.fields import SpatialMap, Windows
+from pathlens.kernels.fields import SpatialMap
 from pathlens.models.graphs import ValueInterpreter, call_node
 from pathlens.models.tracing import linear_unit
 from pathlens.recording import GatedNetwork
+from pathlens.recording.tape import geometry
+from pathlens.records import Convolution
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -301,23 +303,16 @@ class Wiring:
         )
         return _refuse(node, why + "different weights", f"Give each call {remedy}")
 
-    def _geometry(self, module: Any, source: Tensor) -> tuple[SpatialMap | None, Windows, tuple[int, ...]]:
-        kernel, dilation = tuple(module.kernel_size), tuple(module.dilation)
-        if module.padding == "valid":
-            pads: tuple[tuple[int, int], ...] = ((0, 0),) * len(kernel)
-        elif module.padding == "same":
-            totals = [d * (k - 1) for d, k in zip(dilation, kernel)]
-            pads = tuple((t // 2, t - t // 2) for t in totals)
-        else:
-            pads = tuple((p, p) for p in module.padding)
+    def _geometry(self, module: Any, source: Tensor) -> tuple[SpatialMap | None, Convolution, tuple[int, ...]]:
+        call = geometry(module.weight, source.ndim - 2, module.stride, module.padding, module.dilation)
         spatial: SpatialMap | None = None
         read = tuple(source.shape[2:])
         if module.padding_mode != "zeros":
-            widths = [v for pair in reversed(pads) for v in pair]
+            widths = [v for pair in reversed(call.padding) for v in pair]
             spatial, _ = self._probe(lambda t: F.pad(t, widths, mode=module.padding_mode), source[:, :1])
-            read = tuple(n + a + b for n, (a, b) in zip(read, pads))
-            pads = ((0, 0),) * len(kernel)
-        return spatial, Windows(kernel, tuple(module.stride), pads, dilation), read
+            read = tuple(n + a + b for n, (a, b) in zip(read, call.padding))
+            call = replace(call, padding=((0, 0),) * len(read))
+        return spatial, call, read
 
     def _parts(self, node: fx.Node, reads: tuple[fx.Node, ...], name: str) -> tuple[fx.Node, ...]:
         """The tensors that a join puts one after the other."""

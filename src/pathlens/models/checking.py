@@ -62,7 +62,8 @@ class Checker:
         self.values = graph_module(self.copy, value_graph(self.traced), "Values")
         for training in (True, False):
             with self._buffers_kept():
-                got = self._run_relu_twin(training)
+                units = (nn.functional.leaky_relu,) * len(self.traced.sites)
+                got = self._run(self.values.train(training), self.rows.clone(), *units)
             want = expected[training]
             if not isinstance(want, Tensor) or want.shape != got.shape or want.shape[:1] != self.rows.shape[:1]:
                 shape = tuple(want.shape) if isinstance(want, Tensor) else type(want).__name__
@@ -117,10 +118,6 @@ class Checker:
                 f"the CPU ({type(error).__name__}: {error}). The template must accept `example`, any number of rows, "
                 "and a change of dtype by .double()."
             ) from error
-
-    def _run_relu_twin(self, training: bool) -> Tensor:
-        self.values.train(training)
-        return self._run(self.values, self.rows.clone(), *(nn.functional.leaky_relu,) * len(self.traced.sites))
 
     # --- affine ------------------------------------------------------------------------------------------------
 

@@ -74,6 +74,9 @@ class _WithBeta(Gate):
         super().__init__()
         self.register_buffer("beta", torch.tensor(_number(f"{type(self).__name__} gate: beta", beta, positive=True)))
 
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={buffer.tolist()}" for name, buffer in self.named_buffers())
+
 
 class Soft(_WithBeta):
     """G(q) = (1 + ε)·σ(βq), in (0, 1 + ε).
@@ -103,9 +106,6 @@ class Soft(_WithBeta):
         beta = self.beta.flatten()[0].item()
         return f"soft β={beta:g}" + (f", ε={self.epsilon.flatten()[0].item():g}" if self._scaled else "")
 
-    def extra_repr(self) -> str:
-        return f"beta={self.beta.tolist()}, epsilon={self.epsilon.tolist()}"
-
 
 class StraightThrough(_WithBeta):
     """Forward 1(q > 0), backward the derivative of σ(βq).
@@ -127,9 +127,6 @@ class StraightThrough(_WithBeta):
     @property
     def label(self) -> str:
         return f"hard (straight-through β={self.beta.flatten()[0].item():g})"
-
-    def extra_repr(self) -> str:
-        return f"beta={self.beta.tolist()}"
 
 
 class Open(Gate):

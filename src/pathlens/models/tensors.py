@@ -1,6 +1,9 @@
-"""What a tensor must be for anything to be computed with it: dense, real, and on a device that holds numbers."""
+"""Checks of tensors (dense, real, on a device that holds numbers), and tensors inside nested tuples."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,3 +40,16 @@ def require_dense(x: Tensor, what: str) -> Tensor:
         remedy = "Give real and imaginary parts as columns of their own, e.g. torch.view_as_real(X).flatten(1)."
         raise DTypeError(f"{what} are {x.dtype}, expected real numbers. {remedy}")
     return x
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in a tensor, or in nested tuples and lists.
+
+    >>> [t.item() for t in tensors_in((torch.tensor(1), [torch.tensor(2), "text"]))]
+    [1, 2]
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for v in value:
+            yield from tensors_in(v)

@@ -67,20 +67,13 @@ KINDS: dict[str, Kind] = {
     "dlgn_frozen": Kind("linear", "soft", trained="values"),
     "given": Kind("given", "hard", trained="values"),
 }
-#: names that the papers use for the same thing
-ALIASES = {
-    "frnpf": "galu",
-    "dnpfl": "soft_galu",
-    "soft-relu": "soft_relu",
-    "soft-galu": "soft_galu",
-    "dlgn-pwc": "dlgn_pwc",
-    "dlgn-frozen": "dlgn_frozen",
-}
+#: names that the papers use for the same kind
+ALIASES = {"frnpf": "galu", "dnpfl": "soft_galu"}
 
 
 def find_kind(kind: str) -> tuple[str, Kind]:
-    """Look a kind up by its name or the papers' name for it."""
-    name = ALIASES.get(kind, kind)
+    """A kind by its name (with "-" or "_") or by the papers' name for it."""
+    name = ALIASES.get(kind, kind.replace("-", "_") if isinstance(kind, str) else kind)
     if name not in KINDS or name == "given":
         raise unknown_name("kind", kind, [k for k in (*KINDS, *ALIASES) if k != "given"])
     return name, KINDS[name]

@@ -52,17 +52,13 @@ def as_rows(X: Any, *, like: nn.Module | torch.dtype | None = None) -> Tensor:
     looks_up = isinstance(like, nn.Module) and any(isinstance(m, _EMBEDDINGS) for m in like.modules())
     items = isinstance(X, (DataLoader, Dataset))
     X = as_inputs(X)
-    if items:
-        x = require_dense(X, "Inputs")
-        if looks_up and _whole(x):
-            dtype = x.dtype
-    elif isinstance(X, Tensor):
+    if isinstance(X, Tensor):
         x = require_dense(X, "Inputs").detach()
         if looks_up and _whole(x):
             dtype = x.dtype
-        if not x.is_floating_point():
+        if not items and not x.is_floating_point():
             x = x.to(dtype or torch.float32)
-        if dtype is not None and x.dtype != dtype:
+        if not items and dtype is not None and x.dtype != dtype:
             raise DTypeError(f"Inputs are {x.dtype}, the network is {dtype}. Convert one of them, e.g. X.to({dtype}).")
     else:
         if looks_up and np.issubdtype(np.asarray(X).dtype, np.integer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pathlens.errors import RecordError
+from pathlens.models.tensors import tensors_in
 from pathlens.records import Convolution
 
 _CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
@@ -49,9 +50,10 @@ def _tuple(value: Any, length: int) -> tuple[int, ...]:
     return values * length if len(values) == 1 else values
 
 
-def _geometry(
+def geometry(
     weight: Tensor, dims: int, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Convolution:
+    """The geometry of a convolution from its arguments, as ``F.conv2d`` takes them."""
     kernel, dilation = tuple(weight.shape[2:]), _tuple(dilation, dims)
     if padding == "same":
         totals = [d * (k - 1) for k, d in zip(kernel, dilation)]
@@ -79,14 +81,6 @@ class Call:
     def rewritten(self) -> bool:
         """Whether what it read, or what came out, has been changed in place since."""
         return (self.x._version, self.out._version) != self.versions
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for v in values:
-        if isinstance(v, Tensor):
-            yield v
-        elif isinstance(v, (tuple, list)):
-            yield from _tensors(v)
 
 
 class Tape(TorchFunctionMode):
@@ -125,7 +119,7 @@ class Tape(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = list(_tensors((*args, *kwargs.values())))
+        given = list(tensors_in((*args, *kwargs.values())))
         data = [t for t in given if t in self._data]
         if func is F.linear or func in _CONVOLUTIONS:
             count = len(self.calls)
@@ -159,7 +153,7 @@ class Tape(TorchFunctionMode):
             self.relu_after[gate[0]] = len(self.calls)
         self.detached |= name in ("detach", "data") or (bool(data) and not torch.is_grad_enabled())
         used = [self.names[id(t)] for t in given if id(t) in self.names]
-        if used and any(True for _ in _tensors((out,))):  # asking a weight for its shape is no use of it
+        if used and any(True for _ in tensors_in((out,))):  # asking a weight for its shape is no use of it
             self.other.update(used)
             self.acting += used
         if name == "setitem":
@@ -174,7 +168,7 @@ class Tape(TorchFunctionMode):
         """Remember that `out` was computed from `data`, and so was the memory that it is a view of."""
         if data:
             last = all(t in self._last for t in data)
-            for t in _tensors((out,)):
+            for t in tensors_in((out,)):
                 self._data[t] = True
                 if t._base is not None:
                     self._data[t._base] = True
@@ -186,7 +180,7 @@ class Tape(TorchFunctionMode):
 
     def _is_ungated(self, name: str, args: Any, data: list[Tensor], out: Any) -> bool:
         """Whether rows of the data passed a nonlinear function; one number for all of them is no activation."""
-        if not any(t.is_floating_point() and t.shape[:1] == (self._rows,) for t in _tensors((out,))):
+        if not any(t.is_floating_point() and t.shape[:1] == (self._rows,) for t in tensors_in((out,))):
             return False
         if name == "where":
             return bool(args) and isinstance(args[0], Tensor) and args[0] in self._data
@@ -240,7 +234,7 @@ class Tape(TorchFunctionMode):
         convolution = None
         if dims is not None:
             options = {k: bound[k] for k in ("stride", "padding", "dilation", "groups") if k in bound}
-            convolution = _geometry(weight, dims, **options)
+            convolution = geometry(weight, dims, **options)
         if not out.requires_grad:
             out.requires_grad_()
         x = x.detach().clone() if self.clone else x.detach()

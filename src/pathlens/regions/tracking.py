@@ -7,7 +7,6 @@ computed with the cell's own gates, and the network's layers, convolutions and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from pathlens.models import Open
 from pathlens.models.gates import leak
 from pathlens.models.graphs import ValueInterpreter, call_node
 from pathlens.models.sources import GraphSource, ShallowSource
+from pathlens.models.tensors import tensors_in
 from pathlens.models.tracing import apply_site, describe, linear_unit
 from pathlens.progress import ProgressBar
 from pathlens.regions.cells import Bits, Cells, Floats
@@ -45,14 +45,6 @@ class Leaf:
     cells: Cells
     bits: list[Bits]
     outputs: Floats
-
-
-def _parts(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for v in value:
-            yield from _parts(v)
 
 
 def _map(value: Any, function: Any) -> Any:
@@ -151,11 +143,11 @@ class Tracker:
             if not depends:
                 self._constants[n] = value
                 continue
-            tensors = list(_parts(value))
+            tensors = list(tensors_in(value))
             if not tensors:
                 self._shape_nodes.add(n)
                 continue
-            both = [*((t, self.count) for t in tensors), *((t, 1) for t in _parts(runs[0].values[n]))]
+            both = [*((t, self.count) for t in tensors), *((t, 1) for t in tensors_in(runs[0].values[n]))]
             if any(t.ndim == 0 or t.shape[0] != rows for t, rows in both):
                 raise RegionError(
                     f"{self.where}: {describe(n)}: for {self.count} inputs it has shape {tuple(tensors[0].shape)}. "
