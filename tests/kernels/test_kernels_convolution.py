@@ -154,7 +154,8 @@ def test_the_budget_is_kept() -> None:
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        net = models.gated_twin(models.gconv(10, (3, 32, 32), (16,), bias=True), "relu", torch.randn(2, 3, 16, 16))
+        template = models.gconv(10, channels=(3, 32, 32), dense=(16,), bias=True)
+        net = models.gated_twin(template, "relu", torch.randn(2, 3, 16, 16))
         X = torch.randn(128, 3, 16, 16)
         ntk(net, X[:4], max_bytes=32 * 2**20).dense()  # libraries warm up
         before = peak()

@@ -268,7 +268,7 @@ def test_peak_memory_stays_near_the_budget() -> None:
             line = next(l for l in open("/proc/self/status") if l.startswith("VmHWM"))
             return int(line.split()[1]) * 1024
         torch.set_num_threads(1)
-        net = models.gconv(4, (3, 16, 16), dense=(8,), bias=True).eval()
+        net = models.gconv(4, channels=(3, 16, 16), dense=(8,), bias=True).eval()
         x = torch.randn(800, 3, 16, 16)
         record(net, x[:2])
         before = peak()

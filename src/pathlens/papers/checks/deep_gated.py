@@ -129,7 +129,7 @@ def lemma2_1(formula: Formula) -> Comparisons:
 
 def _linear(net: GatedNetwork, X: Tensor) -> list[Tensor]:
     """ŷ, a row of Λ, and the number of active paths."""
-    counts = torch.from_numpy(paths.count(net, X).astype(float))
+    counts = torch.tensor(paths.count(net, X), dtype=torch.float64)
     return [first_output(net, X), kernels.overlap(net, X).dense()[0], counts]
 
 

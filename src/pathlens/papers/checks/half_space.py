@@ -127,7 +127,7 @@ def _shared_paths(gates: list[Tensor]) -> Tensor:
 def _overlap(net: GatedNetwork, X: Tensor) -> Any:
     K = kernels.overlap(net, X).exact_counts()
     # the package computes the diagonal separately
-    return K + np.diag(paths.count(net, X).astype(np.int64) - np.diag(K))
+    return K + np.diag(np.array(paths.count(net, X)) - np.diag(K))
 
 
 @check(

@@ -62,7 +62,7 @@ def network(kind: str, width: int, x: Any, init: str = "default") -> Any:
     """The paper's network of five convolutions, of the given kind."""
     from pathlens.models import conv5, gated_twin
 
-    return gated_twin(conv5(10, width, bias=True), kind, example=x[:2], seed=0, init=init)
+    return gated_twin(conv5(10, filters=width, bias=True), kind, example=x[:2], seed=0, init=init)
 
 
 def kept_epochs(run: Run) -> list[int]:

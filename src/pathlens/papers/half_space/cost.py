@@ -126,7 +126,9 @@ def _architectures(run: Run) -> dict[str, tuple[Any, tuple[int, ...]]]:
             (784,),
         )
     }
-    found |= {f"five convolutions of {w}": (models.conv5(10, w, bias=True), (3, 32, 32)) for w in size["filters"]}
+    found |= {
+        f"five convolutions of {w}": (models.conv5(10, filters=w, bias=True), (3, 32, 32)) for w in size["filters"]
+    }
     found |= {NETWORKS[name]: (getattr(models, name)(10), (3, 32, 32)) for name in size["residual"]}
     return found
 

@@ -173,7 +173,7 @@ def fit_tangent(run: Run, width: int) -> dict[str, np.ndarray]:
             x, x_test = data.x.to(run.device), data.x_test.to(run.device)
             net = network("relu", width, data.x, init="he").reinitialise(seed).to(run.device).eval()
             model = LinearisedModel(net, batch_size=1000)
-            y = one_hot(data.y, 10).to(x)
+            y = one_hot(data.y, classes=10).to(x)
             with torch.no_grad():
                 start = torch.cat([net(part) for part in x.split(1000)])
             fit = model.fit(x, y + start, steps=size["ntk_steps"])  # Jδ alone is to fit y, without f(θ₀)
