@@ -55,7 +55,7 @@ EXCEPTIONS: dict[str, set[str]] = {
         "single_pulse",
         "unfittable",
     },
-    "hardening": {"cell_bound", "harden"},
+    "hardening": {"cell_bound"},
     "training": {"train"},
 }
 

@@ -192,7 +192,7 @@ def _region_areas(net: GatedNetwork, path: tuple[int, ...]) -> list[float]:
 
 def _one_gate_short(net: GatedNetwork, path: tuple[int, ...]) -> list[float]:
     cells = regions.slice2d(net)
-    mask = np.ones(len(cells), dtype=bool)
+    mask = torch.ones(len(cells), dtype=torch.bool)
     for bits, unit in list(zip(cells.patterns.values(), path))[:-1]:
         mask &= bits[:, unit]
     return [float(cells.areas[mask].sum())]
