@@ -48,7 +48,7 @@ def test_mixed_dtypes_name_both_factors() -> None:
         GramSum.from_factors([[("x", x)]]) + GramSum.from_factors([[("y", y)]])
     with pytest.raises(DTypeError, match="left"):
         GramSum.from_factors([[("x", x, y)]])
-    with pytest.raises(DTypeError, match="was asked for"):
+    with pytest.raises(DTypeError, match="was given"):
         GramSum.from_factors([[("x", x)]], dtype=torch.float64)
     with pytest.raises(DTypeError, match="meta"):
         GramSum.from_factors([[("x", x), ("y", torch.ones(3, 1, device="meta", dtype=torch.bool))]])

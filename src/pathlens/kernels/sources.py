@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import DTypeError, OptionError, RecordError, ShapeError
+from pathlens.indexing import runs
 from pathlens.linops import RowStream
 from pathlens.linops.factors import FLOATS
 from pathlens.models.tracing import unwrapped
@@ -166,17 +167,6 @@ def tile_diagonal(tile: Callable[[Tensor, Tensor], Tensor], n: int, device: torc
     """The diagonal of a kernel of two different sets of rows, one entry at a time."""
     index = torch.arange(n, device=device)
     return torch.cat([tile(index[i : i + 1], index[i : i + 1])[0] for i in range(n)])
-
-
-def runs(index: Tensor) -> list[tuple[int, int]]:
-    """An index as half-open ranges of neighbours, in its own order.
-
-    >>> runs(torch.tensor([3, 4, 5, 1, 1, 2]))
-    [(3, 6), (1, 2), (1, 3)]
-    """
-    values = index.cpu()
-    cuts = ((values.diff() != 1).nonzero()[:, 0] + 1).tolist()
-    return [(int(part[0]), int(part[-1]) + 1) for part in torch.tensor_split(values, cuts)]
 
 
 def pieces(source: Source, index: Tensor, most: int, output: int | None = None) -> Iterator[Record]:

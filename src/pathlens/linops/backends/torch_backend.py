@@ -1,7 +1,6 @@
 """Tiles by torch matrix products, on any device; the walk over the expression that other backends share.
 
-The walk hands consecutive Gram factors of a product to one function, so that a backend which multiplies several of them
-in one pass only replaces that function. May import only linops.
+The walk passes all Gram factors of a product to one function, which a backend may replace by a faster one.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ def multiply_gram(pair: Pair, out: Tensor, spare: Callable[[], Tensor]) -> None:
 
 
 def gram_product(pairs: Sequence[Pair], out: Tensor, scratch: Scratch, add: bool) -> None:
-    """Write ∘_f X_f Y_fᵀ to ``out``, or with ``add`` add it to what is there."""
+    """Write ∘_f X_f Y_fᵀ to ``out``, or add it to ``out`` with ``add``."""
     product_of_grams([(x.unit_rows(out.dtype), y.unit_rows(out.dtype)) for x, y in pairs], out, scratch, add)
 
 
 def _multiply(x: Tensor, y: Tensor, out: Tensor, spare: Callable[[], Tensor]) -> None:
-    if x.shape[1] == 1:  # rank one is a scaling of rows and columns: no product, no second buffer
+    if x.shape[1] == 1:  # rank one: scale rows and columns, without a product or a second buffer
         out.mul_(x).mul_(y.T)
     else:
         out.mul_(torch.mm(x, y.T, out=spare()))
 
 
 def product_of_grams(factors: Sequence[tuple[Tensor, Tensor]], out: Tensor, scratch: Scratch, add: bool) -> None:
-    """`gram_product` of the rows themselves, with as few passes as torch allows."""
+    """`gram_product` of pairs of tensors, in as few passes as possible."""
     x, y = factors[0]
     if not add:
         torch.mm(x, y.T, out=out)
@@ -56,9 +55,9 @@ def product_of_grams(factors: Sequence[tuple[Tensor, Tensor]], out: Tensor, scra
 
 
 def plain_terms(node: Node, side: Side, dtype: torch.dtype) -> list[list[Tensor]] | None:
-    """The factors of Σ_t ∘_f F_tf F_tfᵀ, where all are held as they enter the products; None for anything else.
+    """The factors of Σ_t ∘_f F_tf F_tfᵀ if all are resident, unscaled and of the dtype; None for other nodes.
 
-    Tiles of such a kernel need no sides of their own, which cost as much as small products do.
+    Tiles of such a kernel need no sides, which cost as much as small products.
     """
     sums = zip(node.children(), side.parts) if isinstance(node, Sum) else [(node, side)]
     terms: list[list[Tensor]] = []
@@ -75,7 +74,7 @@ def plain_terms(node: Node, side: Side, dtype: torch.dtype) -> list[list[Tensor]
 def walk(
     node: Node, left: Side, right: Side, out: Tensor, pool: Pool, depth: int, grams: GramProduct, add: bool = False
 ) -> None:
-    """Write the unit tile of ``node`` to ``out`` (with ``add``, add it), using pool buffers deeper than ``depth``."""
+    """Write the unit tile of ``node`` to ``out``, or add it with ``add``; uses pool buffers deeper than ``depth``."""
 
     def scratch(at: int) -> Tensor:
         return pool.take(depth + 1 + at, *out.shape)
@@ -133,7 +132,7 @@ class TorchBackend:
     name = "torch"
 
     def exactly_symmetric(self, node: Node) -> bool:
-        return False  # a matrix product may add up the edges of its blocks in another order
+        return False  # a matrix product may sum in another order at the edges of its blocks
 
     def writes_whole(self, node: Node) -> bool:
         return False
