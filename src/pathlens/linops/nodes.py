@@ -133,6 +133,12 @@ class Side:
         return self._shift
 
     @property
+    def rows(self) -> FactorRows:
+        """The factor of a Gram node on this side."""
+        assert isinstance(self.node, Gram)
+        return self.node.right if self.right else self.node.left
+
+    @property
     def level(self) -> bool:
         """Whether all exponents are zero, so that the unit rows are the true rows."""
         if self._level is None:
@@ -172,8 +178,7 @@ class Side:
     def unit_rows(self, dtype: torch.dtype) -> Tensor:
         """The unit rows of a Gram node, (b, r); gathered on first use and kept while the side lives."""
         if self._block is None:
-            assert isinstance(self.node, Gram)
-            raw = self.node.side_rows(self.right).take(self.index).to(dtype)
+            raw = self.rows.take(self.index).to(dtype)
             shift = None if self.unshifted else self.shift
             self._block = raw if shift is None else exp2_scale(raw, shift[:, None])
         return self._block
@@ -256,12 +261,8 @@ class Gram(Node):
         peaks = [float(rows.log2_norms(range(rows.n)).max()) for rows in (self.left, self.right)]
         return math.floor((peaks[0] - peaks[1]) / 2) if all(map(math.isfinite, peaks)) else 0.0
 
-    def side_rows(self, right: bool) -> FactorRows:
-        """The left or the right factor."""
-        return self.right if right else self.left
-
     def side(self, index: Index, right: bool) -> Side:
-        rows = self.side_rows(right)
+        rows = self.right if right else self.left
         log_norm = rows.log2_norms(index)
         if rows.spread <= _MODERATE and not self._balance:
             zero = torch.zeros_like(log_norm)

@@ -299,8 +299,8 @@ class KernelOperator(ABC):
         trace, exponent = self._scaled_trace()
         if trace <= 0:
             raise ScaleError(
-                f"normalised: the trace is {trace:g}·2^{exponent}, expected a positive number. A kernel of zero rows or "
-                "a difference of kernels, cannot be normalised."
+                f"normalised: the trace is {trace:g}·2^{exponent}, expected a positive number. Kernels of zero rows and "
+                "differences of kernels cannot be normalised."
             )
         n = self.shape[0]
         scaled = self._derive(Scaled((1 if to == "trace" else n) / trace, -exponent, expression(self)))

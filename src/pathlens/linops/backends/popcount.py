@@ -116,10 +116,7 @@ _kernel = _compile(_multiply_counts)
 
 
 def _words(sides: Sequence[Side]) -> np.ndarray:
-    parts = []
-    for side in sides:
-        assert isinstance(side.node, Gram)
-        parts.append(side.node.side_rows(side.right).bits(side.index))
+    parts = [side.rows.bits(side.index) for side in sides]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
@@ -144,7 +141,7 @@ def count_product(pairs: Sequence[Pair], out: Tensor) -> bool:
     row_log, col_log = _scale(lefts), _scale(rights)
     # Scales are multiplied by counts: the scales must not underflow, and the products must not overflow.
     reach = 100.0 if out.dtype == torch.float32 else 900.0
-    ranks = [pair[0].node.r for pair in pairs if isinstance(pair[0].node, Gram)]
+    ranks = [left.rows.r for left in lefts]
     counts = sum(math.log2(r) for r in ranks)
     low, high = float(row_log.min() + col_log.min()), float(row_log.max() + col_log.max())
     if low < -reach or high + counts > reach:
@@ -171,7 +168,7 @@ def count_product(pairs: Sequence[Pair], out: Tensor) -> bool:
 
 
 def _grams(pairs: Sequence[Pair], out: Tensor, scratch: Scratch, add: bool) -> None:
-    binary = [pair for pair in pairs if isinstance(pair[0].node, Gram) and pair[0].node.binary]
+    binary = [pair for pair in pairs if pair[0].rows.binary and pair[1].rows.binary]
     product = scratch(0) if add else out
     if binary and count_product(binary, product):
         for pair in pairs:
