@@ -299,7 +299,7 @@ class KernelOperator(ABC):
         trace, exponent = self._scaled_trace()
         if trace <= 0:
             raise ScaleError(
-                f"normalised: the trace is {trace:g}·2^{exponent}, expected a positive number. Kernels of zero rows and "
+                f"normalised: the trace is {trace:g}·2^{exponent}, expected a positive one. Kernels of zero rows and "
                 "differences of kernels cannot be normalised."
             )
         n = self.shape[0]
