@@ -89,7 +89,7 @@ def test_shared_soft_weights_have_cross_terms() -> None:
         assert_kernel_close(ntk(net, X, part=part).dense(), want, want.diagonal())
     K, V, G = (ntk(net, X, part=part).dense() for part in ("all", "value", "feature"))
     assert float((K - V - G).abs().max()) > 1e-3 * float(K.max())  # the cross terms
-    with pytest.raises(RecordError, match="sensitivities hold their sum"):
+    with pytest.raises(RecordError, match="sensitivities are sums of both parts"):
         ntk(record(net, X), part="value")
 
 
