@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathlens.budgets import human_bytes
-from pathlens.errors import BudgetError
+from pathlens.budgets import require_budget
 from pathlens.kernels.parameters import ParameterGradients
 from pathlens.kernels.sources import Sides, Source, pieces, probe
 from pathlens.linops import KernelOperator
@@ -174,12 +173,8 @@ class BlockTangent(KernelOperator):
         # recording a row takes its record, as much again for the backward pass, and the patches of one layer
         work = 4 * one + size * (2 * most_patches + 3 * other_size)
         pair = max((size * p.positions**2 * 2 for p in self.plans if not p.explicit), default=size)
-        least = 2 * row + work + pair
-        if least > budget:
-            raise BudgetError(
-                f"ntk: one row and one column need {human_bytes(least)}, the budget is {human_bytes(budget)}. "
-                "Raise max_bytes, or ask for one output or one layer."
-            )
+        remedy = "Raise max_bytes, or ask for one output or one layer."
+        require_budget("ntk: one row and one column need", 2 * row + work + pair, budget, remedy)
         self.pair_bytes = max(budget // 8, pair)
         self.most = max(int(budget // 4 // work), 1)
         spare = budget - self.pair_bytes - self.most * work

@@ -217,12 +217,7 @@ class AngleKernel(_InfiniteKernel):
 
 
 def relu_ntk(
-    X: Any,
-    Y: Any = None,
-    *,
-    hidden_layers: int = 5,
-    last_layer: LastLayer = "he",
-    max_bytes: int | None = None,
+    X: Any, Y: Any = None, *, hidden_layers: int = 5, last_layer: LastLayer = "he", max_bytes: int | None = None
 ) -> KernelOperator:
     """NTK of an infinitely wide fully connected ReLU network without biases.
 

@@ -14,18 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathlens.budgets import human_bytes, resolve_budget
+from pathlens.budgets import require_budget, resolve_budget
 from pathlens.data.inputs import as_numbers
-from pathlens.errors import (
-    BudgetError,
-    LabelError,
-    NotFiniteError,
-    OptionError,
-    ScaleError,
-    ShapeError,
-    SolverError,
-    unknown_name,
-)
+from pathlens.errors import LabelError, NotFiniteError, OptionError, ScaleError, ShapeError, SolverError, unknown_name
 from pathlens.linops import CustomKernel, KernelOperator
 
 Kernel = KernelOperator | Tensor | np.ndarray
@@ -92,11 +83,8 @@ def _dense(operator: KernelOperator, copies: int, what: str) -> Tensor:
     """The matrix in float64; raises unless ``copies`` of it fit the budget."""
     n, m = operator.shape
     budget = resolve_budget(operator.max_bytes, operator.device)
-    if (need := copies * n * m * 8) > budget:
-        raise BudgetError(
-            f"{what}: a {n} × {m} kernel needs {human_bytes(need)}, the budget is {human_bytes(budget)}. "
-            "Take fewer rows with K[rows, rows], or raise max_bytes with K.with_options."
-        )
+    remedy = "Take fewer rows with K[rows, rows], or raise max_bytes with K.with_options."
+    require_budget(f"{what}: a {n} × {m} kernel needs", copies * n * m * 8, budget, remedy)
     return operator.dense().to(torch.float64)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pathlens.budgets import human_bytes, resolve_budget
-from pathlens.errors import BudgetError, ScaleError
+from pathlens.budgets import require_budget, resolve_budget
+from pathlens.errors import ScaleError
 from pathlens.kernels.fields import Mask, SpatialMap, Sums, Term, sum_windows
 from pathlens.kernels.sources import Sides, Source, fill_blocks, pieces, probe
 from pathlens.kernels.wiring import Step, Wiring
@@ -239,11 +239,7 @@ class PathKernel(KernelOperator):
         diagonal = wiring.diagonal or mode != "npk"
         values = wiring.count_values if diagonal else wiring.pair_values
         pair_bytes, row_bytes = 8 * (5 * values + wiring.held_values(diagonal)), 3 * 8 * wiring.row_values
-        if pair_bytes + 2 * row_bytes > self.max_bytes:
-            raise BudgetError(
-                f"{name}: one pair of examples needs {human_bytes(2 * (pair_bytes + 2 * row_bytes))}, the budget is "
-                f"{human_bytes(budget)}. Raise max_bytes."
-            )
+        require_budget(f"{name}: one pair of examples needs", 2 * (pair_bytes + 2 * row_bytes), budget)
         self._edge = 1  # rows of a block, which are gathered or recorded at once
         while 4 * self._edge**2 * pair_bytes + 4 * self._edge * row_bytes <= self.max_bytes and self._edge < 512:
             self._edge *= 2

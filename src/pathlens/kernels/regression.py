@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.data.inputs import as_numbers, as_pair
-from pathlens.errors import DTypeError, LabelError, OptionError, ShapeError, SolverError, unknown_name
+from pathlens.errors import LabelError, OptionError, ShapeError, SolverError, unknown_name
 from pathlens.kernels.measures import as_operator, as_targets
 from pathlens.kernels.overlap import npk, overlap
 from pathlens.kernels.tangent import ntk
 from pathlens.linops import Eigenpairs, KernelOperator
+from pathlens.linops.factors import require_alike
 
 
 @dataclass(frozen=True)
@@ -183,11 +184,7 @@ def kernel_regression(
             f"kernel regression: K_train is {n} × {m} and K_test {test.shape[0]} × {test.shape[1]}; expected n × n and "
             "m × n. Build K_test with the training inputs as columns."
         )
-    if train.dtype != test.dtype or train.device != test.device:
-        raise DTypeError(
-            f"kernel regression: K_train is {train.dtype} on {train.device}, K_test {test.dtype} on {test.device}. "
-            "Build both alike."
-        )
+    require_alike("kernel regression", ("K_train", "K_test"), train, test, "Convert one of them.")
     if ridge != "auto" and not (isinstance(ridge, Real) and ridge >= 0):
         raise OptionError(f"kernel regression: ridge must be a number that is not negative, or 'auto', got {ridge!r}.")
     targets = _targets(y, train)

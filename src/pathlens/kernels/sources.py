@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pathlens.errors import DTypeError, OptionError, RecordError, ShapeError
 from pathlens.indexing import runs
 from pathlens.linops import RowStream
-from pathlens.linops.factors import FLOATS
+from pathlens.linops.factors import FLOATS, require_alike
 from pathlens.models.tracing import unwrapped
 from pathlens.recording import RecordStream
 from pathlens.recording.streams import recorded
@@ -101,10 +101,7 @@ def _check_pair(what: str, rows: Source, cols: Source) -> None:
             f"with {len(theirs)} and {cols.outputs}, or their sizes differ. Record both with the same network."
         )
     a, b = probe(rows), probe(cols)
-    if a.f.dtype != b.f.dtype or a.f.device != b.f.device:
-        raise DTypeError(
-            f"{what}: X is {a.f.dtype} on {a.f.device}, Y is {b.f.dtype} on {b.f.device}. Record both alike."
-        )
+    require_alike(what, ("X", "Y"), a.f, b.f, "Record both with the same dtype and device.")
     if a.x.shape[1:] != b.x.shape[1:]:
         raise ShapeError(
             f"{what}: rows of X have shape {tuple(a.x.shape[1:])}, rows of Y {tuple(b.x.shape[1:])}. "

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pathlens.budgets import blocks, human_bytes
-from pathlens.errors import BudgetError, OptionError
+from pathlens.budgets import blocks, require_budget
+from pathlens.errors import OptionError
 from pathlens.indexing import Index, compose
 from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Select, Sum
 from pathlens.precision import exact_precision
@@ -50,7 +50,7 @@ def _bound(node: Node) -> int:
             f"exact_counts: operator {node.name!r} has no 0/1 factors to count. For a network with convolutions or "
             "shortcuts, paths.count(net, X) returns the diagonal in exact integers."
         )
-    inner = [_bound(child) for child in node.children()]
+    inner = [_bound(child) for child in node.children]
     if isinstance(node, Sum):
         return sum(inner)
     if isinstance(node, Hadamard):
@@ -70,7 +70,7 @@ def _exact(node: Node, rows: Index, cols: Index) -> np.ndarray:
         factor = _coefficient(node)
         inner = _exact(node.child, rows, cols)
         return inner * factor if _bound(node) <= _INT64 else inner.astype(object) * factor
-    first, *others = node.children()
+    first, *others = node.children
     total, bound = _exact(first, rows, cols), _bound(first)
     for child in others:
         tile = _exact(child, rows, cols)
@@ -100,11 +100,9 @@ def exact_counts(kernel: KernelOperator, *, max_bytes: int | None = None) -> np.
     entry = 8 if dtype is np.int64 else 8 + 28 + 4 * math.ceil(bound.bit_length() / 30)
     whole = node.n * node.m * entry
     scratch = min(node.n, _EDGE) * min(node.m, _EDGE) * 3 * entry
-    if whole + scratch > evaluator.budget:
-        raise BudgetError(
-            f"exact_counts: a {node.n} × {node.m} matrix of exact integers takes {human_bytes(whole + scratch)}, the "
-            f"budget is {human_bytes(evaluator.budget)}. Raise max_bytes, or take K[rows, cols].exact_counts()."
-        )
+    what = f"exact_counts: a {node.n} × {node.m} matrix of exact integers takes"
+    remedy = "Raise max_bytes, or take K[rows, cols].exact_counts()."
+    require_budget(what, whole + scratch, evaluator.budget, remedy)
     out: np.ndarray = np.empty((node.n, node.m), dtype=dtype)
     with ProgressBar("exact counts", -(-node.n // _EDGE) * -(-node.m // _EDGE)) as bar:
         for rows in blocks(node.n, _EDGE):

@@ -21,10 +21,10 @@ from pathlens.budgets import (
     TRIANGLE_EDGE,
     TilePlan,
     blocks,
-    human_bytes,
     plan_tiles,
+    require_budget,
 )
-from pathlens.errors import BudgetError, NotFiniteError, ScaleError
+from pathlens.errors import NotFiniteError, ScaleError
 from pathlens.indexing import Index, as_tensor
 from pathlens.linops.backends import Backend, Pool, new_tile
 from pathlens.linops.backends.torch_backend import plain_terms, product_of_grams
@@ -131,11 +131,7 @@ class Evaluator:
     def row_plan(self, what: str, *, reserve: int = 0, row_bytes: int = 0) -> int:
         """Number of rows of both sides that fit the budget together, for work without tiles."""
         each = self.row_bytes + self.col_bytes + row_bytes
-        if self.budget - reserve < each:
-            raise BudgetError(
-                f"{what}: one row needs {human_bytes(each + reserve)}, the budget is "
-                f"{human_bytes(self.budget)}. Raise max_bytes."
-            )
+        require_budget(f"{what}: one row needs", each + reserve, self.budget)
         return max(min((self.budget - reserve) // each, max(self.node.n, self.node.m), 8192), 1)
 
     # --- sides and tiles ---------------------------------------------------------------------------------------
@@ -239,11 +235,8 @@ class Evaluator:
         """The whole matrix, (n, m); exactly symmetric where the kernel is."""
         n, m, size = self.node.n, self.node.m, self.dtype.itemsize
         whole = n * m * size
-        if whole > self.budget:
-            raise BudgetError(
-                f"dense: a {n} × {m} matrix of {self.dtype} takes {human_bytes(whole)}, the budget is "
-                f"{human_bytes(self.budget)}. Raise max_bytes, take K[rows, cols], or use K.tiles()."
-            )
+        remedy = "Raise max_bytes, take K[rows, cols], or use K.tiles()."
+        require_budget(f"dense: a {n} × {m} matrix of {self.dtype} takes", whole, self.budget, remedy)
         gathered = n * self.row_bytes + m * self.col_bytes
         if self.backend.writes_whole(self.node) and not self.streamed and whole + gathered <= self.budget:
             left = self.side(range(n), False, True)
@@ -307,5 +300,5 @@ class Evaluator:
             else:  # the diagonal of a selection is not the operator's own
                 entries = paired_entries(node.operator, i, j)
             return exp2_scale(entries, left.shift + right.shift)
-        parts = [self._unit_diagonal(c, x, y) for c, x, y in zip(node.children(), left.parts, right.parts)]
+        parts = [self._unit_diagonal(c, x, y) for c, x, y in zip(node.children, left.parts, right.parts)]
         return reduce(torch.add if isinstance(node, Sum) else torch.mul, parts)

@@ -68,6 +68,13 @@ class Factor(NamedTuple):
         return cls("1", left, None if m is None else torch.ones(m, 1, dtype=torch.bool, device=device))
 
 
+def require_alike(what: str, names: tuple[str, str], left: Any, right: Any, remedy: str) -> None:
+    """Raise a `DTypeError` unless two tensors, factors or kernels have the same dtype and device."""
+    if left.dtype != right.dtype or left.device != right.device:
+        sides = (f"{name} is {side.dtype} on {side.device}" for name, side in zip(names, (left, right)))
+        raise DTypeError(f"{what}: {', '.join(sides)}. {remedy}")
+
+
 def log2_norms(block: Tensor, name: str, first_row: int = 0) -> Tensor:
     """log₂ of each row's Euclidean norm, as float64; −inf for a zero row.
 

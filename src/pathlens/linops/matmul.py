@@ -16,6 +16,7 @@ from torch import Tensor
 from pathlens.budgets import blocks
 from pathlens.errors import DTypeError, NotFiniteError, ShapeError
 from pathlens.linops.evaluate import Evaluator, overflow_error
+from pathlens.linops.factors import require_alike
 from pathlens.linops.nodes import Gram, Hadamard, Node, Scaled, Side, Sum, exp2_scale, strip
 from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
@@ -49,10 +50,10 @@ class MatmulPlan:
 def _inner_pair(node: Node) -> tuple[int, int]:
     """Numbers of columns (R_P, R_Q) of the two feature matrices of a term."""
     while not isinstance(node, (Gram, Sum, Hadamard)):
-        node = node.children()[0]
+        node = node.children[0]
     if not isinstance(node, Hadamard):
         return node.rank or 0, 1
-    ranks = [child.rank or 0 for child in node.children()]
+    ranks = [child.rank or 0 for child in node.children]
     first, second = node.groups()
     return math.prod(ranks[f] for f in first), math.prod(ranks[f] for f in second)
 
@@ -96,11 +97,7 @@ def check_vectors(evaluator: Evaluator, v: Tensor, what: str = "K @ V", name: st
             f"{what}: {name} has shape {tuple(v.shape)}, expected ({m},) or ({m}, k) for a kernel of shape "
             f"({evaluator.node.n}, {m})."
         )
-    if v.dtype != evaluator.dtype or v.device != evaluator.device:
-        raise DTypeError(
-            f"{what}: {name} is {v.dtype} on {v.device}, the kernel {evaluator.dtype} on {evaluator.device}. "
-            f"Convert {name} with `.to(K.device, K.dtype)`."
-        )
+    require_alike(what, (name, "the kernel"), v, evaluator, f"Convert {name} with `.to(K.device, K.dtype)`.")
     if not bool(torch.isfinite(v).all()):
         raise NotFiniteError(f"{what}: {name} of shape {tuple(v.shape)} contains NaN or infinity.")
     return v.detach().reshape(m, -1)
@@ -175,7 +172,7 @@ def features(node: Node, side: Side, dtype: torch.dtype) -> Tensor:
     if isinstance(node, Scaled):
         inner = features(node.child, side.parts[0], dtype)
         return inner * node.mantissa if side.right else inner
-    parts = [features(child, part, dtype) for child, part in zip(node.children(), side.parts)]
+    parts = [features(child, part, dtype) for child, part in zip(node.children, side.parts)]
     return torch.cat(parts, dim=1) if isinstance(node, Sum) else _khatri_rao(parts)
 
 
@@ -187,7 +184,7 @@ def _feature_pair(node: Node, side: Side, dtype: torch.dtype) -> tuple[Tensor, T
         return (p * node.mantissa if side.right else p), q
     if not isinstance(node, Hadamard):
         return features(node, side, dtype), None
-    parts = [features(child, part, dtype) for child, part in zip(node.children(), side.parts)]
+    parts = [features(child, part, dtype) for child, part in zip(node.children, side.parts)]
     first, second = node.groups()
     return _khatri_rao([parts[f] for f in first]), _khatri_rao([parts[f] for f in second]) if second else None
 

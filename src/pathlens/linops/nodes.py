@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pathlens.errors import DTypeError, ShapeError
+from pathlens.errors import ShapeError
 from pathlens.indexing import Index, as_tensor, compose, same_index
-from pathlens.linops.factors import FactorRows
+from pathlens.linops.factors import FactorRows, require_alike
 
 if TYPE_CHECKING:
     from pathlens.linops.operator import KernelOperator
@@ -190,27 +190,29 @@ class Node(ABC):
     n: int
     m: int
     symmetric: bool
+    children: tuple[Node, ...] = ()
 
     @abstractmethod
     def side(self, index: Index, right: bool) -> Side:
         """Rows (with ``right``, columns) of the node, with exponents split off."""
 
-    def children(self) -> tuple[Node, ...]:
-        """Direct children."""
-        return ()
-
     @property
     def rank(self) -> int | None:
         """Number of columns of explicit features Φ with K = Φ Ψᵀ; None if there are none."""
-        return None
+        ranks = [child.rank for child in self.children if child.rank is not None]
+        return self.combined_rank(ranks) if ranks and len(ranks) == len(self.children) else None
 
-    @abstractmethod
+    def combined_rank(self, ranks: list[int]) -> int:
+        """The rank that follows from those of the children."""
+        return sum(ranks)
+
     def entry_flops(self, gram: Callable[[Gram], float]) -> float:
         """Operations per entry of a tile, given those of a Gram node."""
+        return sum(child.entry_flops(gram) + 1 for child in self.children) - 1
 
-    @abstractmethod
     def buffers(self) -> int:
         """Tile-sized buffers in use at once while a tile is computed, including the result."""
+        return max([self.children[0].buffers(), *(1 + child.buffers() for child in self.children[1:])])
 
     @abstractmethod
     def formula(self) -> str:
@@ -220,7 +222,7 @@ class Node(ABC):
         """Gram and OperatorNode nodes, left to right."""
         if isinstance(self, (Gram, OperatorNode)):
             yield self
-        for child in self.children():
+        for child in self.children:
             yield from child.leaves()
 
     def summands(self) -> list[Node]:
@@ -238,14 +240,10 @@ class Gram(Node):
         self.symmetric = self.right is self.left
         if self.left.r != self.right.r:
             raise ShapeError(
-                f"GramSum: factor {name!r} has {self.left.r} columns on the left and {self.right.r} on "
-                f"the right. Record both with the same network."
+                f"GramSum: factor {name!r} has {self.left.r} columns on the left and {self.right.r} on the right. "
+                "Record both with the same network."
             )
-        if self.left.dtype != self.right.dtype or self.left.device != self.right.device:
-            raise DTypeError(
-                f"GramSum: factor {name!r} is {self.left.dtype} on {self.left.device} on the left and "
-                f"{self.right.dtype} on {self.right.device} on the right. Convert one of them."
-            )
+        require_alike(f"GramSum: factor {name!r}", ("left", "right"), self.left, self.right, "Convert one of them.")
         self.n, self.m, self.r = self.left.n, self.right.n, self.left.r
         self.binary = self.left.binary and self.right.binary
         self._balance = self._imbalance()
@@ -288,11 +286,11 @@ class Gram(Node):
 def _check_shapes(children: Sequence[Node]) -> None:
     first = children[0]
     for child in children[1:]:
-        for axis, mine, theirs in (("rows", child.n, first.n), ("columns", child.m, first.m)):
-            if mine != theirs:
+        for axis, found, expected in (("rows", child.n, first.n), ("columns", child.m, first.m)):
+            if found != expected:
                 raise ShapeError(
-                    f"GramSum: {first_name(child)} has {mine} {axis}, expected {theirs} as in "
-                    f"{first_name(first)}. Record both on the same batch."
+                    f"GramSum: {first_name(child)} has {found} {axis}, expected {expected} as in {first_name(first)}. "
+                    "Record both on the same batch."
                 )
 
 
@@ -308,34 +306,18 @@ class _Combination(Node):
     def __init__(self, children: Sequence[Node]) -> None:
         flat: list[Node] = []
         for child in children:
-            flat.extend(child.children() if type(child) is type(self) else [child])
+            flat.extend(child.children if type(child) is type(self) else [child])
         _check_shapes(flat)
-        self._children = tuple(flat)
+        self.children = tuple(flat)
         self.n, self.m = flat[0].n, flat[0].m
         self.symmetric = all(child.symmetric for child in flat)
-
-    def children(self) -> tuple[Node, ...]:
-        return self._children
-
-    @property
-    def rank(self) -> int | None:
-        ranks = [child.rank for child in self._children if child.rank is not None]
-        if len(ranks) < len(self._children):
-            return None
-        return math.prod(ranks) if isinstance(self, Hadamard) else sum(ranks)
-
-    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
-        return sum(child.entry_flops(gram) + 1 for child in self._children) - 1
-
-    def buffers(self) -> int:
-        return max([self._children[0].buffers(), *(1 + child.buffers() for child in self._children[1:])])
 
 
 class Sum(_Combination):
     """Σ_t child_t. Nested sums are joined; nothing is multiplied out."""
 
     def side(self, index: Index, right: bool) -> Side:
-        parts = [child.side(index, right) for child in self._children]
+        parts = [child.side(index, right) for child in self.children]
         exponent = parts[0].exponent
         if not all(part.level for part in parts):
             finite = [torch.where(torch.isfinite(part.log_norm), part.exponent, _MINUS_INF) for part in parts]
@@ -350,19 +332,22 @@ class Sum(_Combination):
         return Side(self, index, right, exponent, 0.5 * torch.log2(square), parts)
 
     def formula(self) -> str:
-        shown = [child.formula() for child in self._children[:3]]
-        more = len(self._children) - len(shown)
+        shown = [child.formula() for child in self.children[:3]]
+        more = len(self.children) - len(shown)
         return " + ".join(shown) + (f" + … ({more} more terms)" if more else "")
 
     def summands(self) -> list[Node]:
-        return [part for child in self._children for part in child.summands()]
+        return [part for child in self.children for part in child.summands()]
 
 
 class Hadamard(_Combination):
     """∘_f child_f, the entrywise product. Nested products are joined."""
 
+    def combined_rank(self, ranks: list[int]) -> int:
+        return math.prod(ranks)
+
     def side(self, index: Index, right: bool) -> Side:
-        parts = [child.side(index, right) for child in self._children]
+        parts = [child.side(index, right) for child in self.children]
         running, exponent, spread = parts[0].log_norm, parts[0].exponent, parts[0].spread
         for part in parts[1:]:
             # Norms of many factors multiply: without compensation hundreds of factors leave the range of the dtype.
@@ -378,18 +363,18 @@ class Hadamard(_Combination):
 
     def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Children split into two groups of nearly equal total rank, for products AᵀDiag(v)B."""
-        order = sorted(range(len(self._children)), key=lambda f: -(self._children[f].rank or 0))
+        order = sorted(range(len(self.children)), key=lambda f: -(self.children[f].rank or 0))
         first: list[int] = []
         second: list[int] = []
         sizes = [1, 1]
         for f in order:
             at = 0 if sizes[0] <= sizes[1] else 1
             (first, second)[at].append(f)
-            sizes[at] *= self._children[f].rank or 1
+            sizes[at] *= self.children[f].rank or 1
         return tuple(first), tuple(second)
 
     def formula(self) -> str:
-        parts = [f"({c.formula()})" if isinstance(c, Sum) else c.formula() for c in self._children]
+        parts = [f"({c.formula()})" if isinstance(c, Sum) else c.formula() for c in self.children]
         if len(parts) > 6:
             parts = [*parts[:4], f"… ({len(parts) - 5} more factors)", parts[-1]]
         return " ∘ ".join(parts)
@@ -398,24 +383,12 @@ class Hadamard(_Combination):
 class _Wrapper(Node):
     """Base class of nodes with one child."""
 
-    child: Node
+    def __init__(self, child: Node) -> None:
+        self.child, self.children = child, (child,)
 
     @abstractmethod
     def around(self, child: Node) -> Node:
         """The same operation on another child."""
-
-    def children(self) -> tuple[Node, ...]:
-        return (self.child,)
-
-    @property
-    def rank(self) -> int | None:
-        return self.child.rank
-
-    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
-        return self.child.entry_flops(gram)
-
-    def buffers(self) -> int:
-        return self.child.buffers()
 
     def summands(self) -> list[Node]:
         inner = self.child.summands()
@@ -430,7 +403,8 @@ class Scaled(_Wrapper):
         power += exponent
         if power % 2:
             fraction, power = fraction / 2, power + 1
-        self.mantissa, self.half, self.child = fraction, power // 2 if fraction else 0, child
+        super().__init__(child)
+        self.mantissa, self.half = fraction, power // 2 if fraction else 0
         self.n, self.m, self.symmetric = child.n, child.m, child.symmetric
 
     def around(self, child: Node) -> Node:
@@ -456,7 +430,7 @@ class Select(_Wrapper):
     def __init__(self, child: Node, rows: Index, cols: Index) -> None:
         if isinstance(child, Select):
             rows, cols, child = compose(child.rows, rows), compose(child.cols, cols), child.child
-        self.child = child
+        super().__init__(child)
         self.rows: Index = rows
         self.cols: Index = cols
         self.n, self.m = len(rows), len(cols)

@@ -10,6 +10,7 @@ import numbers
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from pathlens.indexing import as_index
 from pathlens.linops import backends, counts, solvers
 from pathlens.linops.backends import new_tile
 from pathlens.linops.evaluate import Evaluator, overflow_error, true_number
-from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable
+from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable, require_alike
 from pathlens.linops.matmul import matmul, plan_matmul
 from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Select, Sum, first_name
 from pathlens.plotting import get_axes
@@ -231,21 +232,18 @@ class KernelOperator(ABC):
             node, self.dtype, self.device, max_bytes=min(budgets, default=None), backend=chosen[0] if chosen else "auto"
         )
 
-    def _together(self, other: KernelOperator, what: str) -> None:
-        if self.dtype != other.dtype or self.device != other.device:
-            mine, theirs = (first_name(expression(operator)) for operator in (self, other))
-            raise DTypeError(
-                f"{what}: {mine} is {self.dtype} on {self.device}, {theirs} is {other.dtype} on "
-                f"{other.device}. Convert the factors of one; nothing is promoted silently."
-            )
+    def _combine(self, kind: type[Sum] | type[Hadamard], other: KernelOperator, what: str) -> GramSum:
+        nodes = expression(self), expression(other)
+        remedy = "Convert the factors of one; nothing is promoted silently."
+        require_alike(what, (first_name(nodes[0]), first_name(nodes[1])), self, other, remedy)
+        return self._derive(kind(nodes), other)
 
     def __add__(self, other: Any) -> GramSum:
         if isinstance(other, numbers.Number) and other == 0:  # so that sum([K1, K2]) works
             return self._derive(expression(self))
         if not isinstance(other, KernelOperator):
             return NotImplemented
-        self._together(other, "K + K")
-        return self._derive(Sum([expression(self), expression(other)]), other)
+        return self._combine(Sum, other, "K + K")
 
     __radd__ = __add__
 
@@ -258,8 +256,7 @@ class KernelOperator(ABC):
     def __mul__(self, other: Any) -> GramSum:
         """Entrywise (Hadamard) product with another kernel, or scaling by a number."""
         if isinstance(other, KernelOperator):
-            self._together(other, "K * K")
-            return self._derive(Hadamard([expression(self), expression(other)]), other)
+            return self._combine(Hadamard, other, "K * K")
         if isinstance(other, Tensor) and other.ndim == 0:
             other = other.item()
         if not isinstance(other, numbers.Real):
@@ -416,17 +413,17 @@ class KernelOperator(ABC):
         >>> first.blocks, first.computed, again.computed, again.kept
         (6, 6, 0, 6)
         """
-        from pathlens.linops.stored import write_kernel
+        from pathlens.linops.stored import prepare
+        from pathlens.stores import write_store
 
-        return write_kernel(
-            self,
-            path,
+        count = 1 if client is False else workers
+        return write_store(
+            Path(path),
+            *prepare(self, block, count, max_bytes),
             client=client,
             workers=workers,
-            block=block,
             verify=verify,
             overwrite=overwrite,
-            max_bytes=max_bytes,
             timeout=timeout,
         )
 
@@ -605,14 +602,12 @@ class GramSum(KernelOperator):
         if not grams:
             raise EmptyDataError("GramSum: no terms. Give at least one list of factors.")
         found = _one_dtype(grams)
-        if dtype is not None and dtype not in FLOATS:
-            raise DTypeError(f"GramSum: dtype must be torch.float32 or torch.float64, got {dtype}.")
         if found is not None and dtype is not None and found != dtype:
             raise DTypeError(f"GramSum: dtype={dtype} was given, the factors are {found}. Convert the factors.")
         Sum(grams)  # checks the shapes of all Grams, so that the message names the two factors that differ
         final = found or dtype or torch.get_default_dtype()
         if final not in FLOATS:
-            raise DTypeError(f"GramSum: torch's default dtype is {final}; pass dtype=torch.float32 or torch.float64.")
+            raise DTypeError(f"GramSum: dtype must be torch.float32 or torch.float64, got {final}. Pass dtype=….")
         root = Sum(summands) if len(summands) > 1 else summands[0]
         return cls(root, final, grams[0].left.device, name=name, max_bytes=max_bytes, backend=backend)
 
@@ -645,14 +640,11 @@ def _factor(item: Any, term: int) -> Factor:
 
 
 def _one_dtype(grams: Sequence[Gram]) -> torch.dtype | None:
-    """The dtype of the float factors, None if all are bool; mixtures of dtypes or devices raise."""
+    """The dtype of the float factors, None if all are bool; raises if dtypes or devices differ."""
     typed = [gram for gram in grams if gram.left.dtype != torch.bool]
     for gram in typed[1:]:
-        if gram.left.dtype != typed[0].left.dtype:
-            raise DTypeError(
-                f"GramSum: factor {gram.name!r} is {gram.left.dtype}, factor {typed[0].name!r} is "
-                f"{typed[0].left.dtype}. Convert one; nothing is promoted silently."
-            )
+        names = f"factor {gram.name!r}", f"factor {typed[0].name!r}"
+        require_alike("GramSum", names, gram.left, typed[0].left, "Convert one; nothing is promoted silently.")
     for gram in grams[1:]:
         if gram.left.device != grams[0].left.device:
             raise DTypeError(

@@ -82,7 +82,7 @@ def _restrict(node: Node, rows: Index, cols: Index, taken: dict[Any, FactorRows]
         return Select(node, rows, cols)
     if isinstance(node, Select):
         return _restrict(node.child, compose(node.rows, rows), compose(node.cols, cols), taken)
-    children = [_restrict(child, rows, cols, taken) for child in node.children()]
+    children = [_restrict(child, rows, cols, taken) for child in node.children]
     return node.around(children[0]) if isinstance(node, Scaled) else type(node)(children)  # type: ignore[call-arg]
 
 
@@ -137,7 +137,7 @@ def _canonical(node: Node, numbers: dict[int, int]) -> str:
         return f"('gram',{numbers[id(node.left)]},{numbers[id(node.right)]})"
     if isinstance(node, OperatorNode):
         return f"('leaf',{numbers[id(node.operator)]})"
-    children = ",".join(_canonical(child, numbers) for child in node.children())
+    children = ",".join(_canonical(child, numbers) for child in node.children)
     if isinstance(node, Scaled):
         return f"('scale',{node.mantissa!r},{2 * node.half},{children})"
     if isinstance(node, Select):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING
@@ -16,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathlens.budgets import human_bytes
-from pathlens.errors import BudgetError, OptionError, PrecisionWarning, SolverError
+from pathlens.budgets import require_budget
+from pathlens.errors import OptionError, PrecisionWarning, SolverError
 from pathlens.linops.evaluate import Evaluator
 from pathlens.linops.matmul import check_vectors, matmul, plan_matmul
 from pathlens.precision import exact_precision
@@ -158,18 +159,16 @@ def solve(
     unit = torch.exp2(torch.frexp(rhs.abs().amax(0)).exponent.clamp(-most, most).to(evaluator.dtype))
     rhs = rhs / unit
     need = n * n * evaluator.dtype.itemsize * 2 + 4 * rhs.numel() * 8
-    if method == "cholesky" and need > evaluator.budget:
-        raise BudgetError(
-            f"solve: Cholesky needs {human_bytes(need)} for n = {n}, the budget is "
-            f"{human_bytes(evaluator.budget)}. Raise max_bytes, or use method='cg'."
-        )
+    if method == "cholesky":
+        remedy = "Raise max_bytes, or use method='cg'."
+        require_budget(f"solve: Cholesky with n = {n} needs", need, evaluator.budget, remedy)
     if method == "cholesky" or (method == "auto" and need <= evaluator.budget):
         x, iterations, way, rank = _cholesky(evaluator, rhs, ridge), 0, "cholesky", 0
     else:
         way, rank = "cg", _default_rank(evaluator) if preconditioner is None else preconditioner
-        better = _Preconditioner.make(evaluator, rank, ridge) if rank else None
-        rank = 0 if better is None else better.vectors.shape[1]
-        x, iterations = _conjugate_gradients(evaluator, rhs, ridge, tol, max_iter, better)
+        precondition = _preconditioner(evaluator, rank, ridge) if rank else None
+        rank = 0 if precondition is None else rank
+        x, iterations = _conjugate_gradients(evaluator, rhs, ridge, tol, max_iter, precondition)
     error, share = matmul(evaluator, x) + ridge * x - rhs, unit.double() / unit.double().max()
     size = float(torch.linalg.vector_norm(rhs * share))
     residual = float(torch.linalg.vector_norm(error * share)) / size if size else 0.0
@@ -227,26 +226,18 @@ def sketch(evaluator: Evaluator, rank: int, seed: int) -> tuple[Tensor, Tensor]:
     return vectors, (values.square() - shift).clamp(min=0.0)
 
 
-@dataclass(frozen=True)
-class _Preconditioner:
-    """P⁻¹ for P ≈ K + ridge·I: exact on the leading eigenspace of a sketch, a multiple of the identity elsewhere."""
+def _preconditioner(evaluator: Evaluator, rank: int, ridge: float) -> Callable[[Tensor], Tensor] | None:
+    """P⁻¹ for P ≈ K + ridge·I: exact on the leading eigenspace of a sketch, a multiple of the identity elsewhere.
 
-    vectors: Tensor  # (n, r) float64
-    gains: Tensor  # (r,)
-
-    @classmethod
-    def make(cls, evaluator: Evaluator, rank: int, ridge: float) -> _Preconditioner | None:
-        """The preconditioner; None if the kernel is too far from positive semi-definite for a sketch."""
-        try:
-            vectors, values = sketch(evaluator, rank, seed=0)
-        except torch.linalg.LinAlgError:
-            return None
-        base = max(ridge, float(values[0]) * torch.finfo(evaluator.dtype).eps)
-        return cls(vectors, (values[-1] + base) / (values + base) - 1.0)
-
-    def __call__(self, r: Tensor) -> Tensor:
-        part = self.vectors.T @ r.double()
-        return (r.double() + self.vectors @ (self.gains[:, None] * part)).to(r.dtype)
+    None if the kernel is too far from positive semi-definite for a sketch.
+    """
+    try:
+        vectors, values = sketch(evaluator, rank, seed=0)
+    except torch.linalg.LinAlgError:
+        return None
+    base = max(ridge, float(values[0]) * torch.finfo(evaluator.dtype).eps)
+    gains = (values[-1] + base) / (values + base) - 1.0
+    return lambda r: (r.double() + vectors @ (gains[:, None] * (vectors.T @ r.double()))).to(r.dtype)
 
 
 def _default_rank(evaluator: Evaluator) -> int:
@@ -264,7 +255,7 @@ def _conjugate_gradients(
     ridge: float,
     tol: float | None,
     max_iter: int | None,
-    better: _Preconditioner | None,
+    precondition: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, int]:
     n = evaluator.node.n
     goal = (1e-5 if evaluator.dtype == torch.float32 else 1e-10) if tol is None else tol
@@ -295,7 +286,7 @@ def _conjugate_gradients(
                     f"Pass a larger ridge or tol, more max_iter, or float64 factors."
                 )
             best = gap
-            z = r.clone() if better is None else better(r)
+            z = r.clone() if precondition is None else precondition(r)
             p, rz = z, dots(r, z)
             while done < limit and bool((rr.sqrt() > target).any()):
                 ap = apply(p)
@@ -307,7 +298,7 @@ def _conjugate_gradients(
                 x = x + p * step.to(x.dtype)
                 r = r - ap * step.to(x.dtype)
                 rr = dots(r, r)
-                z = r if better is None else better(r)
+                z = r if precondition is None else precondition(r)
                 new = dots(r, z)
                 p = z + p * torch.where(live, new / rz.clamp(min=1e-300), 0.0).to(x.dtype)
                 rz = new
@@ -364,12 +355,9 @@ def eigsh(
         dense = k >= n - 1 or (fits and 9.0 * n**3 <= max(lanczos, _DENSE_EIGH_FLOPS))
     else:
         dense = method == "dense"
-    if dense and not fits:
-        raise BudgetError(
-            f"eigsh: all eigenpairs of n = {n} need {human_bytes(need)}, the budget is "
-            f"{human_bytes(evaluator.budget)}. Raise max_bytes, or ask for fewer than n − 1 with method='lanczos'."
-        )
     if dense:
+        remedy = "Raise max_bytes, or ask for fewer than n − 1 with method='lanczos'."
+        require_budget(f"eigsh: all eigenpairs of n = {n} need", need, evaluator.budget, remedy)
         all_values, all_vectors = torch.linalg.eigh(evaluator.dense("kernel tiles for eigsh"))
         values, vectors = all_values[-k:].flip(0), all_vectors[:, -k:].flip(1)
     else:
@@ -386,11 +374,9 @@ def _lanczos(evaluator: Evaluator, k: int, tol: float | None, max_iter: int | No
 
     n, dtype, device = evaluator.node.n, evaluator.dtype, evaluator.device
     basis = min(n, max(2 * k + 1, 20))
-    inner = replace(evaluator, budget=evaluator.budget - n * 8 * (basis + 2 * k + 6))
-    if inner.budget <= 0:
-        raise BudgetError(
-            f"eigsh: {basis} Lanczos vectors of length {n} do not fit {human_bytes(evaluator.budget)}. Raise max_bytes."
-        )
+    held = n * 8 * (basis + 2 * k + 6)
+    require_budget(f"eigsh: {basis} Lanczos vectors of length {n} take", held + 1, evaluator.budget)
+    inner = replace(evaluator, budget=evaluator.budget - held)
     with ProgressBar("Lanczos products", None) as bar:
 
         def product(v: np.ndarray) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""Kernels on disk: `write_kernel` implements ``K.to_zarr``, `from_zarr` opens a stored kernel as an operator."""
+"""Kernels on disk: `prepare` describes a kernel for ``K.to_zarr``, `from_zarr` opens a stored kernel."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pathlens.indexing import Index, as_index, as_tensor, same_index
 from pathlens.linops import backends, parts
 from pathlens.linops.nodes import Node
 from pathlens.linops.operator import GramSum, KernelOperator, expression
-from pathlens.stores import MatrixDescription, Store, StoreReport, open_store, write_store
+from pathlens.stores import MatrixDescription, Store, open_store
 from pathlens.stores.executors import default_workers
 from pathlens.stores.layout import import_zarr
 
@@ -57,21 +57,14 @@ class KernelBlocks:
         return replace(self, node=parts.in_files(self.node, folder))
 
 
-def write_kernel(
-    kernel: KernelOperator,
-    path: str | os.PathLike[str],
-    *,
-    client: Any,
-    workers: int | None,
-    block: int | None,
-    max_bytes: int | None,
-    **options: Any,
-) -> StoreReport:
-    """Write a kernel to disk; see `KernelOperator.to_zarr`."""
+def prepare(
+    kernel: KernelOperator, block: int | None, workers: int | None, max_bytes: int | None
+) -> tuple[KernelBlocks, MatrixDescription, Callable[[], tuple[int, float]]]:
+    """A kernel's blocks, its description, and a function for the edge of a block and its seconds, for `write_store`."""
     import_zarr()
     if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
         raise OptionError(f"to_zarr: block must be a number of rows, at least 1, got {block!r}.")
-    count = 1 if client is False else workers or default_workers()
+    count = workers or default_workers()
     each = resolve_budget(kernel.max_bytes if max_bytes is None else max_bytes, kernel.device)
     if max_bytes is None:
         each = max(each // count, 1)
@@ -86,15 +79,8 @@ def write_kernel(
         sample=_sample(kernel) if parts.is_opaque(root) else (),
     )
     backend = backends.choose(kernel.backend, root, kernel.device, kernel.dtype)
-    return write_store(
-        Path(path),
-        KernelBlocks(root, kernel.dtype, kernel.device, backend, each),
-        description,
-        lambda: (block, 0.0) if block is not None else _choose_edge(kernel, count, each),
-        client=client,
-        workers=workers,
-        **options,
-    )
+    source = KernelBlocks(root, kernel.dtype, kernel.device, backend, each)
+    return source, description, lambda: (block, 0.0) if block is not None else _choose_edge(kernel, count, each)
 
 
 def _sample(kernel: KernelOperator) -> tuple[float, ...]:

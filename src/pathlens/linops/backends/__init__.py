@@ -1,6 +1,6 @@
 """Backends compute a tile from two sides of a kernel expression; each is imported on first use.
 
-A new backend implements the `Backend` protocol in a module of its own, which `_MODULES` lists.
+A new backend is a subclass of `Backend` in a module of its own, which `_MODULES` lists.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import os
 import threading
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
@@ -79,20 +79,24 @@ class Pool:
                     _SPARE.append(flat)
 
 
-class Backend(Protocol):
-    """Interface of a backend."""
+class Backend(ABC):
+    """Base class of backends."""
 
     name: str
 
     def exactly_symmetric(self, node: Node) -> bool:
         """Whether tile (I, J) of a symmetric node is bitwise equal to the transpose of tile (J, I)."""
+        return False  # a matrix product may sum in another order at the edges of its blocks
 
     def writes_whole(self, node: Node) -> bool:
         """Whether `unit_tile` computes a whole matrix without scratch space, exactly symmetric for equal sides."""
+        return False
 
+    @abstractmethod
     def gram_flops(self, gram: Gram) -> float:
         """Cost of one entry of a Gram node, in operations at the rate of a matrix product."""
 
+    @abstractmethod
     def unit_tile(self, node: Node, left: Side, right: Side, out: Tensor, pool: Pool) -> None:
         """Write K̂ of shape (len(left), len(right)) to ``out``, whose rows are contiguous."""
 

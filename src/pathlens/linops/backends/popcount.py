@@ -17,7 +17,7 @@ import torch
 from numba.extending import intrinsic
 from torch import Tensor
 
-from pathlens.linops.backends import Pool
+from pathlens.linops.backends import Backend, Pool
 from pathlens.linops.backends.torch_backend import Pair, Scratch, gram_product, multiply_gram, walk
 from pathlens.linops.nodes import Gram, Hadamard, Node, Side
 
@@ -180,7 +180,7 @@ def _grams(pairs: Sequence[Pair], out: Tensor, scratch: Scratch, add: bool) -> N
         gram_product(pairs, out, scratch, add)
 
 
-class PopcountBackend:
+class PopcountBackend(Backend):
     """Popcounts for 0/1 factors, matrix products for others."""
 
     name = "popcount"

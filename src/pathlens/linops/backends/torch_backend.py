@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pathlens.indexing import as_tensor
-from pathlens.linops.backends import Pool
+from pathlens.linops.backends import Backend, Pool
 from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Side, Sum, exp2_scale, strip
 
 Pair: TypeAlias = tuple[Side, Side]
@@ -59,10 +59,10 @@ def plain_terms(node: Node, side: Side, dtype: torch.dtype) -> list[list[Tensor]
 
     Tiles of such a kernel need no sides, which cost as much as small products.
     """
-    sums = zip(node.children(), side.parts) if isinstance(node, Sum) else [(node, side)]
+    sums = zip(node.children, side.parts) if isinstance(node, Sum) else [(node, side)]
     terms: list[list[Tensor]] = []
     for child, part in sums:
-        grams = list(zip(child.children(), part.parts)) if isinstance(child, Hadamard) else [(child, part)]
+        grams = list(zip(child.children, part.parts)) if isinstance(child, Hadamard) else [(child, part)]
         if not all(
             isinstance(g, Gram) and at.unshifted and not g.left.streamed and g.left.dtype == dtype for g, at in grams
         ):
@@ -82,14 +82,14 @@ def walk(
     node, left = strip(node, left)
     right = strip(right.node, right)[1]
     if isinstance(node, Sum):
-        for child, x, y in zip(node.children(), left.parts, right.parts):
+        for child, x, y in zip(node.children, left.parts, right.parts):
             walk(child, x, y, out, pool, depth, grams, add)
             add = True
     elif isinstance(node, Gram):
         grams([(left, right)], out, scratch, add)
     elif isinstance(node, Hadamard):
         pairs, others = [], []
-        for child, x, y in zip(node.children(), left.parts, right.parts):
+        for child, x, y in zip(node.children, left.parts, right.parts):
             inner, below = strip(child, x)
             if isinstance(inner, Gram):
                 pairs.append((below, strip(child, y)[1]))
@@ -126,16 +126,10 @@ def walk(
         raise AssertionError(f"unknown node {type(node).__name__}")
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Matrix products on the device of the factors."""
 
     name = "torch"
-
-    def exactly_symmetric(self, node: Node) -> bool:
-        return False  # a matrix product may sum in another order at the edges of its blocks
-
-    def writes_whole(self, node: Node) -> bool:
-        return False
 
     def gram_flops(self, gram: Gram) -> float:
         return 2.0 * gram.r

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pathlens.indexing import same_index
-from pathlens.linops.backends import Pool
+from pathlens.linops.backends import Backend, Pool
 from pathlens.linops.backends.torch_backend import Pair, gram_product, walk
 from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Side, Sum, strip
 
@@ -254,7 +254,7 @@ def flatten(node: Node, left: Side, right: Side) -> list[Term]:
         return [(1.0, [[(left, right)]])]
     if isinstance(node, OperatorNode):
         raise Unsuited
-    parts = [flatten(c, x, y) for c, x, y in zip(node.children(), left.parts, right.parts)]
+    parts = [flatten(c, x, y) for c, x, y in zip(node.children, left.parts, right.parts)]
     if isinstance(node, Scaled):
         return [(c * node.mantissa, factors) for c, factors in parts[0]]
     if isinstance(node, Sum):
@@ -372,15 +372,12 @@ def _order(n: int, m: int, upper: bool, config: Config, device: torch.device) ->
 # --- the backend -------------------------------------------------------------------------------------------------
 
 
-class TritonBackend:
+class TritonBackend(Backend):
     """The fused kernel, in one precision; 0/1 factors are counted exactly whatever the precision."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.precision = PRECISIONS[name]
-
-    def exactly_symmetric(self, node: Node) -> bool:
-        return False
 
     def writes_whole(self, node: Node) -> bool:
         return not any(isinstance(leaf, OperatorNode) for leaf in node.leaves())
