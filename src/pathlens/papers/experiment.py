@@ -54,8 +54,6 @@ _LEGACY = [
     "deep_gated_synthetic",
     "deep_gated_images",
     "deep_gated_training",
-    "path_features_toy",
-    "path_features_images",
     "localisation_runs_all",
 ]
 _NOT_EXPERIMENTS = ("checks", "pages")  # the other packages of pathlens.papers
@@ -359,6 +357,7 @@ class Run:
         if chosen not in self._parts:
             part = self._parts[chosen] = copy.copy(self)
             part.seeds, part._results, part._parts = chosen, {}, {}
+        self._parts[chosen].current = self.current
         return self._parts[chosen]
 
     def checkpoint(self, *words: str) -> Path | None:
