@@ -15,7 +15,6 @@ import importlib.util
 import json
 import os
 import pkgutil
-import re
 import shutil
 import sys
 import time
@@ -31,7 +30,7 @@ import numpy as np
 
 from pathlens import papers
 from pathlens.errors import OptionError, unknown_name
-from pathlens.papers.artifact import Artifact, environment
+from pathlens.papers.artifact import SCALES, Artifact, environment, natural_order
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.panels import Panel
 
@@ -42,7 +41,6 @@ T = TypeVar("T")
 Progress = Callable[[str, float, float], None]
 """``progress(what, done, total)``: called while something runs; the command line turns it into a bar."""
 
-_SCALES = ("quick", "paper")
 _LEGACY = [
     "half_space_circle",
     "half_space_fashion",
@@ -98,20 +96,20 @@ class Experiment:
 
     def sizes_at(self, scale: str) -> dict[str, Any]:
         """Sizes at a scale, and the number of seeds under ``"seeds"`` unless the experiment has no randomness."""
-        at = _SCALES.index(scale)
+        at = SCALES.index(scale)
         found = {key: size[at] if isinstance(size, tuple) else size for key, size in self.sizes.items()}
         return found if self.seeds is None else {**found, "seeds": self.seeds[at]}
 
     def seed_count(self, scale: str) -> int:
         """Default number of seeds of a run."""
-        return 5 if self.seeds is None else self.seeds[_SCALES.index(scale)]
+        return 5 if self.seeds is None else self.seeds[SCALES.index(scale)]
 
     def estimate(self, run: Run) -> tuple[float | None, float]:
         """Floating-point operations (None if not counted) and minutes of a run.
 
         If sizes are changed, minutes are scaled by the operations.
         """
-        minutes = self.minutes[_SCALES.index(run.scale)]
+        minutes = self.minutes[SCALES.index(run.scale)]
         if run.scale == "quick":
             return None, minutes
         if not callable(self.flops):
@@ -281,7 +279,7 @@ class Run:
     _parts: dict[tuple[int, ...], Run] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.scale not in _SCALES:
+        if self.scale not in SCALES:
             raise OptionError(f"Run: scale must be 'quick' or 'paper', got {self.scale!r}.")
         self.seeds = tuple(int(seed) for seed in self.seeds)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -485,12 +483,7 @@ def names() -> list[str]:
     _discover()
     order = {prefix: i for i, prefix in enumerate(papers.PAPERS)}
 
-    def place(name: str) -> tuple[Any, ...]:
-        prefix, _, rest = name.partition(".")
-        parts = [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", rest) if part]
-        return order.get(prefix, len(order)), prefix, parts
-
-    return sorted(_REGISTERED, key=place)
+    return sorted(_REGISTERED, key=lambda name: (order.get(name.partition(".")[0], len(order)), natural_order(name)))
 
 
 def find(name: str) -> Experiment:
