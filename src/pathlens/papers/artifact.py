@@ -259,7 +259,7 @@ _Document = _entry(
         "verdict": str,
         "reduced": bool,
         **get_type_hints(Artifact),
-        "claims": tuple[_ClaimEntry, ...],
+        "claims": tuple[_ClaimEntry, ...],  # type: ignore[valid-type]
         "arrays": _ArraysEntry,
     },
 )

@@ -436,9 +436,9 @@ def perform(entry: Experiment, run: Run) -> Artifact:
             f"{where} returned the artifact {artifact.name!r} at scale {artifact.scale!r}, expected its own name at "
             f"scale {run.scale!r}. Return run.artifact(…)."
         )
-    measured = {(claim.text, claim.threshold, claim.comparison, claim.null) for claim in artifact.claims}
+    measured = {claim.statement for claim in artifact.claims}
     for claim in entry.claims:
-        if (claim.text, claim.threshold, claim.comparison, claim.null) not in measured:
+        if claim.statement not in measured:
             raise OptionError(
                 f"{where} did not measure its claim {claim.text!r} as registered. Return `claim.measure(values)` for "
                 "each of its claims; a missing value is NaN."
