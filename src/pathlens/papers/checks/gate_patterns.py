@@ -12,7 +12,6 @@ from pathlens.papers.checks.gated_linear import (
     EXCLUSIVE,
     GENERAL,
     REDUNDANT,
-    ROWS,
     START,
     TARGET,
     TAU,
@@ -140,9 +139,8 @@ def equation31(formula: Formula) -> Comparisons:
 
 def _copies(G: np.ndarray, w0: np.ndarray, t: float, r: int, speed: float | None = None) -> np.ndarray:
     """r equal gates: the mean relaxes r times as fast, deviations from it stay."""
-    w, x = w0.reshape(r, N), X.numpy()
-    A, b = x.T @ (x * G[:, :1]) / ROWS, x.T @ (G[:, 0] * TARGET.numpy()) / ROWS
-    s = relax(A, b, w.mean(0), (r if speed is None else speed) * t / (r**2 * TAU))
+    w, m = w0.reshape(r, N), moments_of(G)
+    s = relax(m.block(0, 0), m.b[:N], w.mean(0), (r if speed is None else speed) * t / (r**2 * TAU))
     return (s + w - w.mean(0)).reshape(-1)
 
 
