@@ -103,7 +103,7 @@ def test_lines_through_the_origin_give_two_sectors_each(analyses):
 
 def test_tangent_kernels_are_those_of_autograd(analyses):
     _, run = analyses
-    circle, found = circle_training.train_circle(run), circle_training.tangent_kernels(run, SMALL["kernel_points"])
+    circle, found = circle_training.train_circle(run), circle_training.tangent_kernels(run)
     for model in circle_training.LEARNED:
         net = circle_training.network_at(circle.runs[model][1], 200)
         weights = list(net.parameters())
@@ -116,7 +116,7 @@ def test_tangent_kernels_are_those_of_autograd(analyses):
 
 def test_alignments_leave_out_the_network_itself(analyses):
     found, run = analyses
-    K = circle_training.tangent_kernels(run, SMALL["kernel_points"])["relu"]
+    K = circle_training.tangent_kernels(run)["relu"]
     H = np.eye(32) - 1 / 32
     a, b = (H @ K[s, -1] @ H for s in (0, 1))
     cosine = (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)

@@ -7,6 +7,7 @@ import pytest
 import scipy.linalg
 import torch
 
+from pathlens.papers.experiment import Run, find
 from pathlens.papers.half_space import spectral
 
 
@@ -31,9 +32,8 @@ def test_eigenvalues_by_frequency():
 def test_the_linearised_network_is_trained_by_plain_adam():
     generator = torch.Generator().manual_seed(3)
     J, f, y = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((12, 5), (12,), (12,)))
-    found = spectral.train_linearised(
-        [(f, J), (f, 2 * J)], y, (7, 8), epochs=3, lr=0.1, batch_size=5, progress=lambda *_: None, label=""
-    )
+    run = Run(seeds=(7, 8), changes={"lr": 0.1, "batch_size": 5}, current=find("hs.spectral"))
+    found = spectral.train_linearised(run, [(f, J), (f, 2 * J)], y, 3, "")
     w = torch.zeros(5, dtype=torch.float64, requires_grad=True)
     adam, shuffle = torch.optim.Adam([w], lr=0.1), torch.Generator().manual_seed(7)
     losses = [(f - y).square().mean()]

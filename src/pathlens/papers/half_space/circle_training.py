@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from pathlens.errors import OptionError
 from pathlens.papers.claim import Deviation
-from pathlens.papers.experiment import Run
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.panels import Panel, Series
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ SIZES: dict[str, Any] = {
     "epochs": (dict.fromkeys(NAMES, 400), {"relu": 1000, "dlgn_pwc": 1000, "frozen": 8000}),
 }
 HIDDEN, RATE, BATCH = tuple(SIZES["hidden"]), SIZES["lr"], SIZES["batch_size"]
+TANGENT_GATES = {"tangent kernel of ReLU": "hard", "tangent kernel of DLGN-PWC": SOFT["dlgn_pwc"]}
 KEPT_EPOCHS = (0, 1, 3, 10, 30, 50, 100, 200)  # and the last one
 KERNEL_EPOCHS = (0, 3, 200)  # of the paper's pictures
 
@@ -165,6 +167,10 @@ def circle_operations(size: dict[str, Any]) -> float:
     return float(forward * passes * size["points"] * size["seeds"])
 
 
+# the decorator of every experiment that is based on the training of the circle
+circle_experiment = partial(experiment, sizes=SIZES, minutes=(1, 12), flops=circle_operations, shares="circle")
+
+
 def network_at(trajectory: Trajectory, epoch: int) -> Any:
     """The network with the weights that it had at a kept epoch, in float64 on the CPU."""
     from pathlens.recording import rebuild
@@ -174,31 +180,29 @@ def network_at(trajectory: Trajectory, epoch: int) -> Any:
     return rebuild(snapshot).double()
 
 
-def kernel_step(sizes: dict[str, Any]) -> int:
+def kernel_step(run: Run) -> int:
     """The distance between the points of the circle that kernels are computed on."""
-    step, rest = divmod(sizes["points"], sizes["kernel_points"])
-    if rest or not step:
-        raise OptionError(
-            f"kernel_points must divide points, got {sizes['kernel_points']} and {sizes['points']}. Set both."
-        )
-    return int(step)
+    points, chosen = run.sizes["points"], run.sizes["kernel_points"]
+    if points % chosen:
+        raise OptionError(f"kernel_points must divide points, got {chosen} and {points}. Set both.")
+    return int(points // chosen)
 
 
-def tangent_kernels(run: Run, points: int) -> dict[str, np.ndarray]:
+def tangent_kernels(run: Run) -> dict[str, np.ndarray]:
     """Empirical tangent kernels on evenly spaced points at all kept epochs: model → (seeds, epochs, n, n), float64."""
 
     def compute() -> dict[str, np.ndarray]:
         from pathlens.kernels import ntk
 
         c = train_circle(run)
-        x = c.data.x[:: len(c.data.x) // points].double()
+        x = c.data.x[:: kernel_step(run)].double()
         found = {}
         for i, m in enumerate(LEARNED):
             found[m] = np.array([[ntk(network_at(t, e), x).dense() for e in c.kept_epochs] for t in c.runs[m]])
             run.progress("tangent kernels", i + 1, len(LEARNED))
         return found
 
-    return run.once(("tangent kernels of the circle", points), compute)
+    return run.once("tangent kernels of the circle", compute)
 
 
 def diagonal_ratio(K: np.ndarray, top: np.ndarray) -> np.ndarray:

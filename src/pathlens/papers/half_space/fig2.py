@@ -10,7 +10,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run
 from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.pages.words import read_spread
 from pathlens.papers.panels import Panel, Series
@@ -48,16 +48,12 @@ def _never_or_unknown(epochs: list[int | None], trained: int, limit: float) -> l
     return [float(e) if e is not None else (math.inf if trained > limit else None) for e in epochs]
 
 
-@experiment(
+@circle.circle_experiment(
     "hs.fig2",
     title="Loss on the circle: learned against frozen gates",
     what="circle data; training loss of ReLU, DLGN-PWC and DLGN-PWC with frozen gates",
     claims=[_REACHES, _SLOW, _BEHIND],
     deviations=[circle.CIRCLE, circle.SETTINGS, circle.FROZEN],
-    sizes=circle.SIZES,
-    minutes=(1, 12),
-    flops=circle.circle_operations,
-    shares="circle",
 )
 def fig2(run: Run) -> Artifact:
     """Figure 2: target, data, and loss curves."""

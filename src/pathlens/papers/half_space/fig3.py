@@ -9,7 +9,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run
 from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.pages.words import read_spread
 from pathlens.papers.panels import Panel, Series
@@ -48,16 +48,12 @@ _RELU_BLOCK = replace(
 )
 
 
-@experiment(
+@circle.circle_experiment(
     "hs.fig3",
     title="The overlap kernel moves early",
     what="overlap kernel of ReLU and DLGN-PWC at init, epoch 3 and epoch 200",
     claims=[_EARLY, _LATE, _STAYS, _RELU_DIAGONAL, _RELU_BLOCK],
     deviations=[circle.CIRCLE, circle.SETTINGS],
-    sizes=circle.SIZES,
-    minutes=(1, 12),
-    flops=circle.circle_operations,
-    shares="circle",
 )
 def fig3(run: Run) -> Artifact:
     """Figure 3: overlap kernels from hard gates, trace-normalised, and their ratios of top to bottom."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run
 from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.panels import Panel, Series
 
@@ -69,7 +69,7 @@ def _mean_of_others(matrix: np.ndarray) -> np.ndarray:
     return (matrix.sum(1) - matrix.diagonal()) / count if count else np.full(1, np.nan)
 
 
-@experiment(
+@circle.circle_experiment(
     "hs.fig4",
     title="Tangent kernels of ReLU and DLGN while training",
     what="empirical NTK of ReLU and DLGN-PWC at init, epoch 3 and 200; alignment of their kernels while training",
@@ -77,19 +77,17 @@ def _mean_of_others(matrix: np.ndarray) -> np.ndarray:
     deviations=[PAIRS, circle.CIRCLE, circle.SETTINGS],
     sizes={**circle.SIZES, "kernel_points": (128, 256)},
     minutes=(1.5, 13),
-    flops=circle.circle_operations,
-    shares="circle",
 )
 def fig4(run: Run) -> Artifact:
     """Figure 4, and the surrogate claim made from it, for the tangent and the overlap kernel."""
     from pathlens.kernels import drift, overlap
 
-    step = circle.kernel_step(run.sizes)
+    step = circle.kernel_step(run)
     circle.check_epochs(run)
     c = circle.train_circle(run)
     epochs = c.kept_epochs
     late = epochs.index(LATE)
-    tangent = circle.tangent_kernels(run, run.sizes["kernel_points"])
+    tangent = circle.tangent_kernels(run)
     members = range(len(run.seeds))
     shared = {
         m: np.array([[overlap(c.record(m, i, e))[::step, ::step].dense().double() for e in epochs] for i in members])
@@ -122,11 +120,7 @@ def fig4(run: Run) -> Artifact:
             "mean over seeds": {k: v.mean(0).tolist() for k, v in per_seed.items()},
             "standard deviation": {k: v.std(0).tolist() for k, v in per_seed.items()},
         },
-        gates={
-            "tangent kernel of ReLU": "hard",
-            "tangent kernel of DLGN-PWC": circle.SOFT["dlgn_pwc"],
-            "overlap kernels": "hard",
-        },
+        gates={**circle.TANGENT_GATES, "overlap kernels": "hard"},
         arrays=float32(arrays),
         panels=_panels(),
     )

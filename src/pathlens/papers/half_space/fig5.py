@@ -9,7 +9,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run
 from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.pages.words import number
 from pathlens.papers.panels import Panel, Series
@@ -36,16 +36,12 @@ _ARTEFACTS = Claim(
 )
 
 
-@experiment(
+@circle.circle_experiment(
     "hs.fig5",
     title="What the networks compute over time",
     what="model outputs over epochs: ReLU, DLGN-PWC, DLGN-PWC with frozen gates",
     claims=[_FIRST, _ARTEFACTS],
     deviations=[circle.CIRCLE, circle.SETTINGS, circle.FROZEN],
-    sizes=circle.SIZES,
-    minutes=(1, 12),
-    flops=circle.circle_operations,
-    shares="circle",
 )
 def fig5(run: Run) -> Artifact:
     """Figure 5: outputs over the angle at several epochs."""

@@ -11,7 +11,7 @@ import numpy as np
 from pathlens.errors import OptionError
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run
 from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.pages.words import read_spread
 from pathlens.papers.panels import Panel, Series
@@ -48,16 +48,12 @@ def gate_normals(net: Any) -> np.ndarray:
     return normals / np.linalg.norm(normals, axis=2, keepdims=True)
 
 
-@experiment(
+@circle.circle_experiment(
     "hs.fig6",
     title="The half-spaces of every neuron",
     what="half-spaces of a DLGN-PWC at initialisation and at the end, per layer",
     claims=[_PREFER, _DEPTH],
     deviations=[circle.CIRCLE, circle.SETTINGS],
-    sizes=circle.SIZES,
-    minutes=(1, 12),
-    flops=circle.circle_operations,
-    shares="circle",
 )
 def fig6(run: Run) -> Artifact:
     """Figure 6: normals of all gates, and how many of them point to the top."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run
 from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.half_space.region_shapes import Shapes, picture, pixels, shapes
 from pathlens.papers.panels import Panel, Series
@@ -109,7 +109,7 @@ def _train_biased(run: Run) -> dict[str, Runs]:
     }
 
 
-@experiment(
+@circle.circle_experiment(
     "hs.regions",
     title="Activation-pattern regions and path regions",
     what="counts, faces, connectedness and convexity of regions in the plane: ReLU and DLGN-PWC, init and end",
@@ -124,8 +124,6 @@ def _train_biased(run: Run) -> dict[str, Runs]:
         "biased_lr": 2e-3,
     },
     minutes=(2, 14),
-    flops=circle.circle_operations,
-    shares="circle",
 )
 def regions(run: Run) -> Artifact:
     """Section 3.1, counted on the networks of the circle, and on networks with biases."""

@@ -7,14 +7,13 @@ linearised network, against training.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Progress, Run, experiment
+from pathlens.papers.experiment import Run
 from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.panels import Panel, Series
 
@@ -146,39 +145,32 @@ def linearisation(net: Any, x: Any) -> tuple[Any, Any]:
         return net(x)[:, 0], torch.cat([g.flatten(1) for g in gradients.values()], dim=1)
 
 
-def train_linearised(
-    starts: list[tuple[Any, Any]],
-    y: Any,
-    seeds: Sequence[int],
-    *,
-    epochs: int,
-    lr: float,
-    batch_size: int,
-    progress: Progress,
-    label: str,
-) -> np.ndarray:
-    """Loss per seed and epoch of f₀ + ∇f₀·w from w = 0, with the optimiser, rate and batch size of the circle."""
+def train_linearised(run: Run, starts: list[tuple[Any, Any]], y: Any, epochs: int, label: str) -> np.ndarray:
+    """Loss per seed and epoch of f₀ + ∇f₀·w from w = 0, with the optimiser, rate and batch size of the networks.
+
+    `starts` has f₀ (n,) and ∇f₀ (n, P) of each seed.
+    """
     import torch
 
     f0, J = torch.stack([f for f, _ in starts]), torch.stack([j for _, j in starts])
     w = torch.zeros(len(J), J.shape[2], dtype=J.dtype)
-    optimizer = torch.optim.Adam([w], lr=lr, fused=True)
-    shuffles = [torch.Generator().manual_seed(seed) for seed in seeds]
+    optimizer = torch.optim.Adam([w], lr=run.sizes["lr"], fused=True)
+    shuffles = [torch.Generator().manual_seed(seed) for seed in run.seeds]
     member = torch.arange(len(J))[:, None]
     losses = [(f0 - y).square().mean(1)]
     for epoch in range(epochs):
         order = torch.stack([torch.randperm(len(y), generator=g) for g in shuffles])
-        for rows in order.split(batch_size, dim=1):
+        for rows in order.split(run.sizes["batch_size"], dim=1):
             picked = J[member, rows]
             error = f0[member, rows] + (picked @ w[:, :, None])[:, :, 0] - y[rows]
             w.grad = 2 / rows.shape[1] * (error[:, None] @ picked)[:, 0]
             optimizer.step()
         losses.append((f0 + (J @ w[:, :, None])[:, :, 0] - y).square().mean(1))
-        progress(label, epoch + 1, epochs)
+        run.progress(label, epoch + 1, epochs)
     return torch.stack(losses, dim=1).numpy()
 
 
-@experiment(
+@circle.circle_experiment(
     "hs.spectral",
     title="Not the spectral bias of a fixed kernel",
     what="infinite-width NTK on the circle; descent with it, and with each network's first kernel, against training",
@@ -186,15 +178,13 @@ def train_linearised(
     deviations=[TIME, ADAM, circle.CIRCLE, circle.SETTINGS],
     sizes={**circle.SIZES, "kernel_points": (128, 256)},
     minutes=(1.5, 14),
-    flops=circle.circle_operations,
-    shares="circle",
 )
 def spectral(run: Run) -> Artifact:
     """Section 4: 'Note that this is distinct from the phenomenon of spectral bias'."""
     from pathlens.kernels import drift
 
     sizes = run.sizes
-    step = circle.kernel_step(sizes)
+    step = circle.kernel_step(run)
     c = circle.train_circle(run)
     kept, y, top = c.kept_epochs, c.y[::step].astype(np.float64), c.top[::step]
     values, purity, infinite = circle_spectrum(sizes["kernel_points"], len(sizes["hidden"]))
@@ -211,18 +201,11 @@ def spectral(run: Run) -> Artifact:
     error_ratios: dict[str, Any] = {"flow with K⁽ᵈ⁾": flow.error_ratio(top)}
     metrics: dict[str, Any] = {"error bottom / top at loss .25": error_ratios, "t(.01)/t(.25), flow with K⁽ᵈ⁾": wide}
     lazy, longer, drifts = [], [], []
-    for m, kernels in circle.tangent_kernels(run, sizes["kernel_points"]).items():
+    for m, kernels in circle.tangent_kernels(run).items():
         name = circle.LEARNED[m]
         starts = [linearisation(circle.network_at(t, 0).float(), c.data.x) for t in c.runs[m]]
         linearised = arrays[f"lazy_{m}"] = train_linearised(
-            starts,
-            c.data.y[:, 0],
-            run.seeds,
-            epochs=sizes["epochs"][m],
-            lr=sizes["lr"],
-            batch_size=sizes["batch_size"],
-            progress=run.progress,
-            label=f"{name}, linearised",
+            run, starts, c.data.y[:, 0], sizes["epochs"][m], f"{name}, linearised"
         )
         loss = arrays[f"loss_{m}"] = c.runs[m].history()
         arrays["epochs"] = np.arange(loss.shape[1])
@@ -255,7 +238,7 @@ def spectral(run: Run) -> Artifact:
     return run.artifact(
         claims=[_SINES.measure([purity]), _ORDER.measure([values[1] / values[FAST]]), *lazy, *longer, *drifts],
         metrics=metrics,
-        gates={"tangent kernel of ReLU": "hard", "tangent kernel of DLGN-PWC": circle.SOFT["dlgn_pwc"]},
+        gates=circle.TANGENT_GATES,
         arrays=float32(arrays),
         panels=_panels(),
     )
