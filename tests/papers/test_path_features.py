@@ -5,9 +5,9 @@ import pytest
 from small_sizes import shrink
 
 from pathlens import kernels
-from pathlens.papers.deep_gated import depths
 from pathlens.papers import path_features_toy as path_features
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.deep_gated import depths
 from pathlens.papers.experiment import Run, find, perform, select
 from pathlens.papers.pages import write_page
 
