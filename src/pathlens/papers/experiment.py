@@ -42,16 +42,10 @@ Progress = Callable[[str, float, float], None]
 """``progress(what, done, total)``: called while something runs; the command line turns it into a bar."""
 
 _LEGACY = [
-    "half_space_circle",
     "half_space_fashion",
     "half_space_early",
     "half_space_remedies",
-    "half_space_regions",
-    "half_space_kernels",
     "half_space_failures",
-    "deep_gated_synthetic",
-    "deep_gated_images",
-    "deep_gated_training",
     "localisation_runs_all",
 ]
 _NOT_EXPERIMENTS = ("checks", "pages")  # the other packages of pathlens.papers

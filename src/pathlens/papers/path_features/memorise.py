@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pathlens.papers import deep_gated_synthetic as deep_gated
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.deep_gated import depths as training
 from pathlens.papers.experiment import Run, experiment
-from pathlens.papers.panels import Panel, Series
+from pathlens.papers.panels import Series
 
 GRID = Deviation(
     paper="'the role of width and depth on a pure memorisation task' is in an appendix that the text lacks",
@@ -41,22 +41,16 @@ _TO_A_POINT = Claim(
     title="Memorising with fixed path features",
     what="identical inputs, random targets, fixed random gates: error on a grid of depths and widths",
     claims=[_WIDTH, _TO_A_POINT],
-    deviations=[GRID, deep_gated.STEP],
-    # those of dgn.fig3
-    sizes={
-        "n": 200,
-        "trained_depths": ([2, 4, 8, 12, 20], [2, 4, 6, 8, 12, 16, 20]),
-        "trained_widths": ([25, 100], [25, 100, 500]),
-        "epochs": (60, 200),
-    },
+    deviations=[GRID, training.STEP],
+    sizes=training.MEMORISE,
     minutes=(1, 30),
-    flops=deep_gated.memorise_operations,
+    flops=training.memorise_flops,
     shares="memorise",
 )
 def memorise(run: Run) -> Artifact:
     """The appendix on memorisation: error after the last step, by depth and width."""
     depths, widths = run.sizes["trained_depths"], run.sizes["trained_widths"]
-    final = np.stack([deep_gated.memorise(run, w).error[:, :, -1] for w in widths])  # (widths, depths, seeds)
+    final = np.stack([training.memorise(run, w).final for w in widths])  # (widths, depths, seeds)
     ratio = final[-1] / final[0]
     claims = [_WIDTH.measure(ratio[i], row=f"d = {d}") for i, d in enumerate(depths) if d > 2]
     for w, error in zip(widths, final):
@@ -66,14 +60,5 @@ def memorise(run: Run) -> Artifact:
         metrics={"error after the last step": {f"w={w}": error for w, error in zip(widths, final)}},
         gates={"fixed random gates": "hard"},
         arrays=float32({"depths": depths, "widths": widths, "error": final}),
-        panels=[
-            Panel(
-                "lines",
-                "Error after the last step",
-                [Series(f"error[{i}].T", f"w = {w}") for i, w in enumerate(widths)],
-                "depths",
-                "depth d (layers of weights)",
-                "‖e‖ / ‖e(0)‖",
-            )
-        ],
+        panels=[training.final_error([Series(f"error[{i}].T", f"w = {w}") for i, w in enumerate(widths)])],
     )
