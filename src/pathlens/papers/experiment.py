@@ -56,7 +56,6 @@ _LEGACY = [
     "deep_gated_training",
     "path_features_toy",
     "path_features_images",
-    "localisation_runs_all",
 ]
 _NOT_EXPERIMENTS = ("checks", "pages")  # the other packages of pathlens.papers
 
