@@ -74,7 +74,8 @@ def descend_relu(run: Run) -> Descent:
             keep_at=marks,
             loss="half_mse",
         )
-        sample = [t.numpy() for t in (data.x, data.y[:, 0], data.x_test, data.y_test[:, 0])]
-        return Descent(*sample, np.stack([fields(runs, k) for k in marks], axis=1), step, marks)
+        x, y, x_test, y_test = (t.numpy() for t in (data.x, data.y[:, 0], data.x_test, data.y_test[:, 0]))
+        weights = np.stack([fields(runs, k) for k in marks], axis=1)
+        return Descent(x, y, x_test, y_test, weights, step, marks)
 
     return run.once(("descent", rows, steps), compute)
