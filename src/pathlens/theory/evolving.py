@@ -1,7 +1,7 @@
 """Gradient flow of a one-layer ReLU network, exact from event to event: gates flip, and may slide on their boundary.
 
 Between two events the network is a gated linear one, so its weights are a power series in t whose terms follow from
-each other. The closed form for fixed gates lives in flow, roots of polynomials in roots.
+each other. The closed form for fixed gates is in flow.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from pathlens.errors import NotFiniteError, OptionError, PathlensWarning
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 from pathlens.theory.inputs import WeightedRows, as_times, check_positive, float_array, initial_weights
-from pathlens.theory.roots import bernstein_table, first_violation
-
-__all__ = ["OFF", "ON", "SLIDING", "ReluFlow", "relu_flow"]
+from pathlens.theory.roots import first_violation
 
 OFF, ON, SLIDING = 0, 1, 2
 _EVENT = np.dtype([("time", "f8"), ("row", "i4"), ("unit", "i4"), ("before", "i1"), ("after", "i1")])
@@ -38,8 +36,8 @@ class ReluFlow:
         The weights at the given times.
     events : structured array (time, row, unit, before, after)
         Every change of a gate, in order; before and after are OFF = 0, ON = 1 or SLIDING = 2.
-    state : int8 array (n, K)
-        The gates at the end.
+    state, start : int8 arrays (n, K)
+        The gates at the end and at t = 0.
     steps, fallbacks : int
         Number of power series summed, and of plain gradient steps taken where too many events shared one instant.
     seconds : float
@@ -118,12 +116,12 @@ def relu_flow(
     projection that keeps sliding rows at w_k·x_s = 0. All w_k·x_s are polynomials; the earliest sign change is isolated
     by their Bernstein coefficients, which cannot miss one. At a crossing with ẇ_k·x_s > 0 when off and < 0 when on,
     both sides push back: the pair slides, with a gate α ∈ [0, 1] that holds it there, until α leaves [0, 1]. Several
-    events may share an instant: one crossing can release other rows of its unit, and they settle one by one.
+    events may share an instant: one crossing can release other rows of its unit, which are then handled one by one.
 
     Parameters
     ----------
     data : DataSet, (X, y), (X, y, p) or SinglePulse
-        WeightedRows on one ray from the origin have equal gates and are computed as one; opposite rows swap theirs.
+        Rows on one ray from the origin have equal gates and are computed as one; opposite rows have opposite gates.
     w0 : array (K, d)
     times : float or increasing array (T,)
         Times at which the weights are returned; the flow ends at the last.
@@ -163,8 +161,7 @@ def relu_flow(
     first = run.gates()
     found = np.empty((len(report_times), *start.shape))
     with ProgressBar("exact ReLU flow", 100) as meter:
-        done = 0
-        percent = 0
+        done = percent = 0
         while done < len(report_times):
             done = run.advance(report_times, done, found)
             reached = int(100 * run.t / report_times[-1]) if report_times[-1] > 0 else 100
@@ -230,10 +227,8 @@ class _FlowState:
         self.just_left: set[tuple[int, int]] = set()
         # the rate of any mode is at most λ_max⟨xxᵀ⟩/(Kτ), whatever the gates
         second = (self.x * self.scale[:, None]).T @ self.x
-        self.rate = float(np.linalg.eigvalsh(second)[-1])
-        self.longest = _REACH / max(self.rate, 1e-300)
+        self.longest = self.gap = _REACH / max(float(np.linalg.eigvalsh(second)[-1]), 1e-300)
         self.fallback = fallback if fallback is not None else 1e-4 * self.longest
-        self.gap = self.longest
         self.events: list[tuple[float, int, int, int, int]] = []
         self.at_once = self.steps = self.fallbacks = 0
 
@@ -327,7 +322,7 @@ class _FlowState:
             bounds[0, :, :-1] = np.where(self.opposite[at, None] < 0, 0.0, -pull[self.opposite[at]]) - beta
             bounds[1, :, :-1] = beta - pull[at]
             found = np.concatenate([found, bounds.reshape(-1, len(h))])
-        s, first = first_violation(found, bernstein_table(len(h) - 1))
+        s, first = first_violation(found)
         if first < 0:
             return 1.0, None
         if first < len(pairs):

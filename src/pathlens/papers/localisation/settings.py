@@ -45,7 +45,7 @@ def draw(rows: int, d: int, seed: int, *, n_test: int = 0) -> DataSet:
 
     from pathlens.data import nlgp
 
-    return nlgp(rows, d, LONG_FIRST, GAIN, n_test=n_test, seed=seed, dtype=torch.float64)
+    return nlgp(rows, d=d, xi=LONG_FIRST, gain=GAIN, n_test=n_test, seed=seed, dtype=torch.float64)
 
 
 def descend(

@@ -16,16 +16,6 @@ import numpy as np
 from pathlens.errors import OptionError, ShapeError
 from pathlens.theory.inputs import check_finite, float_array
 
-__all__ = [
-    "GramMoments",
-    "frg_moments",
-    "gram_moments",
-    "ideal_gram",
-    "ideal_spectrum",
-    "printed_variance_bound",
-    "variance_law",
-]
-
 Sigma = float | Sequence[float]
 
 
