@@ -161,13 +161,15 @@ def relu_flow(
     first = run.gates()
     found = np.empty((len(report_times), *start.shape))
     with ProgressBar("exact ReLU flow", 100) as meter:
-        done = percent = 0
-        while done < len(report_times):
-            done = run.advance(report_times, done, found)
-            reached = int(100 * run.t / report_times[-1]) if report_times[-1] > 0 else 100
-            if progress and reached > percent:
-                meter.advance(reached - percent)
-                percent = reached
+        percent = 0
+        for i, t in enumerate(report_times):
+            while run.t < t:
+                run.advance(float(t))
+                reached = int(100 * run.t / report_times[-1])
+                if progress and reached > percent:
+                    meter.advance(reached - percent)
+                    percent = reached
+            found[i] = run.W
     if run.fallbacks:
         warnings.warn(
             f"relu_flow: events piled up at one instant, so {run.fallbacks} plain gradient steps of {run.fallback:.1e} "
@@ -262,38 +264,27 @@ class _FlowState:
                 p = j + 1
         return W[: p + 1], h[: p + 1], error[: p + 1], {k: f[:p] for k, f in force.items()}
 
-    def advance(self, report_times: np.ndarray, done: int, found: np.ndarray) -> int:
-        """Advance to the next event or as far as the series reaches; store the weights at the report times passed."""
-        while done < len(report_times) and report_times[done] <= self.t:
-            found[done] = self.W
-            done += 1
-        if done == len(report_times):
-            return done
-        left = float(report_times[-1]) - self.t
-        D = min(self.longest, 2 * self.gap, left)
+    def advance(self, end: float) -> None:
+        """Advance to the next event, or as far as the series reaches, and at most to `end`."""
+        D = min(self.longest, 2 * self.gap, end - self.t)
         W, h, error, force = self.series(D)
         if not np.isfinite(W).all():
             raise NotFiniteError(f"relu_flow: the weights overflow at t={self.t:g}. Scale X, y or w0 down.")
         self.steps += 1
         s, event = self.earliest(h, error, force)
-        powers = np.arange(len(W))
-        until = self.t + D * s if event is not None or left > D else float(report_times[-1])
-        while done < len(report_times) and report_times[done] <= until:
-            found[done] = np.tensordot(((report_times[done] - self.t) / D) ** powers, W, 1)
-            done += 1
-        self.W = np.tensordot(s**powers, W, 1)
+        powers = s ** np.arange(len(W))
+        self.W = np.tensordot(powers, W, 1)
         self.at_once = self.at_once + 1 if D * s <= 1e-14 * max(self.t, D) else 0
         if s > 0:
             self.just_left.clear()
         # the next series reaches twice as far as events have lately lain apart
-        gap = 0.7 * self.gap + 0.3 * D * s if event is not None else 1.5 * D
+        gap = 0.7 * self.gap + 0.3 * D * s if event is not None else max(self.gap, 1.5 * D)
         self.gap = min(self.longest, max(gap, 1e-6 * self.longest))
-        self.t = until
+        self.t = end if event is None and end - self.t == D else self.t + D * s
         if event is not None:
-            self.handle(event, s**powers @ error)
+            self.handle(event, powers @ error)
             if self.at_once > _AT_ONCE:
                 self.plain_step()
-        return done
 
     # --- events ------------------------------------------------------------------------------------------------
 

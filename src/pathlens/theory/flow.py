@@ -1,7 +1,7 @@
 """Gradient flow of a gated linear network in closed form: weights at any time, the limit, and gradient descent.
 
 The model is ŷ = (1/K) x̃·w with x̃ = g(x) ⊗ x and the loss ½⟨(y − ŷ)²⟩, so τ ẇ = b/K − A w/K² with A = ⟨x̃x̃ᵀ⟩ and
-b = ⟨x̃y⟩. Gates that change during training live in evolving.
+b = ⟨x̃y⟩. Gates that change during training are in evolving.
 """
 
 from __future__ import annotations

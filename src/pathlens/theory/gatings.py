@@ -1,7 +1,6 @@
 """Which gates are best: the least loss that a gating allows, in closed form, and searches for gatings that lower it.
 
-For fixed gates the best weights are a regression of y on x̃ = g(x) ⊗ x, so each gating has one least loss. Constructors
-of gates live in gates, their dynamics in flow.
+For fixed gates the best weights are a regression of y on x̃ = g(x) ⊗ x, so each gating has one least loss.
 """
 
 from __future__ import annotations
