@@ -51,9 +51,6 @@ _LEGACY = [
     "half_space_regions",
     "half_space_kernels",
     "half_space_failures",
-    "deep_gated_synthetic",
-    "deep_gated_images",
-    "deep_gated_training",
     "path_features_toy",
     "path_features_images",
 ]
