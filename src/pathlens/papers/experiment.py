@@ -46,7 +46,6 @@ _LEGACY = [
     "half_space_early",
     "half_space_remedies",
     "half_space_failures",
-    "localisation_runs_all",
 ]
 _NOT_EXPERIMENTS = ("checks", "pages")  # the other packages of pathlens.papers
 
