@@ -31,16 +31,16 @@ FORMAT_VERSION = 1  # of every document
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, data: Any, confirm: Callable[[], None] = lambda: None) -> None:
-    """Write bytes under a temporary name, fsync, rename, fsync the folder: a crash leaves the old file or the new one.
+@contextmanager
+def replacing(path: Path, confirm: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """A temporary path that replaces ``path`` on success: a crash leaves the old file or the new one.
 
-    ``confirm`` is asked just before the file takes its place, and may raise.
+    ``confirm`` is called just before the file is renamed, and may raise.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
-        with open(temporary, "xb") as stream:
-            stream.write(data)
-            stream.flush()
+        yield temporary
+        with open(temporary, "rb+") as stream:
             os.fsync(stream.fileno())
         confirm()
         os.replace(temporary, path)
@@ -48,6 +48,18 @@ def write_atomically(path: Path, data: Any, confirm: Callable[[], None] = lambda
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_atomically(path: Path, data: Any, confirm: Callable[[], None] = lambda: None) -> None:
+    """Write bytes to a file that is complete or not there; ``confirm`` as in `replacing`."""
+    with replacing(path, confirm) as temporary, open(temporary, "xb") as stream:
+        stream.write(data)
+
+
+def file_checksum(path: Path, algorithm: str = "sha256") -> str:
+    """Checksum of a file, in hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

@@ -451,7 +451,7 @@ def test_an_infinite_number_in_a_column_that_is_dropped(read: Any) -> None:
 
 def test_commas_in_words_beside_decimal_points_stay_words(read: Any) -> None:
     frame, text = read(b"a;b;kind\n1.5;1,2;x\n2;3,45;y\n")
-    assert frame["b"].tolist() == ["1,2", "3,45"] and "read as words for their commas, as a has" in text
+    assert frame["b"].tolist() == ["1,2", "3,45"] and "columns with commas read as text, because a has" in text
 
 
 def test_thousands_with_points_and_decimal_commas(read: Any) -> None:

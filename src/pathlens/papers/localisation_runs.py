@@ -180,7 +180,7 @@ def descend(run: Run, rows: int, steps: int) -> Descent:
     """One descent shared by several experiments; float64, so that it can be held against closed forms."""
 
     def compute() -> Descent:
-        data = nlgp(rows, INPUTS, LONG_FIRST, GAIN, n_test=rows, seed=1, dtype=torch.float64)
+        data = nlgp(rows, d=INPUTS, xi=LONG_FIRST, gain=GAIN, n_test=rows, seed=1, dtype=torch.float64)
         marks = tuple(sorted({0, *np.unique(np.geomspace(1, steps, 12).round().astype(int)).tolist()}))
         step = 0.3 * UNITS  # 0.15·K on (ŷ − y)², as in the public code
         runs: Any = train(

@@ -87,7 +87,7 @@ def flow(run: Run) -> Artifact:
     errors: dict[str, dict[str, list[float]]] = {}
     far: dict[str, list[Any]] = {}
     for done, seed in enumerate(run.seeds):
-        data = nlgp(500, 20, (3.0, 1.0), 3.0, seed=seed, dtype=torch.float64)
+        data = nlgp(500, d=20, xi=(3.0, 1.0), gain=3.0, seed=seed, dtype=torch.float64)
         x, y = data.x.numpy(), data.y[:, 0].numpy()
         for name, gates in _flow_gates(seed).items():
             g = gates(x)
@@ -137,7 +137,7 @@ def _example() -> dict[str, Any]:
     from pathlens import theory
     from pathlens.data import nlgp
 
-    data = nlgp(500, 20, (3.0, 1.0), 3.0, seed=0, dtype=torch.float64)
+    data = nlgp(500, d=20, xi=(3.0, 1.0), gain=3.0, seed=0, dtype=torch.float64)
     x, y, gates = data.x.numpy(), data.y[:, 0].numpy(), theory.random_half_spaces(4, 20, seed=0)
     w0 = np.random.default_rng(0).standard_normal((4, 20)) * 0.2
     net = theory.GDLN.from_data(gates, data, w0=w0)
@@ -250,7 +250,7 @@ def evolving(run: Run) -> Artifact:
     times = np.linspace(0, end, 9)
     errors, counts, seconds, loss, share, frozen = [], [], [], [], [], []
     for done, seed in enumerate(run.seeds):
-        data = nlgp(rows, d, (3.0, 1.0), 3.0, seed=seed, dtype=torch.float64)
+        data = nlgp(rows, d=d, xi=(3.0, 1.0), gain=3.0, seed=seed, dtype=torch.float64)
         x, y = data.x.numpy(), data.y[:, 0].numpy()
         w0 = np.random.default_rng(seed).standard_normal((K, d)) * np.sqrt(2 / (K + d))
         flow = theory.relu_flow(data, w0, times, progress=False)
@@ -378,7 +378,9 @@ def gates(run: Run) -> Artifact:
     K, d, draws, rows = size["gates"], size["inputs"], size["draws"], size["gate_rows"]
     relation, tiles, found, best, masses, losses = [], [], [], [], [], []
     for done, seed in enumerate(run.seeds):
-        data, test = (nlgp(rows, d, (3.0, 1.0), 3.0, seed=s, dtype=torch.float64) for s in (seed, 1000 + seed))
+        data, test = (
+            nlgp(rows, d=d, xi=(3.0, 1.0), gain=3.0, seed=s, dtype=torch.float64) for s in (seed, 1000 + seed)
+        )
         net: Any = models.relu(d, hidden=(K,), seed=seed).double()
         train(net, data, epochs=30, lr=0.01, batch_size=100, seed=seed, progress=False)
         table = theory.search_gatings(

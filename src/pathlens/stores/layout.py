@@ -6,7 +6,6 @@ when a store is created or opened.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import numpy as np
 
 from pathlens.budgets import blocks
 from pathlens.errors import FileFormatError, need_extra
-from pathlens.files import Document, from_json, read_document, sync_folder, to_json, write_document
+from pathlens.files import Document, file_checksum, from_json, read_document, sync_folder, to_json, write_document
 from pathlens.progress import ProgressBar
 
 RESUME = "Call K.to_zarr(path) again with the same kernel: finished blocks are kept, missing and damaged ones computed."
@@ -257,12 +256,6 @@ class Store:
             raise FileFormatError(
                 f"{self.path}: block {damaged[0]} and {len(damaged) - 1} others are missing or truncated. {RESUME}"
             )
-
-
-def file_checksum(file: Path) -> str:
-    """SHA-256 of a file."""
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def create_store(path: Path, description: MatrixDescription) -> Store:
