@@ -173,12 +173,12 @@ def test_a_size_that_nothing_has_is_refused() -> None:
     assert not TRAININGS
 
 
-def test_a_run_that_is_interrupted_says_how_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_interrupted_says_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pathlens.papers.runner.run_all", interrupted)
-    assert "Stopped after 0 of 1. The same command goes on" in invoke("run", "fake.one", code=130)
+    assert "Stopped after 0 of 1. Repeat the command to resume" in invoke("run", "fake.one", code=130)
 
 
 def test_paper_scale_says_first_what_it_will_cost() -> None:
