@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pathlens.errors import ArtifactError, MissingExtraError, OptionError, PathlensError
+from pathlens.errors import EXTRAS, ArtifactError, MissingExtraError, OptionError, PathlensError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -279,7 +279,9 @@ def results(
     out: Annotated[Path, typer.Option("--out", help="Write this Markdown file.")] = Path("docs/results.md"),
 ) -> None:
     """Write the table of results: the verdict of every experiment, or why it was not run."""
-    _write(out, results_text(folder).encode())
+    from pathlens.pages import write_file
+
+    write_file(out, results_text(folder).encode())
     _console().print(f"The table: {out.resolve()}")
 
 
@@ -315,6 +317,7 @@ def verify(
     import msgspec
     from rich.text import Text
 
+    from pathlens.pages import write_file
     from pathlens.papers.artifact import environment
     from pathlens.papers.checks import attempt, select
     from pathlens.papers.pages.verification import FORMAT, Verification, write_verification
@@ -338,7 +341,7 @@ def verify(
     checks = [result.document() for result in results]
     document = Verification(format=FORMAT, environment=environment(), seconds=seconds, checks=checks)
     if json_file is not None:
-        _write(json_file, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+        write_file(json_file, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     if html_file is not None:
         console.print(f"The page: {write_verification(document, html_file).resolve()}")
     verdicts = [result.verdict for result in results]
@@ -349,14 +352,6 @@ def verify(
     )
     if fail:
         raise typer.Exit(1)
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be written: {error.strerror or error}. Choose another.") from error
 
 
 def _changes(texts: list[str]) -> dict[str, Any]:
@@ -586,14 +581,6 @@ def _results(folders: list[Path]) -> dict[str, Text]:
 
 # --- the machine -----------------------------------------------------------------------------------------------
 
-_OPTIONAL = (
-    ("matplotlib", "plot", "figures and pages"),
-    ("pillow", "images", "packed image sets"),
-    ("numba", "fast", "bit-counting kernels"),
-    ("zarr", "scale", "kernels on disk"),
-    ("distributed", "scale", "clusters"),
-)
-
 
 @app.command()
 def doctor() -> None:
@@ -627,7 +614,7 @@ def doctor() -> None:
             )
     else:
         table.add_row("cuda", "none")
-    for package, extra, purpose in _OPTIONAL:
+    for package, (extra, purpose) in EXTRAS.items():
         try:
             table.add_row(package, f"{version(package)} ({purpose})")
         except PackageNotFoundError:

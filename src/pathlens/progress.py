@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Iterator
-from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -99,9 +98,7 @@ class ProgressBar:
         bar.add_task(self._label, total=self._total, completed=self._done)
         self._bar, ProgressBar._drawn = bar, True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar, ProgressBar._drawn = None, False

@@ -40,7 +40,7 @@ def circle(
     """Evenly spaced points on the unit circle with one target function per half.
 
     ``x_i = (cos θ_i, sin θ_i)``, ``θ_i = 2πi / points``, and ``y_i = a·sin(f θ_i) + b + noise·ε_i`` with frequency f,
-    amplitude a and offset b of the half that θ_i lies in; top is θ in [0, π). The defaults, sin θ and sin 12θ, are a
+    amplitude a and offset b of the half that contains θ_i; top is θ in [0, π). The defaults, sin θ and sin 12θ, are a
     reconstruction: the half-space paper shows the task but does not print its formula.
 
     Parameters

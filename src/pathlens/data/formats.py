@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pathlens.errors import FileFormatError, need_extra
+from pathlens.errors import FileFormatError, import_extra
 from pathlens.files import gunzip, read_npz
 
 Bytes = NDArray[np.uint8]
@@ -100,10 +100,7 @@ def read_webp_strips(data: bytes, where: str, most: int = 50_000) -> Bytes:
     A WebP file's length is its bytes 4 to 8 (little-endian) plus 8, so the part needs no index. It may hold ``most``
     images.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise need_extra("images", "pillow", f"reading the packed images in {where}") from error
+    Image = import_extra("PIL.Image", f"reading the packed images in {where}")
     strips, at, left = [], 0, most
     while at < len(data):
         head = data[at : at + 12]

@@ -231,7 +231,7 @@ def modified_fashion_mnist(
 def _cluster(
     x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, cut: list[int], clusters: int, seed: int, restarts: int
 ) -> tuple[Tensor, Tensor]:
-    """The cluster number of each row, -1 outside `cut`; class j of `cut` owns j·clusters … (j+1)·clusters - 1."""
+    """The cluster number of each row, -1 outside `cut`; class j of `cut` has j·clusters … (j+1)·clusters - 1."""
     from sklearn.cluster import KMeans
 
     found, found_test = torch.full_like(y, -1), torch.full_like(y_test, -1)

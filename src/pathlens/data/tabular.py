@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from pathlens.data.store import data_folders
-from pathlens.errors import DataCorruptError, DataMissingError, FileFormatError, OptionError, need_extra, unknown_name
+from pathlens.errors import DataCorruptError, DataMissingError, FileFormatError, OptionError, import_extra, unknown_name
 from pathlens.files import gunzip, parse_json
 
 TARGET = "target"  # the last column of every file
@@ -90,11 +90,7 @@ class Table:
 
     def frame(self) -> Any:
         """The columns as a pandas DataFrame, without the target."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise need_extra("table", "pandas", "Table.frame") from error
-        return pd.DataFrame(dict(self.columns))
+        return import_extra("pandas", "Table.frame").DataFrame(dict(self.columns))
 
     def __repr__(self) -> str:
         return (
@@ -143,14 +139,14 @@ def table(name: str) -> Table:
     digest = hashlib.sha256(data).hexdigest()
     if digest != entry.sha256:
         raise DataCorruptError(
-            f"Table {name!r}: {path} ({len(data)} bytes) has SHA-256 {digest[:12]}…, its manifest says "
+            f"Table {name!r}: {path} ({len(data)} bytes) has SHA-256 {digest[:12]}…, its manifest has "
             f"{entry.sha256[:12]}…. The file was left as it is; get it again."
         )
     return _parse(path, data, entry, info)
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A table in the manifest; fields beside these are allowed."""
+    """A table in the manifest, which may have other fields as well."""
 
     name: str
     file: str
@@ -255,16 +251,13 @@ def read_csv(path: str | Path) -> tuple[Any, list[str]]:
     >>> frame["size"].tolist(), notes
     ([1.5, 20.25], ['numbers read with decimal commas: size'])
     """
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise need_extra("table", "pandas", "Reading tables") from error
+    pandas = import_extra("pandas", "Reading tables")
     path, notes = Path(path), list[str]()
     try:
         text = _decoded(_decompressed(path), notes)
         separator = _separator(text)
         _refuse_uneven(text, separator)
-        frame = pd.read_csv(io.StringIO(text), sep=separator, engine="python")
+        frame = pandas.read_csv(io.StringIO(text), sep=separator, engine="python")
     except (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(".")
         raise FileFormatError(

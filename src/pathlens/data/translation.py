@@ -363,7 +363,7 @@ def _fixed(name: str, sampler: NLGP | SinglePulse, n: int, n_test: int, seed: in
 def _balanced(where: str, n: int, generator: torch.Generator | None) -> Tensor:
     """Which rows have label 1: ⌊n/2⌋ of them, plus a coin for an odd row out, in random places."""
     if n < 1:
-        raise OptionError(f"{where}: n={n} rows asked for, expected at least 1.")
+        raise OptionError(f"{where}: n={n} rows, expected at least 1.")
     device = generator.device if generator is not None else torch.device("cpu")
     count = n // 2
     if n % 2:
