@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pathlens.papers import half_space_circle_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
-from pathlens.papers.half_space_circle import BETA, NAMES, PAPER, SOFT
+from pathlens.papers.half_space.circle_training import BETA, NAMES, SOFT
+from pathlens.papers.half_space_fashion import PAPER
+from pathlens.papers.panels import Panel, Series
 
 if TYPE_CHECKING:
     from pathlens.data import DataSet
@@ -231,5 +232,24 @@ def failures(run: Run) -> Artifact:
         (SUMMARY, SKILL, SAME),
         {"ReLU": "hard", "DLGN-PWC": SOFT["dlgn_pwc"], "DLGN-PWC, hard gates": "hard"},
         {k: v.astype(np.float32) for k, v in arrays.items()},
-        figures=panels.failures(TESTS, MODELS),
+        figures=_panels(),
     )
+
+
+def _panels() -> list[Panel]:
+    return [
+        Panel(
+            "lines",
+            title,
+            [
+                *(Series(f"{test}_{m}", n) for m, n in MODELS.items()),
+                Series(f"{test}_hard", "DLGN-PWC, hard gates", style="dashed"),
+            ],
+            f"{test}_levels",
+            axis,
+            "skill",
+            "linear" if test == "parity" else "log",
+            marks=[(0.5, "breaks below")],
+        )
+        for test, (title, axis) in ((t, text.split(" | ")) for t, text in TESTS.items())
+    ]

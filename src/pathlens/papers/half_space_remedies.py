@@ -16,7 +16,7 @@ from pathlens.papers import half_space_fashion_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
-from pathlens.papers.half_space_circle import BETA, CIRCLE, SETTINGS
+from pathlens.papers.half_space.circle_training import BETA, CIRCLE, SETTINGS
 from pathlens.papers.half_space_early import circle_network, circle_options
 from pathlens.papers.half_space_fashion import (
     CLUSTERS,
