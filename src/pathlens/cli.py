@@ -177,12 +177,10 @@ def run(
         typer.Option("--set", metavar="SIZE=VALUE", help="Change a size, such as epochs=30; marks the result REDUCED."),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Run this number of processes at once.")] = 1,
-    again: Annotated[bool, typer.Option("--again", help="Discard finished and interrupted runs.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Start over instead of skipping or resuming runs.")] = False,
 ) -> None:
     """Run experiments; skip finished runs and resume interrupted ones. Exit code 1 if one fails."""
-    from pathlens.papers.artifact import load_folder
     from pathlens.papers.experiment import select
-    from pathlens.papers.pages import write_page
     from pathlens.papers.runner import Plan, run_all
 
     console = _console()
@@ -208,10 +206,7 @@ def run(
             raise typer.Exit(130) from None
     failed = [outcome for outcome in outcomes if outcome.error]
     if len(failed) < len(outcomes):
-        try:
-            console.print(f"The page: {write_page(load_folder(_artifact_folder(out)), out).resolve()}")
-        except (ArtifactError, MissingExtraError) as error:  # an older artifact, or no matplotlib; this run is saved
-            console.print(f"No page: {error}", style="yellow")
+        _write_run_page(out, console)
     if failed:
         console.print(
             f"{len(failed)} of {len(chosen)} failed: {', '.join(outcome.name for outcome in failed)}. "
@@ -219,6 +214,22 @@ def run(
             style="red",
         )
         raise typer.Exit(1)
+
+
+def _write_run_page(out: Path, console: Console) -> None:
+    """Write the page of a folder; an unreadable older artifact, or no matplotlib, is not an error of the run."""
+    from pathlens.papers.artifact import load_folder
+    from pathlens.papers.pages import write_page
+
+    try:
+        shown = load_folder(_artifact_folder(out))
+    except ArtifactError as error:
+        console.print(f"No page: {error}", style="yellow")
+        return
+    try:
+        console.print(f"The page: {write_page(shown, out).resolve()}")
+    except MissingExtraError as error:
+        console.print(f"No page: {error}", style="yellow")
 
 
 def _print_outcome(outcome: Outcome, count: str, console: Console) -> None:
