@@ -86,7 +86,7 @@ def client_error(client: Any) -> OptionError:
     """The error for a ``client=`` that is none."""
     return OptionError(
         f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or False for this "
-        f"process; got {client!r:.80}."
+        f"process; got {type(client).__name__} {client!r:.80}."
     )
 
 
