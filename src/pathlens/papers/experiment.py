@@ -50,7 +50,6 @@ _LEGACY = [
     "half_space_failures",
     "path_features_toy",
     "path_features_images",
-    "localisation_runs_all",
 ]
 _NOT_EXPERIMENTS = ("checks", "pages")  # the other packages of pathlens.papers
 
