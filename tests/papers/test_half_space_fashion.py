@@ -196,7 +196,7 @@ def test_regression_with_counts_is_ridge_regression():
 
 def test_ratios_are_of_the_simple_half(found):
     artifacts, run = found
-    data = pl.data.circle_control("swapped", 32)
+    data = pl.data.circle_control("swapped", points=32)
     runs = half_space_early.train_on_circle(run, "relu", data, 4, [0, 3, 4])
     with torch.no_grad():
         counts = math.prod(g.sum(1) for g in runs.networks[1].gates(data.x, hard=True).values())

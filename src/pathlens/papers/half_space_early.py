@@ -307,7 +307,7 @@ def _circle_ratios(run: Run, sizes: dict[str, Any]) -> dict[str, np.ndarray]:
     epochs = [0, 3, sizes["circle_epochs"]]
     found = {}
     for target in TARGETS:
-        data = circle(sizes["points"]) if target == "circle" else circle_control(target, sizes["points"])
+        data = circle(sizes["points"]) if target == "circle" else circle_control(target, points=sizes["points"])
         simple = data.marks["top"].numpy() != (target == "swapped")
         found[target] = np.empty((len(NAMES), len(run.seeds), len(epochs)))
         for m, model in enumerate(NAMES):

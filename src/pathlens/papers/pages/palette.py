@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from pathlens.errors import need_extra
+from pathlens.errors import import_extra
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -75,11 +75,7 @@ _STYLE: Any = {
 @contextmanager
 def drawing() -> Iterator[None]:
     """Within it matplotlib draws in the house style; the user's own settings are untouched afterwards."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise need_extra("plot", "matplotlib", "Drawing figures") from error
-    with matplotlib.rc_context(_STYLE):
+    with import_extra("matplotlib", "Drawing figures").rc_context(_STYLE):
         yield
 
 
