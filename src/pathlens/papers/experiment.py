@@ -45,12 +45,8 @@ Progress = Callable[[str, float, float], None]
 _SCALES = ("quick", "paper")
 _LEGACY = [
     "half_space_circle",
-    "half_space_fashion",
-    "half_space_early",
-    "half_space_remedies",
     "half_space_regions",
     "half_space_kernels",
-    "half_space_failures",
     "deep_gated_synthetic",
     "deep_gated_images",
     "deep_gated_training",

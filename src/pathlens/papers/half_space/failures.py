@@ -1,8 +1,4 @@
-"""Half-Space Feature Learning: where a DLGN breaks before a ReLU network does.
-
-Four stress tests for the failure signatures that a summary of the paper lists: parity, high frequencies, few examples,
-and a target that keeps turning. Torch is imported inside functions, so that listing the experiments stays quick.
-"""
+"""Four stress tests for the failures that a summary of the paper lists: where a DLGN breaks before a ReLU network."""
 
 from __future__ import annotations
 
@@ -14,23 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pathlens.papers import half_space_circle_panels as panels
-from pathlens.papers.artifact import Artifact
+from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
-from pathlens.papers.half_space_circle import BETA, NAMES, PAPER, SOFT
+from pathlens.papers.half_space.parts import BETA, NAMES, network
+from pathlens.papers.panels import Panel, Series
 
 if TYPE_CHECKING:
     from pathlens.data import DataSet
     from pathlens.training import Runs
 
-MODELS = {m: NAMES[m] for m in ("relu", "dlgn_pwc")}
 # test -> title and axis of its panel
 TESTS = {
-    "parity": "Parity of k bits | k",
-    "frequency": "The fast half | waves around the circle",
-    "samples": "Few examples | training examples",
-    "drift": "A target that turns | steps between turns",
+    "parity": ("Parity of k bits", "k"),
+    "frequency": ("The fast half", "waves around the circle"),
+    "samples": ("Few examples", "training examples"),
+    "drift": ("A target that turns", "steps between turns"),
 }
 TEST_POINTS = 1024
 BROKEN = 0.5  # a skill below this is a failure
@@ -99,14 +94,6 @@ def turned(data: DataSet, angle: float) -> DataSet:
     return replace(data, x=data.x @ turn, x_test=data.x_test @ turn)
 
 
-def _network(model: str, inputs: int, hidden: tuple[int, ...], bias: bool) -> Any:
-    from pathlens import models
-
-    if model == "relu":
-        return models.relu(inputs, hidden, bias=bias)
-    return models.dlgn(inputs, hidden, piecewise_constant=True, beta=BETA, bias=bias)
-
-
 def skills(runs: Runs, data: DataSet, test: str, hard: bool = False) -> np.ndarray:
     """Skill of every network on the test points, at least 0."""
     import torch
@@ -143,93 +130,125 @@ def _tests(sizes: dict[str, Any]) -> dict[str, tuple[list[float], list[DataSet]]
     }
 
 
+def _train(run: Run, nets: Any, data: DataSet, steps: int, *words: str) -> Runs:
+    """Train one network from all seeds, or a list of networks, for about a number of steps."""
+    from pathlens.training import train
+
+    batch = run.sizes["batch_size"]
+    found: Any = train(
+        nets,
+        data,
+        epochs=max(1, steps // math.ceil(len(data.x) / batch)),
+        lr=run.sizes["lr"],
+        batch_size=batch,
+        seeds=None if isinstance(nets, list) else run.seeds,
+        evaluate="running",
+        device=run.device,
+        checkpoint=run.checkpoint("failures", *words),
+        checkpoint_every=200,
+        progress=run.progress,
+        label=", ".join(words),
+    )
+    return found
+
+
+def _measure(run: Run, test: str, model: str, levels: list[float], data: list[DataSet]) -> dict[str, np.ndarray]:
+    """Skills (seeds, levels) of one model, and of a DLGN those with hard gates too."""
+    sizes = run.sizes
+    found: dict[str, list[np.ndarray]] = {model: []} if model == "relu" else {model: [], "hard": []}
+    net = network(model, data[0].x.shape[1], sizes["hidden"], bias=test == "parity")
+    if test == "drift":
+        start = _train(run, net, data[0], sizes["steps"], model, "before the turns")
+    for level, one in zip(levels, data):
+        words = (model, f"{test} {level:g}")
+        if test == "drift":
+            runs = start
+            for turn in range(1, sizes["turns"] + 1):
+                one = turned(data[0], turn * math.pi / 3)
+                runs = _train(run, copy.deepcopy(runs.networks), one, int(level), *words, str(turn))
+        else:
+            runs = _train(run, net, one, sizes["steps"], *words)
+        for key, rows in found.items():
+            rows.append(skills(runs, one, test, hard=key == "hard"))
+    return {f"{test}_{key}": np.stack(rows, axis=1) for key, rows in found.items()}
+
+
+def _flops(size: dict[str, Any]) -> float:
+    """A ReLU network and a DLGN, which is two, at every level."""
+    weights = sum(a * b for a, b in pairwise((size["inputs"], *size["hidden"], 1)))
+    levels = sum(len(size[key]) for key in ("bits", "frequencies", "samples", "turn_steps"))
+    return 18.0 * weights * size["steps"] * size["batch_size"] * size["seeds"] * levels
+
+
 @experiment(
     "hs.failures",
     title="Where a DLGN breaks first",
     what="parity, frequency sweep, sample-size sweep and drifting distribution: DLGN-PWC against ReLU",
     claims=[_BEHIND, _FAILS],
+    deviations=[SUMMARY, SKILL, SAME],
+    sizes={
+        "hidden": [16] * 5,
+        "lr": (2e-3, 1e-3),
+        "batch_size": 32,
+        "steps": (1200, 8000),
+        "points": (512, 1024),
+        "inputs": 10,
+        "bits": ([4, 8, 10], [2, 4, 6, 8, 9, 10]),
+        "frequencies": ([4, 12, 24], [4, 8, 12, 16, 24, 32, 48]),
+        "samples": ([64, 16, 8], [512, 128, 64, 32, 16, 8]),
+        "noise": 0.2,
+        "easy_frequency": 4,
+        "turns": (2, 3),
+        "turn_steps": ([320, 80, 16], [1920, 640, 320, 160, 64, 32]),
+    },
+    seeds=(3, 5),
     minutes=(1.5, 12),
-    # a ReLU network and a DLGN, which is two, at every level
-    flops=lambda size: (
-        18.0
-        * sum(a * b for a, b in pairwise((size["inputs"], *size["hidden"], 1)))
-        * size["steps"]
-        * size["batch_size"]
-        * size["seeds"]
-        * sum(len(size[key]) for key in ("bits", "frequencies", "samples", "turn_steps"))
-    ),
+    flops=_flops,
 )
 def failures(run: Run) -> Artifact:
     """Failure signatures and the first check of the summary."""
-    from pathlens.training import train
-
-    sizes = run.sizes_of("hs.failures")
-    batch = sizes["batch_size"]
-
-    def fit(nets: Any, one: DataSet, steps: int, seeds: Any, *words: str) -> Any:
-        return train(
-            nets,
-            one,
-            epochs=max(1, steps // math.ceil(len(one.x) / batch)),
-            lr=sizes["lr"],
-            batch_size=batch,
-            seeds=seeds,
-            evaluate="running",
-            device=run.device,
-            checkpoint=run.checkpoint("failures", *words),
-            checkpoint_every=200,
-            progress=run.progress,
-            label=", ".join(words),
-        )
-
-    tests = _tests(sizes)
-    arrays: dict[str, np.ndarray] = {f"{test}_levels": np.array(levels) for test, (levels, _) in tests.items()}
-    for test, (levels, data) in tests.items():
-        for m in MODELS:
-            found: dict[str, list[np.ndarray]] = {m: []} if m == "relu" else {m: [], "hard": []}
-            settled: Any = None
-            for level, one in zip(levels, data):
-                pattern = _network(m, one.x.shape[1], tuple(sizes["hidden"]), bias=test == "parity")
-                if test == "drift":
-                    settled = settled or fit(pattern, one, sizes["steps"], run.seeds, m, "before the turns")
-                    runs, seen = settled, one
-                    for turn in range(1, sizes["turns"] + 1):
-                        seen = turned(one, turn * math.pi / 3)
-                        nets = copy.deepcopy(runs.networks)
-                        runs = fit(nets, seen, int(level), None, m, f"{test} {level:g}", str(turn))
-                else:
-                    runs, seen = fit(pattern, one, sizes["steps"], run.seeds, m, f"{test} {level:g}"), one
-                for key, rows in found.items():
-                    rows.append(skills(runs, seen, test, hard=key == "hard"))
-            arrays |= {f"{test}_{key}": np.stack(rows, axis=1) for key, rows in found.items()}
-    claims, told = [], {}
-    for test, (levels, _) in tests.items():
-        skill = {m: arrays[f"{test}_{m}"] for m in MODELS}
-        claims.append(_BEHIND.measure(skill["relu"].mean(1) - skill["dlgn_pwc"].mean(1), row=test))
-        claims.append(_FAILS.measure(skill["dlgn_pwc"][:, -1], row=test))
-        middle = {NAMES[m]: np.median(v, axis=0) for m, v in skill.items()}
-        middle["DLGN-PWC, hard gates"] = np.median(arrays[f"{test}_hard"], axis=0)
-        told[test] = {
+    arrays: dict[str, np.ndarray] = {}
+    claims: list[Claim] = []
+    metrics: dict[str, Any] = {}
+    for test, (levels, data) in _tests(run.sizes).items():
+        arrays[f"{test}_levels"] = np.array(levels)
+        for model in NAMES:
+            arrays |= _measure(run, test, model, levels, data)
+        relu, dlgn = arrays[f"{test}_relu"], arrays[f"{test}_dlgn_pwc"]
+        claims += [
+            _BEHIND.measure(relu.mean(1) - dlgn.mean(1), row=test),
+            _FAILS.measure(dlgn[:, -1], row=test),
+        ]
+        shown = {"ReLU": relu, "DLGN-PWC": dlgn, "DLGN-PWC, hard gates": arrays[f"{test}_hard"]}
+        metrics[test] = {
             "levels": list(levels),
-            "skill, mean": {NAMES[m]: v.mean(0).tolist() for m, v in skill.items()},
-            "skill, standard deviation": {NAMES[m]: v.std(0).tolist() for m, v in skill.items()},
+            "skill, mean": {name: shown[name].mean(0).tolist() for name in NAMES.values()},
+            "skill, standard deviation": {name: shown[name].std(0).tolist() for name in NAMES.values()},
             "first level that breaks": {
-                name: next((level for level, s in zip(levels, v) if s < BROKEN), None) for name, v in middle.items()
+                name: next((level for level, s in zip(levels, np.median(skill, axis=0)) if s < BROKEN), None)
+                for name, skill in shown.items()
             },
         }
-    return Artifact(
-        "hs.failures",
-        "Where a DLGN breaks first",
-        PAPER,
-        run.scale,
-        {**sizes, "beta": BETA},
-        run.seeds,
-        tuple(claims),
-        told,
-        {},
-        {},
-        (SUMMARY, SKILL, SAME),
-        {"ReLU": "hard", "DLGN-PWC": SOFT["dlgn_pwc"], "DLGN-PWC, hard gates": "hard"},
-        {k: v.astype(np.float32) for k, v in arrays.items()},
-        figures=panels.failures(TESTS, MODELS),
+    return run.artifact(
+        claims=claims,
+        metrics=metrics,
+        gates={"ReLU": "hard", "DLGN-PWC": f"soft β={BETA:g}", "DLGN-PWC, hard gates": "hard"},
+        arrays=float32(arrays),
+        config={"beta": BETA},
+        panels=[
+            Panel(
+                "lines",
+                title,
+                [
+                    *(Series(f"{test}_{model}", name) for model, name in NAMES.items()),
+                    Series(f"{test}_hard", "DLGN-PWC, hard gates", style="dashed"),
+                ],
+                f"{test}_levels",
+                axis,
+                "skill",
+                "linear" if test == "parity" else "log",
+                marks=[(BROKEN, "breaks below")],
+            )
+            for test, (title, axis) in TESTS.items()
+        ],
     )
