@@ -10,7 +10,7 @@ import torch
 import pathlens as pl
 from pathlens.papers.experiment import Run
 from pathlens.papers.half_space.circle_variants import circle_network
-from pathlens.papers.half_space.early import RIDGE, early_stage, regress, retrain_values, share_gained
+from pathlens.papers.half_space.early import NEW_VALUES, RIDGE, early_stage, regress, retrain_values, share_gained
 
 
 def test_early_is_before_the_loss_halves():
@@ -32,8 +32,9 @@ def test_frozen_gates_are_those_of_the_stage_and_values_are_new():
     (net,) = retrain_values(Run(seeds=(5,)), runs, [1], partial(circle_network, "dlgn_pwc"), data, options).networks
     x = torch.randn(6, 2)
     assert all(torch.equal(a, b) for a, b in zip(net.gates(x).values(), gates.gates(x).values()))
-    values, old = (dict(n.values.named_parameters()) for n in (net, gates))
-    assert not any(torch.equal(values[k], old[k]) for k in old)
+    new, old = (circle_network("dlgn_pwc", seed=seed).values.state_dict() for seed in (NEW_VALUES + 5, 5))
+    values = net.values.state_dict()
+    assert all(torch.equal(values[k], new[k]) and not torch.equal(values[k], old[k]) for k in old)
     assert {k.split(".")[0] for k, p in net.named_parameters() if p.requires_grad} == {"values"}
 
 

@@ -10,18 +10,8 @@ import numpy as np
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space import fashion_training as fashion
 from pathlens.papers.half_space.circle_variants import circle_network, circle_options
-from pathlens.papers.half_space.fashion_training import (
-    CLUSTERS,
-    FASHION,
-    TRAINING,
-    fashion_network,
-    fashion_options,
-    load_data,
-    measured_rows,
-    part_accuracies,
-    training_flops,
-)
 from pathlens.papers.half_space.parts import BETA, MORE_PATHS, PARTS, measure_at, part_means, path_ratios, ratio_panel
 from pathlens.papers.half_space_circle import CIRCLE, SETTINGS
 from pathlens.papers.panels import Panel, Series
@@ -44,8 +34,8 @@ BEYOND = Deviation(
     paper="'an innate weakness of gradient descent that allocates more resources for an easier job'; work-arounds are "
     "'future work'",
     authors_code="–",
-    ours="three: gradients of the gates weighed by each example's own loss; a penalty on the variance of log path "
-    "counts over a few training inputs; and, to compare, all gradients weighed by the loss",
+    ours="three: gradients of the gates weighted by each example's own loss; a penalty on the variance of log path "
+    "counts over a few training inputs; and, to compare, all gradients weighted by the loss",
     why="none of them uses which part is complex, so that they can be applied to other data; each starts from the same "
     "weights and sees the same batches as plain training",
 )
@@ -84,16 +74,16 @@ def train_with(run: Run, remedy: str, nets: list[GatedNetwork], data: DataSet, o
     from pathlens.papers.beyond._allocation import BalancedPaths, GatesApart, Reweighted
     from pathlens.training import train
 
-    probe = run.sizes["probe"]
-    inputs = data.x[:: max(len(data) // probe, 1)][:probe].to(run.device)
     more: dict[str, Any] = {"seeds": None, "seed": run.seeds[0]}
     if remedy in ("gates", "everything"):
         more["loss"] = Reweighted(data.c, labels=data.task == "classification")
     elif remedy == "paths":
+        probe = run.sizes["probe"]
+        inputs = data.x[:: max(len(data) // probe, 1)][:probe].to(run.device)
         more["penalty"] = BalancedPaths(inputs, run.sizes["strength"])
     members: list[Any] = [GatesApart(net) for net in nets] if remedy == "gates" else list(nets)
-    found: Any = train(members, data, **{**options, **more})
-    return found
+    runs: Any = train(members, data, **{**options, **more})
+    return runs
 
 
 def _circle(run: Run, remedy: str, epochs: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -117,11 +107,12 @@ def _circle(run: Run, remedy: str, epochs: list[int]) -> tuple[np.ndarray, np.nd
 
 def _images(run: Run, remedy: str) -> tuple[np.ndarray, np.ndarray]:
     """Test errors in % on each part of modified Fashion-MNIST, (seeds, epochs + 1, 2); and path ratios at the end."""
-    data, last = load_data(run), run.sizes["epochs"]
-    nets = [fashion_network(run, "dlgn_pwc", data, seed=seed) for seed in run.seeds]
-    options = fashion_options(run, data, f"Fashion-MNIST, {REMEDIES[remedy]}", "remedies", remedy)
+    data, last = fashion.load_data(run), run.sizes["epochs"]
+    nets = [fashion.network(run, "dlgn_pwc", data, seed=seed) for seed in run.seeds]
+    options = fashion.train_options(run, data, f"Fashion-MNIST, {REMEDIES[remedy]}", "remedies", remedy)
     runs = train_with(run, remedy, nets, data, {**options, "keep_at": [last]})
-    return 100 - part_accuracies(runs, data), path_ratios(run, runs, [last], *measured_rows(run, data))[:, 0]
+    ratio = path_ratios(run, runs, [last], *fashion.measured_rows(run, data))
+    return 100 - fashion.part_accuracies(runs, data), ratio[:, 0]
 
 
 @experiment(
@@ -129,9 +120,9 @@ def _images(run: Run, remedy: str) -> tuple[np.ndarray, np.ndarray]:
     title="Sharing paths out more evenly",
     what="the 'innate weakness' of section 5: allocation of paths, and three remedies; circle and Fashion-MNIST",
     claims=[_WEAKNESS, _BALANCES, _HELPS, _HARMLESS],
-    deviations=[BEYOND, CIRCLE, SETTINGS, CLUSTERS, TRAINING],
+    deviations=[BEYOND, CIRCLE, SETTINGS, fashion.CLUSTERS, fashion.TRAINING],
     sizes={
-        **FASHION,
+        **fashion.SIZES,
         "epochs": (8, 32),
         "measured": (1000, 10000),
         "points": 1024,
@@ -141,7 +132,7 @@ def _images(run: Run, remedy: str) -> tuple[np.ndarray, np.ndarray]:
     },
     data=("fashion_mnist",),
     minutes=(2, 12),
-    flops=lambda sizes: training_flops(sizes, 9),  # one of the four ways runs the values twice
+    flops=lambda sizes: fashion.training_flops(sizes, 9),  # one of the four ways runs the values twice
 )
 def remedies(run: Run) -> Artifact:
     """Plain training and three remedies, from equal starts."""

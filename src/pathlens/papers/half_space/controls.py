@@ -7,16 +7,8 @@ import numpy as np
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space import fashion_training as fashion
 from pathlens.papers.half_space.circle_variants import train_on_circle
-from pathlens.papers.half_space.fashion_training import (
-    CLUSTERS,
-    FASHION,
-    TRAINING,
-    load_data,
-    measured_rows,
-    train_fashion,
-    training_flops,
-)
 from pathlens.papers.half_space.parts import MORE_PATHS, NAMES, PARTS, part_means, path_ratios, ratio_panel
 from pathlens.papers.half_space_circle import CIRCLE, SETTINGS
 from pathlens.papers.panels import Series
@@ -63,11 +55,11 @@ def _circle_ratios(run: Run, target: str) -> np.ndarray:
     title="What paths follow",
     what="path ratios for circle targets that separate 'simple' from 'learnable early'; Fashion-MNIST swapped",
     claims=[MORE_PATHS, _EQUAL],
-    deviations=[CONTROLS, CIRCLE, SETTINGS, CLUSTERS, TRAINING],
-    sizes={**FASHION, "points": 1024, "circle_epochs": (100, 200), "measured": (1000, 10000)},
+    deviations=[CONTROLS, CIRCLE, SETTINGS, fashion.CLUSTERS, fashion.TRAINING],
+    sizes={**fashion.SIZES, "points": 1024, "circle_epochs": (100, 200), "measured": (1000, 10000)},
     data=("fashion_mnist",),
     minutes=(2, 4),
-    flops=lambda sizes: 2 * training_flops(sizes, 3),
+    flops=lambda sizes: 2 * fashion.training_flops(sizes, 3),
     shares="fashion",
 )
 def controls(run: Run) -> Artifact:
@@ -79,12 +71,12 @@ def controls(run: Run) -> Artifact:
             claim, row = (_EQUAL, name) if target == "offset" else (MORE_PATHS, f"{formula}, {name}")
             claims.append(claim.measure(ratio[m, :, -1], row=row))
     for which, scrambled in SCRAMBLED.items():
-        data = load_data(run, scrambled)
+        data = fashion.load_data(run, scrambled)
         length = data.x.norm(dim=1).numpy()
         norms[f"classes {which} complex"] = dict(zip(PARTS, part_means(length, data.marks["simple"].numpy())))
         for model, name in NAMES.items():
-            runs = train_fashion(run, model, scrambled)
-            ratio = path_ratios(run, runs, [0, run.sizes["epochs"]], *measured_rows(run, data))
+            runs = fashion.train_fashion(run, model, scrambled)
+            ratio = path_ratios(run, runs, [0, run.sizes["epochs"]], *fashion.measured_rows(run, data))
             claims.append(MORE_PATHS.measure(ratio[:, -1], row=f"Fashion-MNIST, classes {which} complex, {name}"))
             arrays[f"images_{model}_{scrambled[0]}"] = ratio
     return run.artifact(

@@ -13,17 +13,8 @@ import numpy as np
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space import fashion_training as fashion
 from pathlens.papers.half_space.circle_variants import circle_network, circle_options, train_on_circle
-from pathlens.papers.half_space.fashion_training import (
-    CLUSTERS,
-    FASHION,
-    TRAINING,
-    fashion_network,
-    fashion_options,
-    load_data,
-    train_fashion,
-    training_flops,
-)
 from pathlens.papers.half_space.parts import BETA, measure_at, network_at
 from pathlens.papers.half_space_circle import CIRCLE, SETTINGS
 from pathlens.papers.panels import Panel, Series
@@ -150,10 +141,10 @@ def _circle_stages(run: Run) -> dict[str, np.ndarray]:
 
 def _image_stages(run: Run) -> dict[str, np.ndarray]:
     """The same on modified Fashion-MNIST, with test accuracies in % in place of losses."""
-    stages, rows, data = run.sizes["stages"], run.sizes["kernel_rows"], load_data(run)
-    runs = train_fashion(run, "dlgn_pwc")
-    options = fashion_options(run, data, "values, Fashion-MNIST", "stages")
-    retrained = retrain_values(run, runs, stages, partial(fashion_network, run, "dlgn_pwc", data), data, options)
+    stages, rows, data = run.sizes["stages"], run.sizes["kernel_rows"], fashion.load_data(run)
+    runs = fashion.train_fashion(run, "dlgn_pwc")
+    options = fashion.train_options(run, data, "values, Fashion-MNIST", "stages")
+    retrained = retrain_values(run, runs, stages, partial(fashion.network, run, "dlgn_pwc", data), data, options)
     curve = 100 * retrained.history("test_accuracy").reshape(len(run.seeds), len(stages), -1)
 
     def accuracy(net: GatedNetwork) -> float | None:
@@ -173,9 +164,9 @@ def _image_stages(run: Run) -> dict[str, np.ndarray]:
     title="Features are learned early",
     what="gates frozen at several epochs, values drawn anew: circle and modified Fashion-MNIST; and kernel regression",
     claims=[_EARLY, _LATER_CIRCLE, _LATER_IMAGES],
-    deviations=[STAGES, CIRCLE, SETTINGS, CLUSTERS, TRAINING],
+    deviations=[STAGES, CIRCLE, SETTINGS, fashion.CLUSTERS, fashion.TRAINING],
     sizes={
-        **FASHION,
+        **fashion.SIZES,
         "epochs": (10, 100),
         "stages": ([0, 1, 3, 10], [0, 1, 3, 10, 50, 100]),
         "kernel_rows": (1000, 5000),
@@ -186,7 +177,7 @@ def _image_stages(run: Run) -> dict[str, np.ndarray]:
     data=("fashion_mnist",),
     minutes=(2, 10),
     # behind frozen gates, gates cost a forward pass alone
-    flops=lambda sizes: training_flops(sizes, 2 + 4 / 3 * len(sizes["stages"])),
+    flops=lambda sizes: fashion.training_flops(sizes, 2 + 4 / 3 * len(sizes["stages"])),
 )
 def early(run: Run) -> Artifact:
     """How good the gates of each epoch are."""

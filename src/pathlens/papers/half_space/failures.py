@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ SUMMARY = Deviation(
     "frequencies, small data sets; and asks for non-stationary distributions",
     authors_code="–",
     ours="parity of k of ten bits; circles with faster and faster bottom halves; circles with few noisy points; a "
-    "circle that turns by a sixth, and again, with fewer and fewer steps to follow",
+    "circle that turns by a sixth several times, with fewer and fewer training steps after each turn",
     why="one axis of difficulty each, on which both models can be followed until they fail",
 )
 SKILL = Deviation(
@@ -47,9 +48,10 @@ SKILL = Deviation(
 SAME = Deviation(
     paper="–",
     authors_code="other public DLGN code: soft gates, β = 4",
-    ours="the same widths, steps, rate and batches for both models; DLGN-PWC with soft gates, and what is left of it "
-    "with hard gates",
-    why="a DLGN has twice the parameters of a ReLU network of the same widths, so what it lacks is not parameters",
+    ours="the same widths, steps, rate and batches for both models; DLGN-PWC with soft gates, and the same "
+    "network with hard gates",
+    why="a DLGN has twice the parameters of a ReLU network of the same widths, so that a lack of parameters does not "
+    "explain its failures",
 )
 _BEHIND = Claim(
     "the DLGN breaks before the ReLU network",
@@ -78,8 +80,7 @@ def parity(inputs: int, bits: int) -> DataSet:
     from pathlens.data import DataSet
 
     x = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * inputs)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    x = x[order]
+    x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
     y = x[:, :bits].prod(1, keepdim=True)
     half = len(x) // 2
     return DataSet(x[:half], y[:half], x[half:], y[half:], name=f"parity of {bits} of {inputs} bits")
@@ -115,18 +116,16 @@ def skills(runs: Runs, data: DataSet, test: str, hard: bool = False) -> np.ndarr
 
 
 def _tests(sizes: dict[str, Any]) -> dict[str, tuple[list[float], list[DataSet]]]:
-    """Levels and data of each test, from easy to hard; of the turning circle, the data before it turns."""
+    """Levels and data of each test, from easy to hard; for 'drift', the data before the first turn."""
     from pathlens.data import circle
 
-    few = {"bottom": sizes["easy_frequency"], "test_points": TEST_POINTS}
+    points, easy, turns = sizes["points"], sizes["easy_frequency"], sizes["turn_steps"]
+    make = partial(circle, test_points=TEST_POINTS)
     return {
         "parity": (sizes["bits"], [parity(sizes["inputs"], k) for k in sizes["bits"]]),
-        "frequency": (
-            sizes["frequencies"],
-            [circle(sizes["points"], bottom=f, test_points=TEST_POINTS) for f in sizes["frequencies"]],
-        ),
-        "samples": (sizes["samples"], [circle(n, noise=sizes["noise"], **few) for n in sizes["samples"]]),
-        "drift": (sizes["turn_steps"], [circle(sizes["points"], **few)] * len(sizes["turn_steps"])),
+        "frequency": (sizes["frequencies"], [make(points, bottom=f) for f in sizes["frequencies"]]),
+        "samples": (sizes["samples"], [make(n, bottom=easy, noise=sizes["noise"]) for n in sizes["samples"]]),
+        "drift": (turns, [make(points, bottom=easy)] * len(turns)),
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pathlens.papers.claim import Deviation
 from pathlens.papers.experiment import Run
-from pathlens.papers.half_space.parts import BETA, NAMES, network
+from pathlens.papers.half_space import parts
 from pathlens.papers.image_runs import options
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCRAMBLED = (5, 6, 7, 8, 9)
 MIDDLE = 72.0  # % right on the simple part, at which the paper takes its kernels 'at middle'
 # rate, width and layers are the paper's; epochs, batch and β those of the public image code
-FASHION = {
+SIZES = {
     "rows": (3000, 60000),
     "rows_test": (1000, 10000),
     "width": (64, 128),
@@ -31,9 +31,9 @@ FASHION = {
     "epochs": (10, 32),
     "batch_size": (32, 128),
     "lr": (1e-3, 2e-4),
-    "beta": BETA,
+    "beta": parts.BETA,
 }
-FIGURES = {**FASHION, "rows": (6000, 60000), "rows_test": (2000, 10000), "epochs": (15, 32)}  # Figures 7 and 11 to 16
+FIGURES = {**SIZES, "rows": (6000, 60000), "rows_test": (2000, 10000), "epochs": (15, 32)}  # Figures 7 and 11 to 16
 
 CLUSTERS = Deviation(
     paper="the images of each of five classes are cut into five groups 'based on a type of clustering', and the 25 "
@@ -84,16 +84,16 @@ def measured_rows(run: Run, data: DataSet) -> tuple[Any, np.ndarray]:
     return data.x_test[:count].to(run.device), data.marks_test["simple"][:count].numpy()
 
 
-def fashion_network(
+def network(
     run: Run, model: str, data: DataSet, *, gates: GatedNetwork | None = None, seed: int | None = None
 ) -> GatedNetwork:
     """The ReLU network or the DLGN-PWC of the appendix, with biases."""
     size = run.sizes
     hidden = (size["width"],) * size["hidden_layers"]
-    return network(model, data.d, hidden, 10, bias=True, beta=size["beta"], gates=gates, seed=seed)
+    return parts.network(model, data.d, hidden, 10, bias=True, beta=size["beta"], gates=gates, seed=seed)
 
 
-def fashion_options(run: Run, data: DataSet, label: str, *words: str) -> dict[str, Any]:
+def train_options(run: Run, data: DataSet, label: str, *words: str) -> dict[str, Any]:
     """Options of `train`; the validation rows are the simple part of the test rows. The words name a folder.
 
     In full precision everywhere: soft gates start near one half, and bfloat16 would lose the differences between
@@ -125,10 +125,10 @@ def train_fashion(run: Run, model: str, scrambled: Sequence[int] = SCRAMBLED) ->
     def compute() -> Any:
         from pathlens.training import train
 
-        chosen = fashion_options(run, data, NAMES[model], "".join(map(str, scrambled)), model)
-        return train(fashion_network(run, model, data), data, keep_at=kept_epochs(size["epochs"]), **chosen)
+        chosen = train_options(run, data, parts.NAMES[model], "".join(map(str, scrambled)), model)
+        return train(network(run, model, data), data, keep_at=kept_epochs(size["epochs"]), **chosen)
 
-    return run.once(("fashion", model, *scrambled, *(size[key] for key in FASHION)), compute)
+    return run.once(("fashion", model, *scrambled, *(size[key] for key in SIZES)), compute)
 
 
 def part_accuracies(runs: Runs, data: DataSet) -> np.ndarray:

@@ -9,18 +9,7 @@ import numpy as np
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
-from pathlens.papers.half_space.fashion_training import (
-    CLUSTERS,
-    COUNTS,
-    FIGURES,
-    TRAINING,
-    kept_epochs,
-    load_data,
-    middle_epochs,
-    part_accuracies,
-    train_fashion,
-    training_flops,
-)
+from pathlens.papers.half_space import fashion_training as fashion
 from pathlens.papers.half_space.parts import NAMES, network_at
 from pathlens.papers.panels import Panel, Series
 
@@ -127,7 +116,7 @@ def _blocks(run: Run, runs: Runs, data: DataSet, middle: list[int | None], label
     found = {kernel: np.full((len(runs), 3, 10, 10), np.nan) for kernel in KERNELS}
     for i, middle_epoch in enumerate(middle):
         for j, epoch in enumerate((0, middle_epoch, last)):
-            if epoch not in kept_epochs(last):
+            if epoch not in fashion.kept_epochs(last):
                 continue
             taken = record(network_at(runs, i, epoch).to(run.device), x)
             for kernel, K in zip(KERNELS, (kernels.overlap(taken), kernels.ntk(taken))):
@@ -141,23 +130,23 @@ def _blocks(run: Run, runs: Runs, data: DataSet, middle: list[int | None], label
     title="Kernels between the classes",
     what="modified Fashion-MNIST: class-averaged overlap kernel and NTK at initialisation, middle and end",
     claims=[_BLOCKS, _AS_16A, _AS_16B, _SHARE_16B],
-    deviations=[CLUSTERS, TRAINING, COUNTS, SELECTION],
-    sizes={**FIGURES, "per_class": 50},
+    deviations=[fashion.CLUSTERS, fashion.TRAINING, fashion.COUNTS, SELECTION],
+    sizes={**fashion.FIGURES, "per_class": 50},
     seeds=3,
     data=("fashion_mnist",),
     minutes=(1.5, 4),
-    flops=lambda sizes: training_flops(sizes, 3),
+    flops=lambda sizes: fashion.training_flops(sizes, 3),
     shares="fashion",
 )
 def fig13(run: Run) -> Artifact:
     """Figures 13 to 16, from the trainings of Figure 7."""
-    data = load_data(run)
+    data = fashion.load_data(run)
     arrays: dict[str, Any] = {}
     claims: list[Claim] = []
     metrics: dict[str, Any] = {}
     for model, name in NAMES.items():
-        runs = train_fashion(run, model)
-        middle = middle_epochs(part_accuracies(runs, data))
+        runs = fashion.train_fashion(run, model)
+        middle = fashion.middle_epochs(fashion.part_accuracies(runs, data))
         for kernel, found in _blocks(run, runs, data, middle, name).items():
             arrays[f"{kernel}_{model}"] = found
             label = f"{name}, {KERNELS[kernel]}"

@@ -9,19 +9,7 @@ import numpy as np
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim
 from pathlens.papers.experiment import Run, experiment
-from pathlens.papers.half_space.fashion_training import (
-    CLUSTERS,
-    COUNTS,
-    FIGURES,
-    MIDDLE,
-    TRAINING,
-    load_data,
-    measured_rows,
-    middle_epochs,
-    part_accuracies,
-    train_fashion,
-    training_flops,
-)
+from pathlens.papers.half_space import fashion_training as fashion
 from pathlens.papers.half_space.parts import NAMES, PARTS, mean_paths, measure_at, part_means
 from pathlens.papers.image_runs import accuracies, hard_accuracies
 from pathlens.papers.panels import Panel, Series
@@ -56,7 +44,7 @@ _DIAGONAL = Claim(
     unit="× (mean diagonal of the NTK, simple / complex)",
 )
 _FIRST = Claim(
-    f"the simple part is learned first: when it is at {MIDDLE:g} %, the complex part is mostly not learned",
+    f"the simple part is learned first: when it is at {fashion.MIDDLE:g} %, the complex part is mostly not learned",
     threshold=50.0,
     comparison="<",
     null=72.0,
@@ -71,12 +59,12 @@ _FIRST = Claim(
     title="Paths go to the simple classes",
     what="modified Fashion-MNIST: active paths and NTK diagonal on simple and complex classes, ReLU and DLGN-PWC",
     claims=[_MORE, _ALWAYS, _DIAGONAL, _FIRST],
-    deviations=[CLUSTERS, TRAINING, COUNTS],
-    sizes={**FIGURES, "measured": (300, 2000)},
+    deviations=[fashion.CLUSTERS, fashion.TRAINING, fashion.COUNTS],
+    sizes={**fashion.FIGURES, "measured": (300, 2000)},
     seeds=3,
     data=("fashion_mnist",),
     minutes=(2, 5),
-    flops=lambda sizes: training_flops(sizes, 3),
+    flops=lambda sizes: fashion.training_flops(sizes, 3),
     shares="fashion",
 )
 def fig7(run: Run) -> Artifact:
@@ -84,9 +72,9 @@ def fig7(run: Run) -> Artifact:
     from pathlens.kernels import ntk
     from pathlens.recording import record
 
-    last, data = run.sizes["epochs"], load_data(run)
+    last, data = run.sizes["epochs"], fashion.load_data(run)
     epochs = sorted({e for e in CURVE if e < last} | {last})
-    x, simple = measured_rows(run, data)
+    x, simple = fashion.measured_rows(run, data)
 
     def measure(net: Any) -> Any:
         taken = record(net, x)
@@ -97,10 +85,10 @@ def fig7(run: Run) -> Artifact:
     claims: list[Claim] = []
     metrics: dict[str, Any] = {}
     for model, name in NAMES.items():
-        runs = train_fashion(run, model)
+        runs = fashion.train_fashion(run, model)
         paths, diagonal = np.moveaxis(measure_at(run, runs, epochs, measure, f"paths, {name}"), 2, 0)
-        accuracy = part_accuracies(runs, data)
-        middle, ratio = middle_epochs(accuracy), paths[..., 0] / paths[..., 1]
+        accuracy = fashion.part_accuracies(runs, data)
+        middle, ratio = fashion.middle_epochs(accuracy), paths[..., 0] / paths[..., 1]
         claims += [
             _MORE.measure(ratio[:, -1], row=name),
             _ALWAYS.measure((ratio[:, 1:] > 1).mean(1), row=name),
