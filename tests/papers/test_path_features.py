@@ -5,9 +5,9 @@ import pytest
 from small_sizes import shrink
 
 from pathlens import kernels
-from pathlens.papers import deep_gated_synthetic as deep_gated
 from pathlens.papers import path_features_toy as path_features
 from pathlens.papers.artifact import load_folder
+from pathlens.papers.deep_gated import depths
 from pathlens.papers.experiment import Run, find, perform, select
 from pathlens.papers.pages import write_page
 
@@ -111,7 +111,7 @@ def test_memorising_shares_the_trainings_of_figure_3(found):
         ("memorise", 6),
         ("memorise", 12),
     }
-    assert np.allclose(error[1], deep_gated.memorise(run, 12).error[:, :, -1], atol=1e-6)
+    assert np.allclose(error[1], depths.memorise(run, 12).final, atol=1e-6)
 
 
 def test_the_page_is_written_from_saved_artifacts(found, tmp_path):

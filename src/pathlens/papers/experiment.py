@@ -44,12 +44,6 @@ Progress = Callable[[str, float, float], None]
 
 _SCALES = ("quick", "paper")
 _LEGACY = [
-    "half_space_circle",
-    "half_space_regions",
-    "half_space_kernels",
-    "deep_gated_synthetic",
-    "deep_gated_images",
-    "deep_gated_training",
     "path_features_toy",
     "path_features_images",
     "localisation_runs_all",

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.papers import deep_gated_panels as panels
-from pathlens.papers import deep_gated_synthetic as deep_gated
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.deep_gated import depths as grid
 from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.image_runs import each_seed, own_folder, remembered
+from pathlens.papers.panels import Panel, Series
 from pathlens.papers.sizes import SIZES
 
 PAPER = "Neural Path Features"
@@ -140,8 +140,23 @@ def fig1(run: Run) -> Artifact:
             "overlap": shared,
             "path": np.arange(1, len(table.units) + 1),
         },
-        figures=panels.toy(),
+        figures=_toy_panels(),
     )
+
+
+def _toy_panels() -> list[Panel]:
+    return [
+        Panel("matrices", "Features of three inputs", [Series("features", "rows: inputs, columns: the 18 paths")]),
+        Panel(
+            "lines",
+            "Strength of each path",
+            [Series("strengths", style="points")],
+            "path",
+            "path",
+            "product of its weights",
+            marks=[(0.0, "")],
+        ),
+    ]
 
 
 # --- limits ----------------------------------------------------------------------------------------------------
@@ -438,8 +453,47 @@ def limits(run: Run) -> Artifact:
         (THEOREM, APPENDIX, SUBSAMPLE),
         {"all gates": "hard"},
         _float32({"widths": size["widths"], **wide, **told, **images}),
-        figures=panels.limits(float(np.median(told["relu"])), bool(size["images"])),
+        figures=_limits_panels(float(np.median(told["relu"])), bool(size["images"])),
     )
+
+
+def _limits_panels(relu: float, convolutional: bool) -> list[Panel]:
+    """``relu`` is the median test accuracy of the ReLU networks."""
+    near = [
+        Series(f"{gates}[:, {k}]", f"{gates} gates, from {name}")
+        for gates in ("independent", "dependent")
+        for k, name in enumerate(("d·Σ∘∏Σ̂", "the ReLU NTK"))
+    ]
+    images = [
+        Series(f"{stem}_{pool}", f"{name}, {pool.replace('_', ' ')}")
+        for pool in ("pooling", "no_pooling")
+        for stem, name in (("cntk", "CNTK"), ("random", "random gates"))
+    ]
+    return [
+        Panel(
+            "lines",
+            "Distance from the limit of Theorem 5.1",
+            [Series("errors.T", "measured"), Series("predicted.T", "predicted", style="dashed")],
+            "widths",
+            "width",
+            "relative distance",
+            "log",
+            "log",
+            slope=-0.5,
+        ),
+        Panel("strips", "Which limit, at the largest width", near, x_label="relative distance", x_scale="log"),
+        Panel(
+            "lines",
+            "Gates of each stage",
+            [Series("kernel.T", "regression with H"), Series("network.T", "network")],
+            "stages",
+            "epoch at which the gates were taken",
+            "test accuracy",
+            "log",
+            marks=[(relu, "ReLU")],
+        ),
+        *([Panel("strips", "Convolutional gates", images, x_label="test accuracy")] if convolutional else []),
+    ]
 
 
 # --- memorising ------------------------------------------------------------------------------------------------
@@ -476,14 +530,14 @@ _TO_A_POINT = Claim(
     what="identical inputs, random targets, fixed random gates: error on a grid of depths and widths",
     claims=[_WIDTH, _TO_A_POINT],
     minutes=(1, 30),
-    flops=deep_gated.memorise_operations,
+    flops=grid.memorise_flops,
     shares="memorise",
 )
 def memorise(run: Run) -> Artifact:
     """The appendix on memorisation, with the trainings of the DGN paper's Figure 3."""
     sizes = run.sizes_of("npk.memorise")
     depths, widths = sizes["trained_depths"], sizes["trained_widths"]
-    final = np.stack([deep_gated.memorise(run, w).error[:, :, -1] for w in widths])  # (widths, depths, seeds)
+    final = np.stack([grid.memorise(run, w).final for w in widths])  # (widths, depths, seeds)
     ratio = final[-1] / final[0]
     claims = [_WIDTH.measure(ratio[i], row=f"d = {d}") for i, d in enumerate(depths) if d > 2]
     claims += [
@@ -501,8 +555,8 @@ def memorise(run: Run) -> Artifact:
         {"error after the last step": {f"w={w}": final[i].tolist() for i, w in enumerate(widths)}},
         {},
         {},
-        (APPENDIX_GRID, deep_gated.STEP),
+        (APPENDIX_GRID, grid.STEP),
         {"fixed random gates": "hard"},
         _float32({"depths": depths, "widths": widths, "error": final}),
-        figures=panels.memorise(widths),
+        figures=(grid.final_error([Series(f"error[{i}].T", f"w = {w}") for i, w in enumerate(widths)]),),
     )

@@ -11,9 +11,9 @@ from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.half_space import fashion_training as fashion
+from pathlens.papers.half_space.circle_training import CIRCLE, SETTINGS
 from pathlens.papers.half_space.circle_variants import circle_network, circle_options
 from pathlens.papers.half_space.parts import BETA, MORE_PATHS, PARTS, measure_at, part_means, path_ratios, ratio_panel
-from pathlens.papers.half_space_circle import CIRCLE, SETTINGS
 from pathlens.papers.panels import Panel, Series
 
 if TYPE_CHECKING:

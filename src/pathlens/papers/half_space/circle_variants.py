@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pathlens.papers.experiment import Run
+from pathlens.papers.half_space.circle_training import BATCH, HIDDEN, RATE
 from pathlens.papers.half_space.parts import NAMES, network
-from pathlens.papers.half_space_circle import BATCH, HIDDEN, RATE
 
 if TYPE_CHECKING:
     from pathlens.data import DataSet

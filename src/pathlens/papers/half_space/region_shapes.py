@@ -1,22 +1,33 @@
-"""Counts and shapes of the regions of a plane: how many path regions differ, their faces, pieces and convexity.
-
-Works on a `Slice2D` and knows nothing of experiments; the claims about these numbers are in half_space_regions. May
-import regions.
-"""
+"""Regions of a plane: how many path regions differ, their faces, pieces and convexity, and pictures of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from pathlens.regions import Slice2D
 
-__all__ = ["Shapes", "borders", "path_masks", "shapes"]
+__all__ = ["Shapes", "borders", "path_masks", "picture", "pixels", "shapes"]
+
+GRID = 80  # pixels along each side of a picture
+
+
+def pixels(box: float) -> np.ndarray:
+    """Centres of the pixels of [−box, box]², rows from top to bottom: (GRID², 2)."""
+    at = (2 * (np.arange(GRID) + 0.5) / GRID - 1) * box
+    x, y = np.meshgrid(at, at[::-1])
+    return np.stack([x.ravel(), y.ravel()], axis=1)
+
+
+def picture(values: Any) -> np.ndarray:
+    """Values at the pixels as a picture, float32: (…, GRID²) → (…, GRID, GRID)."""
+    flat = np.asarray(values, dtype=np.float32)
+    return flat.reshape(*flat.shape[:-1], GRID, GRID)
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Shapes:
         Mean number of lines that bound a region inside the box; of a path region that is not convex, at least.
     most_path_faces : int
     connected, convex : float
-        Shares of the path regions looked at.
+        Shares of the examined path regions.
     path_polygons : float
         Mean number of activation regions of a path region.
     looked_at : int
@@ -52,8 +63,8 @@ class Shapes:
 def path_masks(patterns: Mapping[str, np.ndarray]) -> dict[int, int]:
     """Every different, non-empty path region as a bit set of cells → the number of paths that have it.
 
-    Layer by layer the region of a path's beginning is cut with each unit's cells, and equal ones are merged, so that
-    the cost follows the number of different regions and not that of paths.
+    Layer by layer, the region of a path's first units is intersected with the cells of each unit, and equal regions are
+    merged, so that the cost grows with the number of different regions and not with that of paths.
     """
     found = {-1: 1}  # all bits set: every cell
     for bits in patterns.values():
@@ -70,7 +81,7 @@ def path_masks(patterns: Mapping[str, np.ndarray]) -> dict[int, int]:
 def borders(cells: Slice2D) -> tuple[np.ndarray, np.ndarray]:
     """The line between every two neighbours: rows (n, o), n·z + o > 0 on the first of the pair, and its number.
 
-    Of a polygon's edges, the one shared with a neighbour is the only one with the whole neighbour beyond it.
+    Only the edge that a polygon shares with a neighbour has the whole neighbour on its other side.
     """
     corners, sizes = cells.corners.numpy(), cells.sizes.numpy()
     slot = np.arange(corners.shape[1])
@@ -89,7 +100,7 @@ def borders(cells: Slice2D) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shapes(cells: Slice2D, most: int, seed: int = 0) -> Shapes:
-    """Count all regions of a slice, and look at the shapes of at most ``most`` path regions, chosen at random."""
+    """Count all regions of a slice, and examine the shapes of at most ``most`` path regions, chosen at random."""
     from pathlens.regions.summaries import components
 
     masks = path_masks({site: bits.numpy() for site, bits in cells.patterns.items()})

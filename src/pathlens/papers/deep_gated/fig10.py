@@ -1,7 +1,4 @@
-"""Deep Gated Networks, Experiment 8: a deep linear network on one example.
-
-Imported by deep_gated, which registers the other experiments of the paper. Torch is imported inside functions.
-"""
+"""Figure 10 (Experiment 8): a deep linear network on one example, (x, y) = (1, 1)."""
 
 from __future__ import annotations
 
@@ -10,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.papers import deep_gated_panels as panels
-from pathlens.papers.artifact import Artifact
+from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.deep_gated.depths import depth_panel, over_depth
 from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.panels import Series
 
-PAPER = "Deep Gated Networks"
 HALF_LOSS = Deviation(
     paper="loss Σ(ŷ − y)², e′ = e − αKe and a first ratio of .81",
     authors_code="not public",
     ours="loss ½Σ(ŷ − y)²",
     why="without the ½ the first ratio is (1 − 0.2)² = .64, which is measured too",
 )
-DLN_ASSUMPTION = Deviation(
+ASSUMPTION = Deviation(
     paper="Corollary 8.1 'under Assumption 2'",
     authors_code="–",
     ours="Assumption 1: weights ±σ, σ² = 1/w",
@@ -71,11 +68,13 @@ _WEIGHTS = Claim(
     title="One example, a deep linear network",
     what="Experiment 8: K₀ over depth, convergence, growth of K_t and of the weights; d_in = n = 1",
     claims=[_IDEAL, _FASTER, _GROWS, _WEIGHTS],
-    minutes=(0.3, 0.3),
+    deviations=[HALF_LOSS, ASSUMPTION],
+    sizes={"width": 100, "depths": [2, 4, 6, 8, 10], "steps": (30, 50)},
+    minutes=0.3,
     flops=lambda size: sum(12.0 * d * size["width"] ** 2 * size["steps"] * size["seeds"] for d in size["depths"]),
 )
 def fig10(run: Run) -> Artifact:
-    """Figure 10: (x, y) = (1, 1), w = 100, σ² = 1/w, α = 0.1/d."""
+    """w = 100, σ² = 1/w, α = 0.1/d."""
     import torch
 
     from pathlens import kernels
@@ -84,14 +83,14 @@ def fig10(run: Run) -> Artifact:
     from pathlens.theory import deep_gated
     from pathlens.training import train
 
-    size = run.sizes_of("dgn.fig10")
+    size = run.sizes
     depths, w, steps = size["depths"], size["width"], size["steps"]
     data = single_point(torch.float64)
-    shape = (len(depths), len(run.seeds), steps + 1)
-    error, kernel, norm = np.empty(shape), np.empty(shape), np.empty(shape)
-    printed = np.empty(shape[:2])
+    error, kernel, norm = np.empty((3, len(depths), len(run.seeds), steps + 1))
+    printed, deviation = [], []
     for i, d in enumerate(depths):
-        net = dln(1, (w,) * (d - 1), init=Init("bernoulli", math.sqrt(1 / w))).double()
+        hidden = (w,) * (d - 1)
+        net = dln(1, hidden, init=Init("bernoulli", math.sqrt(1 / w))).double()
         options: dict[str, Any] = {
             "optimizer": "sgd",
             "batch_size": None,
@@ -102,52 +101,50 @@ def fig10(run: Run) -> Artifact:
             "progress": False,
         }
         runs: Any = train(net, data, epochs=steps, loss="half_mse", keep_at=range(steps + 1), watch=data.x, **options)
+        error[i] = runs.history()
         for j, trajectory in enumerate(runs):
-            error[i, j] = trajectory.history["loss"]
             for t in range(steps + 1):
                 moment = trajectory.at_epoch(t)
                 kernel[i, j, t] = float(kernels.ntk(moment.record).dense())
                 norm[i, j, t] = sum(float(p.square().sum()) for p in moment.snapshot.state.values())
         once: Any = train(net, data, epochs=1, loss="mse", **options)
-        printed[i] = once.history()[:, 1] / once.history()[:, 0]
+        printed.append((once.history()[:, 1] / once.history()[:, 0]).tolist())
+        deviation.append(float(np.sqrt(deep_gated.frg_moments([[1.0]], hidden, probability=1.0).variance[0, 0])))
         run.progress("deep linear networks", i + 1, len(depths))
     first = error[:, :, 1] / error[:, :, 0]
-    last = np.maximum(error[:, :, 10], 1e-300)
-    pace = np.exp(np.log(last / error[:, :, 0]) / 10)
-    claims = (
-        _IDEAL.measure(abs(first.mean(0) - 0.81)),
-        _FASTER.measure(pace.mean(0)),
-        _GROWS.measure(np.exp(np.log(kernel[:, :, -1] / kernel[:, :, 0]).mean(0))),
-        _WEIGHTS.measure((norm[:, :, -1] - norm[:, :, 0]).mean(0)),
-    )
-    deviation = [
-        float(np.sqrt(deep_gated.frg_moments([[1.0]], (w,) * (d - 1), probability=1.0).variance[0, 0])) for d in depths
-    ]
-    arrays = {
-        "depths": depths,
-        "error": error / error[:, :, :1],
-        "kernel": kernel,
-        "growth": norm - norm[:, :, :1],
-        "deviation": deviation,
-    }
-    return Artifact(
-        "dgn.fig10",
-        "One example, a deep linear network",
-        PAPER,
-        run.scale,
-        size,
-        run.seeds,
-        claims,
-        {
-            "first ratio of squared errors": {"½Σ": first.tolist(), "Σ, as printed": printed.tolist()},
+    pace = np.exp(np.log(np.maximum(error[:, :, 10], 1e-300) / error[:, :, 0]) / 10)
+    return run.artifact(
+        claims=[
+            _IDEAL.measure(abs(first.mean(0) - 0.81)),
+            _FASTER.measure(pace.mean(0)),
+            _GROWS.measure(np.exp(np.log(kernel[:, :, -1] / kernel[:, :, 0]).mean(0))),
+            _WEIGHTS.measure((norm[:, :, -1] - norm[:, :, 0]).mean(0)),
+        ],
+        metrics={
+            "first ratio of squared errors": {"½Σ": first.tolist(), "Σ, as printed": printed},
             "mean ratio over ten steps": pace.tolist(),
             "K₀": kernel[:, :, 0].tolist(),
             "K₀, exact": {"mean": depths, "standard deviation": deviation},
         },
-        {},
-        {"ratio of squared errors": 0.81},
-        (HALF_LOSS, DLN_ASSUMPTION),
-        {"deep linear network": "hard (all open)"},
-        {key: np.asarray(value, dtype=np.float32) for key, value in arrays.items()},
-        figures=panels.dln(depths),
+        paper_numbers={"ratio of squared errors": 0.81},
+        gates={"deep linear network": "hard (all open)"},
+        arrays=float32(
+            {
+                "depths": depths,
+                "error": error / error[:, :, :1],
+                "kernel": kernel,
+                "growth": norm - norm[:, :, :1],
+                "deviation": deviation,
+            }
+        ),
+        panels=[
+            depth_panel("Squared error", "error[{}]", depths, "e(t)² / e(0)²", y_scale="log"),
+            depth_panel("The kernel grows", "kernel[{}]", depths, "K(t)"),
+            depth_panel("The weights grow", "growth[{}]", depths, "‖Θ(t)‖² − ‖Θ(0)‖²"),
+            over_depth(
+                "The kernel at the start",
+                [Series("kernel[:, :, 0].T", "measured"), Series("depths", "exact mean, d", style="dashed")],
+                "K₀",
+            ),
+        ],
     )
