@@ -9,7 +9,7 @@ import torch
 
 import pathlens as pl
 from pathlens.papers.experiment import Run
-from pathlens.papers.half_space.circle_variants import circle_network
+from pathlens.papers.half_space.circle_training import circle_network
 from pathlens.papers.half_space.early import NEW_VALUES, RIDGE, early_stage, regress, retrain_values, share_gained
 
 

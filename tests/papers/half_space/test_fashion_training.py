@@ -12,7 +12,7 @@ from pathlens.data import DataSet
 from pathlens.papers.artifact import load_folder
 from pathlens.papers.beyond import remedies
 from pathlens.papers.experiment import Run, find, perform
-from pathlens.papers.half_space.circle_variants import train_on_circle
+from pathlens.papers.half_space.circle_training import train_target
 from pathlens.papers.half_space.fashion_training import load_data, middle_epochs, part_accuracies, train_fashion
 from pathlens.papers.half_space.fig13 import FIGURE_16A, FIGURE_16B, block_contrast
 from pathlens.papers.half_space.parts import network_at
@@ -123,7 +123,7 @@ def test_the_diagonal_is_the_squared_gradient_of_all_outputs(found):
     artifacts, run = found
     data, runs = trained(run, "dlgn_pwc")
     x, simple = data.x_test[:40], data.marks_test["simple"][:40].numpy()
-    net = network_at(runs, 1, 0)
+    net = network_at(runs[1], 0)
     parameters = {k: p.detach() for k, p in net.named_parameters()}
     jacobian = torch.func.jacrev(lambda p: torch.func.functional_call(net, p, (x,)))(parameters)
     diagonal = sum(j.square().flatten(2).sum((1, 2)) for j in jacobian.values()).numpy()
@@ -136,7 +136,7 @@ def test_blocks_average_over_new_classes_and_have_trace_100(found):
     data, runs = trained(run, "relu")
     rows = torch.cat([(data.y_test == label).nonzero()[:4, 0] for label in range(10)])
     with torch.no_grad():
-        gates = [g.double() for g in network_at(runs, 0, 3).gates(data.x_test[rows], hard=True).values()]
+        gates = [g.double() for g in network_at(runs[0], 3).gates(data.x_test[rows], hard=True).values()]
     kernel = math.prod(g @ g.T for g in gates).numpy()
     blocks = kernel.reshape(10, 4, 10, 4).mean((1, 3))
     assert np.allclose(artifacts["hs.fig13"].arrays["overlap_relu"][0, 2], 100 * blocks / np.trace(blocks), rtol=1e-4)
@@ -166,7 +166,7 @@ def test_figure_16_is_symmetric_and_has_the_printed_trace():
 def test_ratios_are_of_the_simple_half(found):
     artifacts, run = found
     data = pl.data.circle_control("swapped", 32)
-    runs = train_on_circle(run, "relu", data, 4, [0, 3, 4])
+    runs = train_target(run, "relu", data, 4, [0, 3, 4])
     with torch.no_grad():
         counts = math.prod(g.sum(1) for g in runs.networks[1].gates(data.x, hard=True).values())
     slow = ~data.marks["top"]

@@ -10,9 +10,8 @@ import numpy as np
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.half_space import fashion_training as fashion
-from pathlens.papers.half_space.circle_training import CIRCLE, SETTINGS
-from pathlens.papers.half_space.circle_variants import circle_network, circle_options
 from pathlens.papers.half_space.parts import BETA, MORE_PATHS, PARTS, measure_at, part_means, path_ratios, ratio_panel
 from pathlens.papers.panels import Panel, Series
 
@@ -90,13 +89,14 @@ def _circle(run: Run, remedy: str, epochs: list[int]) -> tuple[np.ndarray, np.nd
     """Errors on each half in % of the target's variance there, ½, (seeds, epochs, 2); and path ratios at the end."""
     import torch
 
-    from pathlens.data import circle
+    from pathlens.data import circle as circle_data
 
-    data = circle(run.sizes["points"])
+    data = circle_data(run.sizes["points"])
     x, y, simple = data.x.to(run.device), data.y.to(run.device), data.marks["top"].numpy()
-    nets = [circle_network("dlgn_pwc", seed=seed) for seed in run.seeds]
-    options = circle_options(run, epochs[-1], f"circle, {REMEDIES[remedy]}", "remedies", str(len(data)), remedy)
-    runs = train_with(run, remedy, nets, data, {**options, "keep_at": epochs})
+    nets = [circle.circle_network("dlgn_pwc", seed=seed) for seed in run.seeds]
+    words = ("remedies", str(len(data)), remedy, f"{epochs[-1]}epochs")
+    options = circle.circle_options(run, f"circle, {REMEDIES[remedy]}", *words, epochs=epochs[-1], keep_at=epochs)
+    runs = train_with(run, remedy, nets, data, options)
 
     def errors(net: Any) -> list[float]:
         with torch.no_grad():
@@ -120,7 +120,7 @@ def _images(run: Run, remedy: str) -> tuple[np.ndarray, np.ndarray]:
     title="Sharing paths out more evenly",
     what="the 'innate weakness' of section 5: allocation of paths, and three remedies; circle and Fashion-MNIST",
     claims=[_WEAKNESS, _BALANCES, _HELPS, _HARMLESS],
-    deviations=[BEYOND, CIRCLE, SETTINGS, fashion.CLUSTERS, fashion.TRAINING],
+    deviations=[BEYOND, circle.CIRCLE, circle.SETTINGS, fashion.CLUSTERS, fashion.TRAINING],
     sizes={
         **fashion.SIZES,
         "epochs": (8, 32),

@@ -7,9 +7,8 @@ import numpy as np
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.half_space import fashion_training as fashion
-from pathlens.papers.half_space.circle_training import CIRCLE, SETTINGS
-from pathlens.papers.half_space.circle_variants import train_on_circle
 from pathlens.papers.half_space.parts import MORE_PATHS, NAMES, PARTS, part_means, path_ratios, ratio_panel
 from pathlens.papers.panels import Series
 
@@ -41,12 +40,12 @@ _EQUAL = Claim(
 
 def _circle_ratios(run: Run, target: str) -> np.ndarray:
     """Path ratios of the slow (or constant, or shifted) half over the other, (models, seeds, epochs)."""
-    from pathlens.data import circle, circle_control
+    from pathlens import data as sets
 
     points, epochs = run.sizes["points"], [0, 3, run.sizes["circle_epochs"]]
-    data = circle(points) if target == "circle" else circle_control(target, points)
+    data = sets.circle(points) if target == "circle" else sets.circle_control(target, points)
     x, simple = data.x.to(run.device), data.marks["top"].numpy() != (target == "swapped")
-    runs = [train_on_circle(run, model, data, epochs[-1], epochs) for model in NAMES]
+    runs = [circle.train_target(run, model, data, epochs[-1], epochs) for model in NAMES]
     return np.array([path_ratios(run, one, epochs, x, simple) for one in runs])
 
 
@@ -55,7 +54,7 @@ def _circle_ratios(run: Run, target: str) -> np.ndarray:
     title="What paths follow",
     what="path ratios for circle targets that separate 'simple' from 'learnable early'; Fashion-MNIST swapped",
     claims=[MORE_PATHS, _EQUAL],
-    deviations=[CONTROLS, CIRCLE, SETTINGS, fashion.CLUSTERS, fashion.TRAINING],
+    deviations=[CONTROLS, circle.CIRCLE, circle.SETTINGS, fashion.CLUSTERS, fashion.TRAINING],
     sizes={**fashion.SIZES, "points": 1024, "circle_epochs": (100, 200), "measured": (1000, 10000)},
     data=("fashion_mnist",),
     minutes=(2, 4),

@@ -13,9 +13,8 @@ import numpy as np
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.half_space import fashion_training as fashion
-from pathlens.papers.half_space.circle_training import CIRCLE, SETTINGS
-from pathlens.papers.half_space.circle_variants import circle_network, circle_options, train_on_circle
 from pathlens.papers.half_space.parts import BETA, measure_at, network_at
 from pathlens.papers.panels import Panel, Series
 
@@ -99,8 +98,8 @@ def retrain_values(
     """
     from pathlens.training import train
 
-    seeds = enumerate(run.seeds)
-    nets = [make(gates=network_at(runs, i, e), seed=NEW_VALUES + seed) for i, seed in seeds for e in stages]
+    pairs = zip(runs, run.seeds)
+    nets = [make(gates=network_at(t, e), seed=NEW_VALUES + seed) for t, seed in pairs for e in stages]
     found: Any = train(nets, data, **{**options, "seeds": None})
     return found
 
@@ -118,13 +117,13 @@ def regress(net: GatedNetwork, data: DataSet, rows: int, device: str, *, soft: b
 
 def _circle_stages(run: Run) -> dict[str, np.ndarray]:
     """Per seed and stage: loss of the network, loss behind its frozen gates, errors of regression."""
-    from pathlens.data import circle
+    from pathlens.data import circle as circle_data
 
     points, epochs, stages = (run.sizes[key] for key in ("points", "circle_epochs", "circle_stages"))
-    data = circle(points, test_points=points)
-    runs = train_on_circle(run, "dlgn_pwc", data, epochs, stages)
-    options = circle_options(run, epochs, "values, circle", "stages", str(points))
-    retrained = retrain_values(run, runs, stages, partial(circle_network, "dlgn_pwc"), data, options)
+    data = circle_data(points, test_points=points)
+    runs = circle.train_target(run, "dlgn_pwc", data, epochs, stages)
+    options = circle.circle_options(run, "values, circle", "stages", str(points), f"{epochs}epochs", epochs=epochs)
+    retrained = retrain_values(run, runs, stages, partial(circle.circle_network, "dlgn_pwc"), data, options)
     curve = retrained.history().reshape(len(run.seeds), len(stages), -1)
 
     def error(net: GatedNetwork, soft: bool) -> float:
@@ -164,7 +163,7 @@ def _image_stages(run: Run) -> dict[str, np.ndarray]:
     title="Features are learned early",
     what="gates frozen at several epochs, values drawn anew: circle and modified Fashion-MNIST; and kernel regression",
     claims=[_EARLY, _LATER_CIRCLE, _LATER_IMAGES],
-    deviations=[STAGES, CIRCLE, SETTINGS, fashion.CLUSTERS, fashion.TRAINING],
+    deviations=[STAGES, circle.CIRCLE, circle.SETTINGS, fashion.CLUSTERS, fashion.TRAINING],
     sizes={
         **fashion.SIZES,
         "epochs": (10, 100),

@@ -118,7 +118,7 @@ def _blocks(run: Run, runs: Runs, data: DataSet, middle: list[int | None], label
         for j, epoch in enumerate((0, middle_epoch, last)):
             if epoch not in fashion.kept_epochs(last):
                 continue
-            taken = record(network_at(runs, i, epoch).to(run.device), x)
+            taken = record(network_at(runs[i], epoch).to(run.device), x)
             for kernel, K in zip(KERNELS, (kernels.overlap(taken), kernels.ntk(taken))):
                 found[kernel][i, j] = kernels.class_blocks(K, labels).cpu().numpy()
         run.progress(f"kernels, {label}", i + 1, len(runs))

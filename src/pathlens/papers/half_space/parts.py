@@ -15,7 +15,10 @@ from pathlens.papers.experiment import Run
 from pathlens.papers.panels import Panel, Series
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from pathlens.models import GatedNetwork
+    from pathlens.recording import Trajectory
     from pathlens.training import Runs
 
 NAMES = {"relu": "ReLU", "dlgn_pwc": "DLGN-PWC"}
@@ -41,10 +44,11 @@ def network(
     *,
     bias: bool = False,
     beta: float = BETA,
+    frozen: bool = False,
     gates: GatedNetwork | None = None,
     seed: int | None = None,
 ) -> GatedNetwork:
-    """A ReLU network, or a DLGN-PWC with soft gates; `gates` are those of another DLGN, and stay fixed."""
+    """A ReLU network, or a DLGN-PWC with soft gates; `gates` are those of another DLGN, which are then frozen."""
     from pathlens import models
 
     if model == "relu":
@@ -55,20 +59,20 @@ def network(
         outputs,
         piecewise_constant=True,
         beta=beta,
-        frozen=gates is not None,
+        frozen=frozen or gates is not None,
         gates_from=gates,
         bias=bias,
         seed=seed,
     )
 
 
-def network_at(runs: Runs, member: int, epoch: int) -> Any:
-    """A trained network with the weights that it had after an epoch, in eval mode."""
+def network_at(trajectory: Trajectory, epoch: int, *, like: nn.Module | None = None) -> Any:
+    """The network with the weights that it had after an epoch, in eval mode; a wrapped one is rebuilt `like` itself."""
     from pathlens.recording import rebuild
 
-    kept = runs[member].at_epoch(epoch).snapshot
+    kept = trajectory.at_epoch(epoch).snapshot
     assert kept is not None  # every moment has the weights
-    return rebuild(kept, like=runs.networks[member]).eval()
+    return rebuild(kept, like=like).eval()
 
 
 def measure_at(
@@ -76,9 +80,9 @@ def measure_at(
 ) -> np.ndarray:
     """``measure(net)`` of every network, on the run's device, with its weights after each epoch: (seeds, epochs, …)."""
     found = []
-    for member in range(len(runs)):
-        found.append([measure(network_at(runs, member, epoch).to(run.device)) for epoch in epochs])
-        run.progress(label, member + 1, len(runs))
+    for trajectory, net in zip(runs, runs.networks):
+        found.append([measure(network_at(trajectory, epoch, like=net).to(run.device)) for epoch in epochs])
+        run.progress(label, len(found), len(runs))
     return np.array(found, dtype=float)
 
 
