@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "accuracies",
     "accuracy",
+    "concatenate_runs",
     "each_seed",
     "hard_accuracies",
     "hardened",
@@ -100,7 +101,7 @@ def train_each(
     the memory and saves no time. The weights are the same either way. The name of the checkpoint depends only on what
     this training depends on, so that other runs find it too.
     """
-    from pathlens.training import Runs, train
+    from pathlens.training import train
 
     on_gpu = run.device.startswith("cuda")
     parts: list[Any] = []
@@ -112,10 +113,17 @@ def train_each(
         given |= {"seeds": at_once, "compile": on_gpu, **more}
         given["checkpoint"] = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
         parts.append(train(net, data, **given))
+    return concatenate_runs(parts)
+
+
+def concatenate_runs(parts: Sequence[Runs]) -> Runs:
+    """The runs of several trainings as one."""
+    from pathlens.training import Runs
+
     return Runs(
-        [t for part in parts for t in part],
-        [n for part in parts for n in part.networks],
-        [s for part in parts for s in part.settings],
+        [trajectory for part in parts for trajectory in part],
+        [net for part in parts for net in part.networks],
+        [settings for part in parts for settings in part.settings],
     )
 
 

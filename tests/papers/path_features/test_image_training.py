@@ -11,11 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import pathlens as pl
 from pathlens.data import DataSet, digits
 from pathlens.errors import UnknownNameError
-from pathlens.papers import path_features_images as table
-from pathlens.papers import path_features_training as training
 from pathlens.papers.artifact import load_folder
 from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.pages import write_page
+from pathlens.papers.path_features import fig3, tab2
+from pathlens.papers.path_features import image_training as training
 
 SEEDS = (0, 1, 2)
 SMALL = {
@@ -74,8 +74,8 @@ def claim(artifact, stated, row=""):
 @pytest.mark.parametrize("model", ["frnpf_ii", "dnpfl"])
 def test_accuracies_are_those_of_the_networks(found, row, model):
     artifact, run = found[0]["npk.tab2"], found[1]
-    data = training.images(run, row.split("-")[0])
-    for i, net in enumerate(training.trained(run, row, model).networks):
+    data = training.load_data(run, row)
+    for i, net in enumerate(training.train_entry(run, row, model).networks):
         right = float((net(data.x_test).argmax(1) == data.y_test).float().mean())
         assert artifact.arrays[f"{row.replace('-', '_')}_{model}"][i, -1] == pytest.approx(100 * right, abs=1e-3)
 
@@ -83,8 +83,8 @@ def test_accuracies_are_those_of_the_networks(found, row, model):
 @pytest.mark.parametrize("row", ["fc-adam", "gconv-adam"])
 def test_copied_gates_are_those_of_the_trained_network_of_the_same_seed(found, row):
     run = found[1]
-    x = training.images(run, row.split("-")[0]).x_test
-    pairs = zip(training.trained(run, row, "flnpf").networks, training.trained(run, row, "relu").networks)
+    x = training.load_data(run, row).x_test
+    pairs = zip(training.train_entry(run, row, "flnpf").networks, training.train_entry(run, row, "relu").networks)
     for behind, source in pairs:
         gates, own = behind.gates(x), source.gates(x)
         assert all(torch.equal(gates[site], own[site]) for site in own)
@@ -94,15 +94,15 @@ def test_copied_gates_are_those_of_the_trained_network_of_the_same_seed(found, r
 def test_random_gates_stay_where_they_were_drawn(found):
     run = found[1]
     for model, same in (("frnpf_di", True), ("frnpf_ii", False)):
-        net = training.trained(run, "gconv-adam", model).networks[1]
+        net = training.train_entry(run, "gconv-adam", model).networks[1]
         gates = {name: weight.clone() for name, weight in net.source.network.state_dict().items()}
-        start = training._networks(run, "gconv", "relu")[1].values.state_dict()
+        start = training._networks(run, "gconv-adam", "relu")[1].values.state_dict()
         assert all(torch.equal(start[name], weight) for name, weight in gates.items() if "weight" in name) == same
         assert not torch.equal(net.values.state_dict()["conv1.weight"], start["conv1.weight"])
 
 
 def test_dnpfl_has_the_gate_of_the_authors_code(found):
-    gate = training.trained(found[1], "gconv-adam", "dnpfl").networks[0].gate
+    gate = training.train_entry(found[1], "gconv-adam", "dnpfl").networks[0].gate
     q = torch.linspace(-2, 2, 9)
     assert torch.allclose(gate(q), 1.1 / (1 + torch.exp(-4 * q)), atol=1e-6)
 
@@ -120,7 +120,7 @@ def test_operations_are_counted_as_torch_counts_them(row):
     with FlopCounterMode(display=False) as counter:
         template(x)
     rows = 60_000 if architecture == "fc" else 50_000
-    assert training.flops(size, row, "relu", 2) == 3 * 2 * 5 * rows * counter.get_total_flops()
+    assert training.training_flops(size, row, "relu", 2) == 3 * 2 * 5 * rows * counter.get_total_flops()
 
 
 # --- table 2 ---------------------------------------------------------------------------------------------------
@@ -131,9 +131,9 @@ def test_claims_follow_from_the_last_epochs(found):
     a = {m: artifact.arrays[f"gconv_adam_{m}"][:, -1].astype(float) for m in training.MODELS}
     row = "GCONV, Adam"
     worst = np.min([a["dnpfl"], a["flnpf"], a["relu"]], axis=0) - np.max([a["frnpf_ii"], a["frnpf_di"]], axis=0)
-    assert np.allclose(claim(artifact, table._LOWEST, row), worst, atol=1e-4)
+    assert np.allclose(claim(artifact, tab2._LOWEST, row), worst, atol=1e-4)
     random = (a["frnpf_ii"] + a["frnpf_di"]) / 2
-    share = claim(artifact, table._NEAR, row)
+    share = claim(artifact, tab2._NEAR, row)
     assert np.array_equal(np.isnan(share), a["relu"] <= random)
     there = ~np.isnan(share)
     assert np.allclose(share[there], ((a["flnpf"] - random) / (a["relu"] - random))[there], atol=1e-3)
@@ -142,8 +142,8 @@ def test_claims_follow_from_the_last_epochs(found):
 def test_rows_that_were_not_trained_cannot_be_told(found):
     artifact = found[0]["npk.tab2"]
     for row in ("VCONV, Adam", "GCONV, SGD"):
-        assert np.isnan(claim(artifact, table._LOWEST, row)).all()
-    verdicts = {c.row: c.verdict for c in artifact.claims if c.text == table._LOWEST.text}
+        assert np.isnan(claim(artifact, tab2._LOWEST, row)).all()
+    verdicts = {c.row: c.verdict for c in artifact.claims if c.text == tab2._LOWEST.text}
     assert verdicts["VCONV, Adam"] == "cannot tell" and set(verdicts) == set(training.ROWS.values())
     assert artifact.config["epochs"] == {"fc-adam": 3, "gconv-adam": 3} and artifact.reduced
     assert artifact.config["architectures"] == ["fc", "gconv"] and artifact.config["optimisers"] == ["adam"]
@@ -158,7 +158,7 @@ def test_pieces_add_up_to_one_table(found, tmp_path, monkeypatch):
     assert set(first.config["models"]) == {"relu"} and first.config["epochs"] == {"gconv-adam": {"relu": 1}}
     second = piece(models=["relu", "flnpf"])
     assert second.config["epochs"] == {"gconv-adam": {"relu": 3, "flnpf": 3}}
-    monkeypatch.setattr(training, "trained", None)  # nothing is trained from here on
+    monkeypatch.setattr(training, "train_entry", None)  # nothing is trained from here on
     again = piece(models=[])
     assert again.config == second.config
     assert all(np.array_equal(again.arrays[name], second.arrays[name]) for name in second.arrays)
@@ -178,15 +178,16 @@ def test_seeds_that_are_added_later_are_the_only_ones_that_are_trained(found, tm
 
     monkeypatch.setattr(pl.training, "train", watched)
     made = perform(find("npk.tab2"), Run("paper", SEEDS, changes=changes, out=tmp_path))
-    assert len(labels) == 2 * len(table.MODELS) and {seed for seed, _ in labels} == {1, 2}  # one by one on a CPU
-    for m in table.MODELS:
+    assert len(labels) == 2 * len(training.MODELS) and {seed for seed, _ in labels} == {1, 2}  # one by one on a CPU
+    for m in training.MODELS:
         key = f"gconv_adam_{m}"
         assert np.array_equal(made.arrays[key][0], first.arrays[key][0])
         assert np.allclose(made.arrays[key], found[0]["npk.tab2"].arrays[key], atol=1e-4)
 
 
 def test_a_word_that_is_no_row_is_refused():
-    assert training.selected({**find("npk.tab2").sizes_at("paper"), "architectures": "gconv"}, "gconv-sgd", "relu")
+    chosen = training.selected({**find("npk.tab2").sizes_at("paper"), "architectures": "gconv"})
+    assert ("gconv-sgd", "relu") in chosen and ("fc-sgd", "relu") not in chosen
     with pytest.raises(UnknownNameError, match="GCONV"):
         perform(find("npk.tab2"), Run("paper", SEEDS, changes={"architectures": ["GCONV"]}))
 
@@ -199,14 +200,14 @@ def test_stages_end_with_the_training(found):
     assert list(artifact.arrays["stages"]) == [0, 1, 2, 3] and artifact.arrays["best"].shape == (4, 3)
     assert artifact.config["stages"] == [1, 2, 3] and artifact.config["kernel_epochs"] == [1, 3]
     best = artifact.arrays["best"]
-    assert np.allclose(claim(artifact, table._EARLY), best[1] - best[0], atol=1e-4)
-    assert np.isnan(claim(artifact, table._ABOVE)).all()  # 77.43 % is for CIFAR-10
+    assert np.allclose(claim(artifact, fig3._EARLY), best[1] - best[0], atol=1e-4)
+    assert np.isnan(claim(artifact, fig3._ABOVE)).all()  # 77.43 % is for CIFAR-10
     assert artifact.arrays["relu"] == pytest.approx(found[0]["npk.tab2"].arrays["gconv_adam_relu"].max(1))
 
 
 def test_ranks():
-    assert table._rank_correlation([1, 2, 3, 4, 5, 6], np.array([1.0, 2, 3, 4, 6, 5])) == pytest.approx(1 - 12 / 210)
-    assert np.isnan(table._rank_correlation([1, 2], np.array([3.0, 3.0])))
+    assert fig3._rank_correlation([1, 2, 3, 4, 5, 6], np.array([1.0, 2, 3, 4, 6, 5])) == pytest.approx(1 - 12 / 210)
+    assert np.isnan(fig3._rank_correlation([1, 2], np.array([3.0, 3.0])))
 
 
 def test_nu_is_that_of_the_path_kernel(found):
@@ -224,10 +225,10 @@ def test_nu_is_that_of_the_path_kernel(found):
 
 def test_traces_are_squared_gradients_of_the_logits(found):
     artifact, run = found[0]["npk.fig3"], found[1]
-    runs = training.trained(run, "fc-adam", "dnpfl")
+    runs = training.train_entry(run, "fc-adam", "dnpfl")
     net = copy.deepcopy(runs.networks[0]).requires_grad_(False)
     net.load_state_dict(training.state_at(runs, 2, 3))
-    X = training.images(run, "fc").subsample(per_class=2).x
+    X = training.load_data(run, "fc-adam").subsample(per_class=2).x
     for part, prefix in enumerate(("values.", "source.")):
         weights = {name: p.detach() for name, p in net.named_parameters() if name.startswith(prefix)}
         gradients = jacrev(lambda w: functional_call(net, w, (X,)))(weights)
