@@ -41,12 +41,6 @@ T = TypeVar("T")
 Progress = Callable[[str, float, float], None]
 """``progress(what, done, total)``: called while something runs; the command line turns it into a bar."""
 
-_LEGACY = [
-    "half_space_fashion",
-    "half_space_early",
-    "half_space_remedies",
-    "half_space_failures",
-]
 _NOT_EXPERIMENTS = ("checks", "pages")  # the other packages of pathlens.papers
 
 
@@ -183,15 +177,6 @@ def experiment(
     """
 
     def add(function: Callable[[Run], Artifact]) -> Callable[[Run], Artifact]:
-        nonlocal sizes, seeds
-        if sizes is None:  # TODO: gone when every experiment is one file
-            from pathlens.papers.sizes import SIZES
-
-            rows = SIZES.get(name, {"quick": {}, "paper": {}})
-            sizes = {k: (rows["quick"][k], rows["paper"][k]) for k in rows["paper"] if k != "seeds"}
-            if name in SIZES:
-                count = rows["paper"].get("seeds")
-                seeds = None if count is None else (rows["quick"].get("seeds", count), count)
         register(
             Experiment(
                 name,
@@ -461,8 +446,6 @@ def _discover() -> None:
 
     Modules whose names start with an underscore are left out: they may load torch.
     """
-    for legacy in _LEGACY:  # TODO: gone when every experiment is one file
-        importlib.import_module(f"pathlens.papers.{legacy}")
     for folder in pkgutil.iter_modules(papers.__path__, "pathlens.papers."):
         if folder.ispkg and folder.name.rpartition(".")[2] not in _NOT_EXPERIMENTS:
             package = importlib.import_module(folder.name)

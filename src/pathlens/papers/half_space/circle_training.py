@@ -1,6 +1,6 @@
 """The circle, the networks trained on it, and their tangent kernels, which the experiments on the circle share.
 
-One training of all seeds serves every experiment. Torch is imported inside functions.
+One training of all seeds serves every figure. Torch is imported inside functions.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ import numpy as np
 from pathlens.errors import OptionError
 from pathlens.papers.claim import Deviation
 from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.half_space import parts
+from pathlens.papers.half_space.parts import BETA
+from pathlens.papers.half_space.parts import NAMES as LEARNED
 from pathlens.papers.panels import Panel, Series
 
 if TYPE_CHECKING:
     from pathlens.data import DataSet
+    from pathlens.models import GatedNetwork
     from pathlens.recording import Record, Trajectory
     from pathlens.training import Runs
 
-NAMES = {"relu": "ReLU", "dlgn_pwc": "DLGN-PWC", "frozen": "DLGN-PWC, gates frozen"}
-LEARNED = {m: NAMES[m] for m in ("relu", "dlgn_pwc")}
+NAMES = {**LEARNED, "frozen": "DLGN-PWC, gates frozen"}
 COLOURS = {"relu": "relu", "dlgn_pwc": "dlgn", "frozen": "frozen"}
 ANGLES = tuple((k * math.pi / 2, word) for k, word in enumerate(("0", "π/2", "π", "3π/2", "2π")))
-BETA, FROZEN_BETA = 4.0, 10.0
+FROZEN_BETA = 10.0
 BETAS = {"beta": BETA, "frozen_beta": FROZEN_BETA}
 SOFT = {"relu": "hard", "dlgn_pwc": f"soft β={BETA:g}", "frozen": f"soft β={FROZEN_BETA:g}"}
 SIZES: dict[str, Any] = {
@@ -104,45 +107,64 @@ class Circle:
         return int(np.argsort(final)[(len(final) - 1) // 2])
 
 
-def train_on_circle(run: Run, net: Any, data: DataSet, label: str, *checkpoint: str, **options: Any) -> Runs:
-    """Train all seeds of a network at once; `options` are further options of `train`."""
+def circle_options(run: Run, label: str, *checkpoint: str, **more: Any) -> dict[str, Any]:
+    """Options of `train` on the circle; `more` are further ones, or replace those of the figures."""
+    return {
+        "lr": RATE,
+        "batch_size": BATCH,
+        "sensitivities": False,
+        "device": run.device,
+        "checkpoint": run.checkpoint("circle", *checkpoint),
+        "checkpoint_every": 50,
+        "progress": run.progress,
+        "label": label,
+        **more,
+    }
+
+
+def train_on_circle(run: Run, net: Any, data: DataSet, label: str, *checkpoint: str, **more: Any) -> Runs:
+    """Train all seeds of a network at once; `more` are further options of `train`."""
     from pathlens.training import train
 
-    return train(  # type: ignore[return-value]  # seeds are given
-        net,
-        data,
-        batch_size=run.sizes["batch_size"],
-        seeds=run.seeds,
-        sensitivities=False,
-        device=run.device,
-        checkpoint=run.checkpoint("circle", *checkpoint),
-        checkpoint_every=50,
-        progress=run.progress,
-        label=label,
-        **options,
-    )
+    runs: Any = train(net, data, seeds=run.seeds, **circle_options(run, label, *checkpoint, **more))
+    return runs
+
+
+def circle_network(model: str, *, gates: GatedNetwork | None = None, seed: int | None = None) -> GatedNetwork:
+    """A network of the figures' sizes; `gates` are those of another DLGN, and stay fixed."""
+    return parts.network(model, 2, HIDDEN, gates=gates, seed=seed)
+
+
+def train_target(run: Run, model: str, data: DataSet, epochs: int, keep: list[int]) -> Runs:
+    """Train a network of the figures' sizes on any circle, and keep the weights at the epochs of `keep`."""
+    words = (f"{epochs}epochs", data.name.replace(" ", "_"), str(len(data)), model, *map(str, keep))
+
+    def compute() -> Runs:
+        label = f"{data.name}, {LEARNED[model]}"
+        return train_on_circle(run, circle_network(model), data, label, *words, epochs=epochs, keep_at=keep)
+
+    return run.once(("circle", *words), compute)
 
 
 def train_circle(run: Run) -> Circle:
     """Train the three models, all seeds of one model at once."""
 
     def compute() -> Circle:
-        from pathlens import models
         from pathlens.data import circle
 
         size = run.sizes
         data, hidden = circle(size["points"]), size["hidden"]
         networks = {
-            "relu": models.relu(2, hidden),
-            "dlgn_pwc": models.dlgn(2, hidden, piecewise_constant=True, beta=BETA),
-            "frozen": models.dlgn(2, hidden, piecewise_constant=True, frozen=True, beta=FROZEN_BETA),
+            "relu": parts.network("relu", 2, hidden),
+            "dlgn_pwc": parts.network("dlgn_pwc", 2, hidden),
+            "frozen": parts.network("dlgn_pwc", 2, hidden, beta=FROZEN_BETA, frozen=True),
         }
         runs = {}
         for m, net in networks.items():
             epochs = size["epochs"][m]
             kept = [e for e in KEPT_EPOCHS if e < epochs] + [epochs]
-            options = {"epochs": epochs, "lr": size["lr"], "keep_at": kept, "watch": data.x}
-            runs[m] = train_on_circle(run, net, data, NAMES[m], m, **options)
+            options = {"epochs": epochs, "lr": size["lr"], "batch_size": size["batch_size"], "keep_at": kept}
+            runs[m] = train_on_circle(run, net, data, NAMES[m], m, watch=data.x, **options)
         return Circle(data, runs)
 
     return run.once("circle", compute)
@@ -173,11 +195,7 @@ circle_experiment = partial(experiment, sizes=SIZES, minutes=(1, 12), flops=circ
 
 def network_at(trajectory: Trajectory, epoch: int) -> Any:
     """The network with the weights that it had at a kept epoch, in float64 on the CPU."""
-    from pathlens.recording import rebuild
-
-    snapshot = trajectory.at_epoch(epoch).snapshot
-    assert snapshot is not None
-    return rebuild(snapshot).double()
+    return parts.network_at(trajectory, epoch).double()
 
 
 def kernel_step(run: Run) -> int:

@@ -12,6 +12,7 @@ from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.experiment import Run
 from pathlens.papers.half_space import circle_training as circle
+from pathlens.papers.half_space.parts import network
 from pathlens.papers.half_space.region_shapes import Shapes, picture, pixels, shapes
 from pathlens.papers.panels import Panel, Series
 
@@ -94,18 +95,16 @@ _STEADY = Claim(
 
 def _train_biased(run: Run) -> dict[str, Runs]:
     """ReLU and DLGN-PWC with biases on the circle, kept at the start and at the end."""
-    from pathlens import data, models
+    from pathlens import data
 
     size = run.sizes
-    hidden, epochs = size["biased_hidden"], size["biased_epochs"]
-    points, options = data.circle(size["points"]), {"epochs": epochs, "lr": size["biased_lr"], "keep_at": [0, epochs]}
-    networks = {
-        "relu": models.relu(2, hidden, bias=True),
-        "dlgn_pwc": models.dlgn(2, hidden, piecewise_constant=True, beta=circle.BETA, bias=True),
-    }
+    hidden, epochs, points = size["biased_hidden"], size["biased_epochs"], data.circle(size["points"])
+    options = {"epochs": epochs, "lr": size["biased_lr"], "batch_size": size["batch_size"], "keep_at": [0, epochs]}
     return {
-        m: circle.train_on_circle(run, net, points, f"{circle.LEARNED[m]} with biases", "biases", m, **options)
-        for m, net in networks.items()
+        m: circle.train_on_circle(
+            run, network(m, 2, hidden, bias=True), points, f"{name} with biases", "biases", m, **options
+        )
+        for m, name in circle.LEARNED.items()
     }
 
 

@@ -1,7 +1,6 @@
-"""Ways to share paths out more evenly while training: re-weighted gradients of the gates, and a penalty on path counts.
+"""Remedies that hs.remedies compares: gradients of the gates weighted by the loss, and a penalty on path counts.
 
-What they are worth is measured by hs.remedies in half_space_remedies. This module loads torch and is imported inside
-functions.
+This module loads torch and is imported inside functions.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ __all__ = ["BalancedPaths", "GatesApart", "Reweighted"]
 
 
 class GatesApart(nn.Module):
-    """A gated network that, in train mode, gives its outputs twice: for the gradient of the values and of the gates.
+    """A gated network that, in train mode, returns its outputs twice: for the gradients of the values and of the gates.
 
-    Both halves of the columns hold the same numbers. The gradient of the first reaches the value network alone, that of
-    the second the gate source alone, so that a loss may weigh examples differently for the two. In eval mode it is the
-    network itself.
+    Both halves of the columns contain the same numbers. The gradient of the first half reaches only the value network,
+    that of the second only the gate source, so that a loss can weight examples differently for the two. In eval mode
+    the outputs are those of the network.
 
     Parameters
     ----------
@@ -58,8 +57,8 @@ class GatesApart(nn.Module):
 class Reweighted:
     """A loss in which an example counts in proportion to its own loss ℓ_i: mean_i s_i ℓ_i with s_i = ℓ_i / mean ℓ.
 
-    The weights s have no gradient. Outputs of :class:`GatesApart` are weighed for the gates alone: their first half has
-    the plain mean. No knowledge of which examples are hard goes in.
+    The weights s have no gradient. For outputs of :class:`GatesApart` only the gates' half is weighted; the first half
+    has the plain mean. Which examples are hard is not used.
 
     Parameters
     ----------
@@ -90,12 +89,12 @@ class Reweighted:
 class BalancedPaths:
     """Penalty s·Var_i[log n_i] on a few inputs x_i, with n_i = ∏_l Σ_j g_{l,j}(x_i) the soft count of active paths.
 
-    It is zero where every input has as many paths as any other, whichever they are.
+    It is zero if all inputs have equally many active paths.
 
     Parameters
     ----------
     inputs : (k, d)
-        Where paths are counted, on the device of the training.
+        Inputs at which paths are counted, on the device of the training.
     strength : float
         s.
     """
