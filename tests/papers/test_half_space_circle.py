@@ -260,7 +260,8 @@ def test_the_second_task_goes_on_from_the_first(done):
     found, run = done
     sizes = run.sizes_of("hs.failures")
     start = pl.data.circle(32, bottom=sizes["easy_frequency"], test_points=failures.TEST_POINTS)
-    options = {"epochs": 4, "lr": sizes["lr"], "batch_size": 32, "evaluate": "running", "progress": False}
+    options = {"epochs": 4, "lr": sizes["lr"], "batch_size": 32, "progress": False}
+    options["keep"] = pl.training.Keep(evaluate="running")
     first = pl.train(pl.models.relu(2, (8, 8)), start, seeds=run.seeds, **options)
     second = failures.turned(start, math.pi / 3)
     both = pl.train(first.networks, second, **options)

@@ -5,6 +5,7 @@ Imported by deep_gated, which registers the other experiments of the paper. Torc
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -339,10 +340,9 @@ def subnetworks(run: Run) -> Artifact:
         optimizer="rmsprop",
         lr=size["lr"],
         seeds=run.seeds,
-        keep_at=epochs,
+        keep=epochs,
         device=run.device,
-        progress=run.progress,
-        label="soft-GaLU",
+        progress=functools.partial(run.progress, "soft-GaLU"),
     )
     shape = (len(run.seeds), len(epochs), len(TAUS))
     active, moving, both, printed, floor, paths, learning = np.zeros((7, *shape))
@@ -443,7 +443,7 @@ _FITS = Claim(
 def unfittable(run: Run) -> Artifact:
     """The hard data set of the introduction."""
     from pathlens import data, models
-    from pathlens.training import train
+    from pathlens.training import Execution, train
 
     size = run.sizes_of("dgn.unfittable")
     hidden = (size["fit_width"],) * size["fit_hidden_layers"]
@@ -466,9 +466,8 @@ def unfittable(run: Run) -> Artifact:
             lr=3e-3,
             seeds=run.seeds,
             device=run.device,
-            compile=not net.needs_rows,
-            progress=run.progress,
-            label=name,
+            execution=Execution(compile=not net.needs_rows),
+            progress=functools.partial(run.progress, name),
         )
         losses[name] = 2 * runs.history()
     # descent passes the minimum of a step or two by rounding: what counts is the end

@@ -20,7 +20,7 @@ import numpy as np
 from pathlens.papers import deep_gated_image_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.image_runs import (
     accuracy,
     hard_accuracies,
@@ -115,13 +115,10 @@ def _train_seed(run: Run, size: Mapping[str, Any], row: Row, seed: int, folder: 
     data = _pictures(run, size)
     template = vconv(10, channels=(3, *size["channels"]), dense=size["dense"], size=size["side"], bias=True)
     net = gated_twin(template, row.kind, example=data.x[:2], **row.options)
-    given = options(run, f"{row.name}, seed {seed}") | {
-        "seeds": [seed],
-        "checkpoint": folder,
-        "checkpoint_every": 10,
-        # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
-        "compile": run.device.startswith("cuda"),
-    }
+    given = options(run, f"{row.name}, seed {seed}")
+    given |= {"seeds": [seed], "checkpoints": checkpoints_in(folder, every=10)}
+    # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
+    given["execution"] = dataclasses.replace(given["execution"], compile=run.device.startswith("cuda"))
     runs: Any = train(net, data, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"], **given)
     soft = net.gate.label.startswith("soft")
     return {
@@ -426,7 +423,8 @@ def fig5(run: Run) -> Artifact:
         data = images(task, size["rows"], size["rows_test"], flatten=True)
         for name, build in (("GaLU", models.galu), ("ReLU", models.relu)):
             label = f"{name}, {TASKS[task]}"
-            given = options(run, label, "fig5", task, name.lower()) | {"evaluate": "full", "checkpoint_every": 10}
+            given = options(run, label) | {"keep": None}
+            given["checkpoints"] = checkpoints_in(run.checkpoint("fig5", task, name.lower()), every=10)
             runs: Any = train(
                 build(data.d, hidden, 10, init="he"),
                 data,

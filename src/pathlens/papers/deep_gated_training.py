@@ -16,7 +16,7 @@ import numpy as np
 from pathlens.papers import deep_gated_image_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.image_runs import options, spread
 from pathlens.papers.sizes import SIZES
 
@@ -118,17 +118,9 @@ def train_all(run: Run, size: Mapping[str, Any]) -> Trained:
         runs: dict[str, Any] = {}
 
         def fit(name: str, net: Any, **more: Any) -> None:
-            given = (
-                options(run, name, "binary-mnist", str(NETWORKS.index(name)))
-                | {
-                    "loss": "mse",
-                    "evaluate": "full",
-                    "autocast": None,
-                    "checkpoint_every": 10,
-                    "keep_at": epochs,
-                }
-                | more
-            )
+            folder = run.checkpoint("binary-mnist", str(NETWORKS.index(name)))
+            given = options(run, name) | {"loss": "mse", "keep": epochs, "execution": None}
+            given |= {"checkpoints": checkpoints_in(folder, every=10), **more}
             runs[name] = train(
                 net,
                 data,

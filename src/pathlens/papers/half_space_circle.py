@@ -6,6 +6,7 @@ inside functions, so that listing the experiments stays quick.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 from pathlens.errors import OptionError, RecordError
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.pages.words import number, read_spread
 from pathlens.papers.panels import Panel, Series
 from pathlens.papers.sizes import SIZES
@@ -112,7 +113,7 @@ def train_circle(run: Run) -> Circle:
 
     def compute() -> Circle:
         from pathlens.data import circle
-        from pathlens.training import train
+        from pathlens.training import Keep, train
 
         size = _sizes(run)
         data = circle(size["points"])
@@ -126,14 +127,10 @@ def train_circle(run: Run) -> Circle:
                 lr=size["lr"],
                 batch_size=size["batch_size"],
                 seeds=run.seeds,
-                keep_at=_kept(last),
-                watch=data.x,
-                sensitivities=False,
+                keep=Keep(_kept(last), X=data.x, sensitivities=False),
                 device=run.device,
-                checkpoint=run.checkpoint("circle", model),
-                checkpoint_every=50,
-                progress=run.progress,
-                label=NAMES[model],
+                checkpoints=checkpoints_in(run.checkpoint("circle", model), every=50),
+                progress=functools.partial(run.progress, NAMES[model]),
             )
         return Circle(data, runs)
 

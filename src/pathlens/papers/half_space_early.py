@@ -7,6 +7,7 @@ are in half_space. Torch is imported inside functions.
 from __future__ import annotations
 
 import copy
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from pathlens.papers import half_space_fashion_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.half_space_circle import BATCH, BETA, CIRCLE, HIDDEN, RATE, SETTINGS
 from pathlens.papers.half_space_fashion import (
     CLUSTERS,
@@ -58,10 +59,8 @@ def circle_options(run: Run, epochs: int, label: str, *words: str) -> dict[str, 
         "lr": RATE,
         "batch_size": BATCH,
         "device": run.device,
-        "checkpoint_every": 50,
-        "checkpoint": run.checkpoint("circle", f"{epochs}epochs", *words),
-        "progress": run.progress,
-        "label": label,
+        "checkpoints": checkpoints_in(run.checkpoint("circle", f"{epochs}epochs", *words), every=50),
+        "progress": functools.partial(run.progress, label),
     }
 
 
@@ -75,7 +74,7 @@ def train_on_circle(run: Run, model: str, data: DataSet, epochs: int, keep: list
             circle_network(model),
             data,
             seeds=run.seeds,
-            keep_at=keep,
+            keep=keep,
             **circle_options(run, epochs, f"{data.name}, {NAMES[model]}", *words),
         )
 

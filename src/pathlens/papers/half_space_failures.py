@@ -7,6 +7,7 @@ and a target that keeps turning. Torch is imported inside functions, so that lis
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +18,7 @@ import numpy as np
 from pathlens.papers import half_space_circle_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.half_space_circle import BETA, NAMES, PAPER, SOFT
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _tests(sizes: dict[str, Any]) -> dict[str, tuple[list[float], list[DataSet]]
 )
 def failures(run: Run) -> Artifact:
     """Failure signatures and the first check of the summary."""
-    from pathlens.training import train
+    from pathlens.training import Keep, train
 
     sizes = run.sizes_of("hs.failures")
     batch = sizes["batch_size"]
@@ -174,12 +175,10 @@ def failures(run: Run) -> Artifact:
             lr=sizes["lr"],
             batch_size=batch,
             seeds=seeds,
-            evaluate="running",
+            keep=Keep(evaluate="running"),
             device=run.device,
-            checkpoint=run.checkpoint("failures", *words),
-            checkpoint_every=200,
-            progress=run.progress,
-            label=", ".join(words),
+            checkpoints=checkpoints_in(run.checkpoint("failures", *words), every=200),
+            progress=functools.partial(run.progress, ", ".join(words)),
         )
 
     tests = _tests(sizes)

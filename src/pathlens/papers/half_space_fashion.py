@@ -126,8 +126,8 @@ def train_options(run: Run, setting: Setting, data: DataSet, label: str, *words:
     simple = data.marks_test["simple"]
     return {
         **options(run, label, *setting.words, *words),
-        "evaluate": "full",
-        "autocast": None,
+        "keep": None,
+        "execution": None,
         "epochs": setting.epochs,
         "lr": setting.lr,
         "batch_size": setting.batch_size,
@@ -180,12 +180,8 @@ def train_fashion(run: Run, model: str, setting: Setting) -> Trained:
         from pathlens.training import train
 
         data = fashion(run, setting)
-        runs: Any = train(
-            network(model, setting, data.d),
-            data,
-            keep_at=setting.kept,
-            **train_options(run, setting, data, NAMES[model], model),
-        )
+        chosen = train_options(run, setting, data, NAMES[model], model) | {"keep": setting.kept}
+        runs: Any = train(network(model, setting, data.d), data, **chosen)
         return Trained(setting, data, model, runs)
 
     return run.once(("fashion", model, setting), compute)

@@ -7,6 +7,7 @@ imported inside functions, so that listing the experiments stays quick.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,7 +18,7 @@ import numpy as np
 from pathlens.papers import half_space_circle_panels as panels
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.half_space_circle import (
     BETA,
     CIRCLE,
@@ -441,12 +442,10 @@ def _biased(run: Run, sizes: dict[str, Any]) -> dict[str, Any]:
             lr=sizes["biased_lr"],
             batch_size=sizes["batch_size"],
             seeds=run.seeds,
-            keep_at=[0, epochs],
+            keep=[0, epochs],
             device=run.device,
-            checkpoint_every=50,
-            checkpoint=run.checkpoint("circle", "biases", model),
-            progress=run.progress,
-            label=f"{NAMES[model]} with biases",
+            checkpoints=checkpoints_in(run.checkpoint("circle", "biases", model), every=50),
+            progress=functools.partial(run.progress, f"{NAMES[model]} with biases"),
         )
         for model, net in patterns.items()
     }

@@ -129,7 +129,7 @@ def _circle(run: Run, sizes: dict[str, Any], epochs: list[int]) -> dict[str, Out
 
     def outcome(remedy: str) -> Outcome:
         chosen = circle_options(run, epochs[-1], f"circle, {REMEDIES[remedy]}", "remedies", str(len(data)), remedy)
-        chosen |= {"keep_at": epochs, "seed": run.seeds[0]}
+        chosen |= {"keep": epochs, "seed": run.seeds[0]}
         runs = train_with(remedy, nets, data, sizes["strength"], sizes["probe"], chosen)
         errors, pattern = np.empty((len(nets), len(epochs), 2)), circle_network("dlgn_pwc")
         with torch.no_grad():
@@ -154,7 +154,7 @@ def _images(run: Run, sizes: dict[str, Any]) -> dict[str, Outcome]:
     def outcome(remedy: str) -> Outcome:
         chosen = train_options(run, setting, data, f"Fashion-MNIST, {REMEDIES[remedy]}", "remedies", remedy)
         del chosen["seeds"]  # networks that start alike are given instead
-        chosen |= {"keep_at": [setting.epochs], "seed": run.seeds[0]}
+        chosen |= {"keep": [setting.epochs], "seed": run.seeds[0]}
         runs = train_with(remedy, nets, data, sizes["strength"], sizes["probe"], chosen)
         pattern = network("dlgn_pwc", setting, data.d)
         paths = [mean_paths(restored(runs, pattern, i, setting.epochs, "net."), x, simple) for i in range(len(nets))]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 
 from pathlens.errors import CheckpointError
 from pathlens.files import parse_json, write_atomically
-from pathlens.papers.experiment import Run
+from pathlens.papers.experiment import Run, checkpoints_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,17 +72,17 @@ def options(run: Run, label: str, *checkpoint: str) -> dict[str, Any]:
     """
     import torch
 
+    from pathlens.training import Execution, Keep
+
     on_gpu = run.device.startswith("cuda")
     return {
         "loss": "cross_entropy",
         "seeds": run.seeds,
         "device": run.device,
-        "evaluate": "running",
-        "autocast": torch.bfloat16 if on_gpu else None,
-        "checkpoint": run.checkpoint(*checkpoint),
-        "checkpoint_every": 1,
-        "progress": run.progress,
-        "label": label,
+        "keep": Keep(evaluate="running"),
+        "execution": Execution(autocast=torch.bfloat16 if on_gpu else None),
+        "checkpoints": checkpoints_in(run.checkpoint(*checkpoint), every=1),
+        "progress": functools.partial(run.progress, label),
     }
 
 
@@ -109,8 +110,9 @@ def train_each(
         words = "-".join(str(seed) for seed in at_once)
         given = options(run, label if on_gpu else f"{label}, seed {words}")
         # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
-        given |= {"seeds": at_once, "compile": on_gpu, **more}
-        given["checkpoint"] = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
+        given |= {"seeds": at_once, "execution": dataclasses.replace(given["execution"], compile=on_gpu), **more}
+        folder = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
+        given["checkpoints"] = checkpoints_in(folder, every=1)
         parts.append(train(net, data, **given))
     return Runs(
         [t for part in parts for t in part],

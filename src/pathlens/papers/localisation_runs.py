@@ -5,6 +5,7 @@ Claims and artifacts live in localisation. May import everything but report and 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from pathlens.data import NLGP, DataSet, SinglePulse, nlgp
 from pathlens.errors import UnknownNameError
 from pathlens.papers.experiment import Run
-from pathlens.training import Runs, train
+from pathlens.training import Keep, Runs, train
 
 INPUTS, UNITS, GAIN = 40, 10, 3.0
 LONG_FIRST, SHORT_FIRST = (3.0, 1.0), (1.0, 3.0)
@@ -132,11 +133,9 @@ def train_setting(run: Run, name: str, steps: int, batch: int) -> Runs:
             lr=s.rate,
             seeds=run.seeds,
             loss=logistic if s.cross_entropy else "mse",
-            evaluate="running",
-            keep_at=moments(steps),
+            keep=Keep(moments(steps), evaluate="running"),
             device=run.device,
-            progress=run.progress,
-            label=name,
+            progress=functools.partial(run.progress, name),
         )
 
     return run.once(("setting", name, steps, batch), compute)
@@ -192,11 +191,9 @@ def descend(run: Run, rows: int, steps: int) -> Descent:
             lr=step,
             loss="half_mse",
             seeds=run.seeds,
-            evaluate="running",
-            keep_at=marks,
+            keep=Keep(marks, evaluate="running"),
             device=run.device,
-            progress=run.progress,
-            label="ReLU descent",
+            progress=functools.partial(run.progress, "ReLU descent"),
         )
         return Descent(data, runs, step, marks)
 

@@ -6,6 +6,7 @@ in localisation_runs. Torch is imported inside functions, so that listing the ex
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -457,7 +458,7 @@ def location(run: Run) -> Artifact:
     from pathlens import theory
     from pathlens.data import NLGP
     from pathlens.papers.localisation_runs import GAIN, LONG_FIRST, OneLayer, fields
-    from pathlens.training import train
+    from pathlens.training import Keep, train
 
     size = run.sizes_of("loc.location")
     units, sampler = size["units"], NLGP(40, LONG_FIRST, GAIN)
@@ -471,11 +472,9 @@ def location(run: Run) -> Artifact:
             optimizer="sgd",
             lr=0.15 * units,
             seeds=run.seeds,
-            evaluate="running",
-            keep_at=[0, size["steps"]],
+            keep=Keep([0, size["steps"]], evaluate="running"),
             device=run.device,
-            progress=run.progress,
-            label=f"ReLU, {units} units",
+            progress=functools.partial(run.progress, f"ReLU, {units} units"),
         )
 
     runs = run.once(("location", units, size["steps"], size["batch"]), compute)

@@ -337,7 +337,7 @@ def _binary(run: Run) -> tuple[list[int], np.ndarray]:
     from pathlens.data import binary_mnist
     from pathlens.kernels import npk, nu
     from pathlens.models import Init, relu
-    from pathlens.training import train
+    from pathlens.training import Keep, train
 
     size = run.sizes_of("npk.fig3")
     full = binary_mnist(flatten=True)
@@ -356,8 +356,7 @@ def _binary(run: Run) -> tuple[list[int], np.ndarray]:
         optimizer="rmsprop",
         lr=size["binary_rate"],
         batch_size=size["binary_batch_size"],
-        keep_at=epochs,
-        **options | {"loss": "mse"},
+        **options | {"loss": "mse", "keep": Keep(epochs, evaluate="running")},
     )
     found = np.empty((len(run.seeds), len(epochs)))
     net = copy.deepcopy(runs.networks[0]).cpu().double()

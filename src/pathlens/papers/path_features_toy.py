@@ -284,7 +284,7 @@ def _gates_and_networks(run: Run, X: Any, y: Any, X_test: Any, y_test: Any) -> d
     from pathlens import models
     from pathlens.data import DataSet
     from pathlens.kernels import gate_information
-    from pathlens.training import train
+    from pathlens.training import Keep, train
 
     size = run.sizes_of("npk.limits")
     hidden, stages = (size["width"],) * size["hidden_layers"], [0, *size["stages"]]
@@ -293,11 +293,17 @@ def _gates_and_networks(run: Run, X: Any, y: Any, X_test: Any, y_test: Any) -> d
         "epochs": size["epochs"],
         "loss": "cross_entropy",
         "device": run.device,
-        "progress": run.progress,
-        "evaluate": "running",
     }
+
     pattern = models.relu(X.shape[1], hidden, 10, init="he")
-    first: Any = train(pattern, data, seeds=run.seeds, keep_at=stages, label="ReLU", **options)
+    first: Any = train(
+        pattern,
+        data,
+        seeds=run.seeds,
+        keep=Keep(stages, evaluate="running"),
+        progress=partial(run.progress, "ReLU"),
+        **options,
+    )
     found = np.empty((2, len(stages), len(run.seeds)))
     for i, stage in enumerate(stages):
         nets = []
@@ -309,7 +315,14 @@ def _gates_and_networks(run: Run, X: Any, y: Any, X_test: Any, y_test: Any) -> d
             # a touch of ridge, since H of few gates is nearly singular
             told = gate_information(nets[-1], (X, y), (X_test, y_test), ridge=1e-3, classes=10)
             found[0, i, j] = told.accuracy
-        runs: Any = train(nets, data, seed=run.seeds[0], label=f"gates of epoch {stage}", **options)
+        runs: Any = train(
+            nets,
+            data,
+            seed=run.seeds[0],
+            keep=Keep(evaluate="running"),
+            progress=partial(run.progress, f"gates of epoch {stage}"),
+            **options,
+        )
         found[1, i] = runs.history("test_accuracy")[:, -1]
     relu = first.history("test_accuracy")[:, -1]
     return {"kernel": found[0].T, "network": found[1].T, "relu": relu}

@@ -6,6 +6,7 @@ path_features_images. Torch is imported inside functions.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from pathlens.errors import unknown_name
 from pathlens.papers import image_runs
-from pathlens.papers.experiment import Run
+from pathlens.papers.experiment import Run, checkpoints_in
 
 if TYPE_CHECKING:
     from pathlens.data import DataSet
@@ -141,24 +142,27 @@ def _train(
     epochs: int,
     label: str,
     words: Sequence[str],
-    keep_at: Sequence[int] = (),
+    keep: Sequence[int] = (),
 ) -> Runs:
     """Train all seeds: at once on a GPU or where steps are small, else one by one, each from its own checkpoint."""
-    from pathlens.training import Runs, train
+    from pathlens.training import Keep, Runs, train
 
     size, (architecture, optimiser) = run.sizes_of("npk.tab2"), row.split("-")
     together = architecture == "fc" or run.scale == "quick" or run.device.startswith("cuda")
     count = len(networks) if together else 1
-    settings = _settings(run, row) | {"epochs": epochs, "keep_at": list(keep_at)}
+    settings = _settings(run, row) | {"epochs": epochs, "keep": list(keep)}
     parts: list[Any] = []
     for start in range(0, len(networks), count):
         chosen = run.seeds[start : start + count]
         options = image_runs.options(run, f"{label}, seed {chosen[0]}" if count == 1 else label)
         del options["seeds"]  # the networks are there already
         # on the CPU convolutions outweigh the dispatch that capturing a step saves
-        options["compile"] = count > 1 or run.device.startswith("cuda")
-        options["checkpoint_every"] = 5  # with VCONV's 34 million weights, one takes about as long as an epoch
-        options["checkpoint"] = image_runs.own_folder(run, *words, **settings | {"seeds": list(chosen)})
+        compiled = count > 1 or run.device.startswith("cuda")
+        options["execution"] = dataclasses.replace(options["execution"], compile=compiled)
+        options["keep"] = Keep(keep, evaluate="running")
+        folder = image_runs.own_folder(run, *words, **settings | {"seeds": list(chosen)})
+        # with VCONV's 34 million weights, a checkpoint takes about as long as an epoch
+        options["checkpoints"] = checkpoints_in(folder, every=5)
         parts.append(
             train(
                 networks[start : start + count],
@@ -168,7 +172,6 @@ def _train(
                 optimizer=optimiser,
                 lr=of_row(size["rates"], row),
                 batch_size=size["batch_size"],
-                keep_at=keep_at,
                 **options,
             )
         )

@@ -132,8 +132,7 @@ def test_taught_rows_learn_from_the_relu_network_of_the_first_seed(found):
         data,
         "by hand",
         "test",
-        teacher=teacher,
-        temperature=4.0,
+        teacher=pl.training.Teacher(teacher, temperature=4.0),
     )
     assert np.array_equal(again.history("loss"), taught.history("loss"))
     other = Run(
