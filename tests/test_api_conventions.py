@@ -56,7 +56,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "unfittable",
     },
     "hardening": {"cell_bound"},
-    "training": {"train"},
 }
 
 

@@ -53,7 +53,7 @@ def test_histories_are_drawn(data):
 def test_one_epoch_instead_of_a_list_is_refused(data, name):
     with pytest.raises(errors.OptionError, match=f"{name} is a sequence, got 1. Give"):
         Keep(**{name: 1})
-    with pytest.raises(errors.OptionError, match="epochs is a sequence, got 1. Give"):
+    with pytest.raises(errors.OptionError, match=r"epochs is a sequence, got 1\. Give"):
         pl.train(pl.models.dlgn(2, (4,)), data, epochs=1, keep=1)
 
 

@@ -139,9 +139,9 @@ class MomentFiles:
     def load(self, member: int, entries: Sequence[Sequence[Any]]) -> list[Moment]:
         """Read the moments that `save` described."""
         found = []
-        for j, (*numbers, has_snapshot, has_record) in enumerate(entries):
+        for j, (step, epoch, reason, loss, has_snapshot, has_record) in enumerate(entries):
             taken = Snapshot.load(self._path(member, j, "snapshot")) if has_snapshot else None
             record = Record.load(self._path(member, j, "record")) if has_record else None
-            found.append(Moment(*numbers, taken, record))
+            found.append(Moment(step, epoch, reason, loss, taken, record))
             self._written.add((member, j))
         return found

@@ -205,7 +205,8 @@ def train(
     source = make_source(data, batch_size, given, reader, derive_seed(seed, "evaluation"))
     _check_augment(augment, source)
     held_out = _held_out(validation, options, reader)
-    targets = None if teacher is None else _teacher_targets(as_option(Teacher, teacher), options, source, reader)
+    chosen = as_option(Teacher, teacher)
+    targets = None if chosen is None else _teacher_targets(chosen, options, source, reader)
     run = TrainingRun(
         members,
         member_settings,

@@ -249,7 +249,7 @@ class TrainingOptions:
 
 def as_option(kind: type[T], value: Any) -> T | None:
     """An option as its dataclass; a value of another type becomes its first field."""
-    return value if value is None or isinstance(value, kind) else kind(value)
+    return value if value is None or isinstance(value, kind) else kind(value)  # type: ignore[call-arg]
 
 
 def check_count(name: str, value: Any) -> None:

@@ -126,8 +126,8 @@ class TrainingRun:
         """Call all callbacks; returns whether one of them stops the training."""
         losses = tuple(self._last_losses().tolist())
         state = TrainingState(self.epoch, self.options.epochs, losses, tuple(self.trajectories), self._updated_networks)
-        answers = [callback(state) for callback in self.options.callbacks]  # all are called, also if one stops
-        return any(answer is True for answer in answers)
+        answers = [bool(callback(state)) for callback in self.options.callbacks]  # all are called, also if one stops
+        return any(answers)
 
     def _updated_networks(self) -> list[nn.Module]:
         return [self._update_network(i) for i in range(len(self.members))]
@@ -260,8 +260,8 @@ class TrainingRun:
         tensors, meta = found
         self._check_start(folder, tensors, meta["seen_weight_digests"])
         with torch.no_grad():
-            for name, t in self.stack.tensors().items():
-                t.copy_(tensors[f"stack/{name}"])
+            for name, own in self.stack.tensors().items():
+                own.copy_(tensors[f"stack/{name}"])
         if self.stopping is not None:
             self.stopping.load(tensors)
         self.epoch = int(meta["epoch"])

@@ -254,8 +254,9 @@ class StepRunner:
 
     def _compiled(self, index: Tensor) -> Callable[[], Gradients]:
         """Losses and gradients of all members in one compiled step."""
-        arguments = (self.stack.flat, *self._fetch(index), [], *self.stack.rest())
-        fused = torch.compile(capture(self._stacked_gradient, arguments))
+        fused = torch.compile(
+            capture(self._stacked_gradient, (self.stack.flat, *self._fetch(index), [], *self.stack.rest()))
+        )
         return lambda: fused(self.stack.flat, *self._fetch(index), [], *self.stack.rest())
 
     def _compiled_one_by_one(self, index: Tensor) -> Callable[[], Gradients]:
