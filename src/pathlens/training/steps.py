@@ -250,7 +250,7 @@ class StepRunner:
     def _group_options(self) -> list[dict[str, Any]]:
         """The options of the optimizer that are constants of a CUDA graph."""
         groups = self.optimizer.param_groups
-        return [{k: v for k, v in group.items() if k != "params" and not isinstance(v, Tensor)} for group in groups]
+        return [{k: v for k, v in group.items() if k not in ("params", "lr", "initial_lr")} for group in groups]
 
     def _compiled(self, index: Tensor) -> Callable[[], Gradients]:
         """Losses and gradients of all members in one compiled step."""
