@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -114,3 +115,45 @@ def track(items: Collection[T], label: str) -> Iterator[T]:
         for item in items:
             yield item
             bar.advance()
+
+
+@contextmanager
+def progress_reporter(
+    progress: bool | str | Callable[[int, int], object], label: str, total: int, *, start: int = 0
+) -> Iterator[Callable[[int, str], None]]:
+    """Report progress as the argument `progress` of a public function asks.
+
+    Parameters
+    ----------
+    progress
+        Whether to draw a bar; a text is its label; a function is called with (done, total).
+    label
+        Label of the bar if `progress` is True.
+    total, start
+        Number of steps, and how many of them are done already.
+
+    Yields
+    ------
+    function of (steps, note)
+        Counts finished steps; the note is shown behind the label.
+
+    Examples
+    --------
+    >>> with progress_reporter(lambda done, total: print(done, "of", total), "tiles", 3) as report:
+    ...     report(2, "half-way")
+    2 of 3
+    """
+    done = start
+    with ProgressBar(progress if isinstance(progress, str) else label, total) as bar:
+        if start:
+            bar.advance(start)
+
+        def report(steps: int, note: str) -> None:
+            nonlocal done
+            done += steps
+            if callable(progress):
+                progress(done, total)
+            elif progress:
+                bar.advance(steps, note)
+
+        yield report

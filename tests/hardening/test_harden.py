@@ -14,7 +14,7 @@ from pathlens.hardening import METHODS, cell_bound
 from pathlens.hardening.methods import _best
 from pathlens.hardening.report import score
 from pathlens.models.gates import Hard
-from pathlens.training.inputs import Data, prepare
+from pathlens.training.inputs import Data, DataReader
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def circle():
 @pytest.fixture(scope="module")
 def soft(circle):
     net = pl.models.dlgn(2, (16,) * 3, piecewise_constant=True, bias=True, seed=0)
-    pl.train(net, circle, epochs=400, lr=5e-3, stop_below=0.01, progress=False)
+    pl.train(net, circle, epochs=400, lr=5e-3, stopping=pl.training.Stopping(loss_below=0.01), progress=False)
     return net
 
 
@@ -249,7 +249,8 @@ class Told(nn.Module):
 
 
 def test_the_choice_is_by_accuracy_then_loss_then_the_earlier_phase():
-    rows = prepare((torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])), pl.models.dlgn(2, (3,), 2), "cross_entropy", CPU)
+    reader = DataReader(pl.models.dlgn(2, (3,), 2), "cross_entropy", CPU)
+    rows = reader.read((torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])))
     sure = Told([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0], [0.0, 9.0]])  # three of four right, dear loss
     unsure = Told([[0.1, 0.0], [0.0, 0.1], [0.1, 0.0], [0.0, 0.1]])  # two of four, cheap loss
     assert _best({"direct switch": sure, "fitted values": unsure}, rows, "cross_entropy") == "direct switch"
@@ -383,7 +384,7 @@ def test_bounds_take_targets_without_a_second_dimension(piecewise_constant):
 def test_every_phase_has_a_checkpoint_of_its_own(circle, tmp_path):
     net = pl.models.dlgn(2, (4,), 2, seed=0)
     rows = {"data": (circle.x, (circle.y[:, 0] > 0).long()), "epochs": 2, "progress": False}
-    plain, saved, again = (pl.harden(net, **rows, **more) for more in ({}, *({"checkpoint": tmp_path},) * 2))
+    plain, saved, again = (pl.harden(net, **rows, **more) for more in ({}, *({"checkpoints": tmp_path},) * 2))
     assert plain.report.hard == saved.report.hard == again.report.hard
     assert {path.name for path in tmp_path.iterdir()} == {"straight-through", "values"}
 

@@ -184,10 +184,11 @@ def test_switching_instants_of_a_flow_are_where_bits_change() -> None:
 def test_switching_instants_of_a_training_run_are_sampled() -> None:
     data = pl.data.nlgp(n=30, d=8, seed=0)
     net = pl.models.relu(8, hidden=(4,), seed=0)
-    run = pl.train(net, data, epochs=12, lr=0.05, keep_at=[0, 6, 12], watch=data.x, progress=False)
+    keep = pl.training.Keep([0, 6, 12], X=data.x)
+    run = pl.train(net, data, epochs=12, lr=0.05, keep=keep, progress=False)
     found = theory.switching_instants(run)
     bits = [m.record.bits["relu1@0"].numpy() for m in run.moments]
     assert not found.exact and found.gates == 120
     assert found.changed[1:].tolist() == [int((a != b).sum()) for a, b in itertools.pairwise(bits)]
-    with pytest.raises(RecordError, match="keep_at"):
+    with pytest.raises(RecordError, match="keep=Keep"):
         theory.switching_instants(pl.train(net, data, epochs=1, progress=False))

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from pathlens.errors import OptionError, unknown_name
 from pathlens.papers.artifact import SCALES, Artifact, environment, natural_order
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.panels import Panel
+
+if TYPE_CHECKING:
+    from pathlens.training import Checkpoints
 
 __all__ = ["Experiment", "Progress", "Run", "experiment", "find", "load_file", "names", "perform", "register", "select"]
 
@@ -211,6 +214,13 @@ def _checked_sizes(name: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- one run ---------------------------------------------------------------------------------------------------
+
+
+def checkpoints_in(folder: Path | None, every: int) -> Checkpoints | None:
+    """The option `checkpoints` of `train` for a folder, or None if there is no folder."""
+    from pathlens.training import Checkpoints
+
+    return None if folder is None else Checkpoints(folder, every=every)
 
 
 @dataclass

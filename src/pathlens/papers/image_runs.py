@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 
 from pathlens.errors import CheckpointError
 from pathlens.files import parse_json, write_atomically
-from pathlens.papers.experiment import Run
+from pathlens.papers.experiment import Run, checkpoints_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,25 +65,34 @@ def shrunk(data: DataSet, side: int) -> DataSet:
     return dataclasses.replace(data, x=small(data.x), x_test=small(data.x_test))
 
 
-def options(run: Run, label: str, *checkpoint: str) -> dict[str, Any]:
+def options(
+    run: Run,
+    label: str,
+    *checkpoint: str,
+    keep: Sequence[int] = (),
+    evaluate: str = "running",
+    every: int = 1,
+    reduced_precision: bool = True,
+) -> dict[str, Any]:
     """Options of `train` that every image experiment uses: device, precision, checkpoints, progress.
 
-    On a GPU the forward pass is in bfloat16, the weights and their updates in float32. The loss of an epoch is the mean
-    over its batches; the test accuracy is measured at the end of every epoch.
+    On a GPU the forward pass is in bfloat16 (unless `reduced_precision` is False), the weights and their updates in
+    float32. The loss of an epoch is the mean over its batches; the test accuracy is measured at the end of every epoch.
+    Weights are kept after the epochs of `keep`, and saved in a checkpoint after `every` epochs.
     """
     import torch
+
+    from pathlens.training import Execution, Keep
 
     on_gpu = run.device.startswith("cuda")
     return {
         "loss": "cross_entropy",
         "seeds": run.seeds,
         "device": run.device,
-        "evaluate": "running",
-        "autocast": torch.bfloat16 if on_gpu else None,
-        "checkpoint": run.checkpoint(*checkpoint),
-        "checkpoint_every": 1,
-        "progress": run.progress,
-        "label": label,
+        "keep": Keep(keep, evaluate=evaluate),
+        "execution": Execution(autocast=torch.bfloat16 if on_gpu and reduced_precision else None),
+        "checkpoints": checkpoints_in(run.checkpoint(*checkpoint), every=every),
+        "progress": functools.partial(run.progress, label),
     }
 
 
@@ -110,8 +120,9 @@ def train_each(
         words = "-".join(str(seed) for seed in at_once)
         given = options(run, label if on_gpu else f"{label}, seed {words}")
         # on the CPU, capturing a step takes longer than it saves: convolutions outweigh dispatch
-        given |= {"seeds": at_once, "compile": on_gpu, **more}
-        given["checkpoint"] = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
+        given |= {"seeds": at_once, "execution": dataclasses.replace(given["execution"], compile=on_gpu), **more}
+        folder = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
+        given["checkpoints"] = checkpoints_in(folder, every=1)
         parts.append(train(net, data, **given))
     return concatenate_runs(parts)
 

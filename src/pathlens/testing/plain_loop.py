@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathlens.training.run import derive_seed
+from pathlens.training.members import derive_seed
 
 
 def train_plainly(

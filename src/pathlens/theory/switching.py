@@ -47,7 +47,7 @@ def switching_instants(run: ReluFlow | Trajectory) -> Switching:
     Parameters
     ----------
     run : ReluFlow or Trajectory
-        A trajectory needs records at two moments or more (``keep_at=…, watch=X``); time is its epoch, or its step
+        A trajectory needs records at two moments or more (``keep=Keep(…, X=X)``); time is its epoch, or its step
         where epochs are not known. A gate is its bit q > 0; a sliding gate of a flow counts as off.
 
     Examples
@@ -55,7 +55,8 @@ def switching_instants(run: ReluFlow | Trajectory) -> Switching:
     >>> import pathlens as pl
     >>> data = pl.data.nlgp(n=30, d=8, seed=0)
     >>> net = pl.models.relu(8, hidden=(4,), seed=0)
-    >>> t = pl.train(net, data, epochs=20, lr=0.05, keep_at=range(0, 21, 5), watch=data.x, progress=False)
+    >>> keep = pl.training.Keep(range(0, 21, 5), X=data.x)
+    >>> t = pl.train(net, data, epochs=20, lr=0.05, keep=keep, progress=False)
     >>> switching_instants(t)
     Switching(4 instants after T_0, ... changes of 120 gates, sampled)
     """
@@ -69,7 +70,7 @@ def switching_instants(run: ReluFlow | Trajectory) -> Switching:
     if len(kept) < 2:
         raise RecordError(
             f"switching_instants: the trajectory holds {len(kept)} records, expected at least 2. Train with "
-            "keep_at=range(…) and watch=X."
+            "keep=Keep(range(…), X=X)."
         )
     bits = [np.concatenate([b.cpu().numpy().ravel() for b in m.record.bits.values()]) for m in kept]  # type: ignore[union-attr]
     if len({b.shape for b in bits}) > 1:

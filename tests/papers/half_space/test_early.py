@@ -27,7 +27,7 @@ def test_shares_of_a_gain_are_defined_between_the_first_and_the_last_stage_alone
 def test_frozen_gates_are_those_of_the_stage_and_values_are_new():
     data = pl.data.circle(8)
     gates = circle_network("dlgn_pwc", seed=5)
-    runs = pl.train([gates], data, epochs=1, keep_at=[1], progress=False)
+    runs = pl.train([gates], data, epochs=1, keep=[1], progress=False)
     options = {"epochs": 1, "lr": 1e-20, "progress": False}  # so small that no value changes
     (net,) = retrain_values(Run(seeds=(5,)), runs, [1], partial(circle_network, "dlgn_pwc"), data, options).networks
     x = torch.randn(6, 2)

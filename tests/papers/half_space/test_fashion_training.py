@@ -55,12 +55,16 @@ def made_up(scrambled=(5, 6, 7, 8, 9), flatten=True):
     return DataSet(x, y, x_test, y_test, task="classification", classes=10, marks=marks, marks_test=marks_test)
 
 
+def train_uncompiled(train, *given, **options):
+    return train(*given, **options | {"execution": pl.training.Execution(compile=False)})
+
+
 @pytest.fixture(scope="module")
 def images():
     """Made-up images; and steps are not captured, which takes longer than these trainings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pl.data, "modified_fashion_mnist", made_up)
-        patch.setattr(pl.training, "train", functools.partial(pl.training.train, compile=False))
+        patch.setattr(pl.training, "train", functools.partial(train_uncompiled, pl.training.train))
         yield
 
 

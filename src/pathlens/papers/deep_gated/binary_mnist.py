@@ -105,8 +105,9 @@ def _train_all(run: Run) -> Trained:
     runs: dict[str, Any] = {}
 
     def fit(name: str, net: Any, **more: Any) -> None:
-        given = options(run, name, "binary-mnist", str(NETWORKS.index(name)))
-        given |= {"loss": "mse", "evaluate": "full", "autocast": None, "checkpoint_every": 10, **more}
+        words = ("binary-mnist", str(NETWORKS.index(name)))
+        given = options(run, name, *words, keep=epochs, evaluate="full", every=10, reduced_precision=False)
+        given |= {"loss": "mse", **more}
         runs[name] = train(
             net,
             data,
@@ -114,7 +115,6 @@ def _train_all(run: Run) -> Trained:
             optimizer="rmsprop",
             lr=size["lr"],
             batch_size=size["batch_size"],
-            keep_at=epochs,
             **given,
         )
 

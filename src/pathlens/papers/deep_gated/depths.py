@@ -96,7 +96,7 @@ class Descent:
 def descend(run: Run, networks: list[Any], data: Any, steps: int, label: str) -> Descent:
     """Full-batch descent on ½Σ(ŷ − y)² with α = 0.1/ρ_max(K₀), each network with its own ρ_max."""
     from pathlens import kernels
-    from pathlens.training import train
+    from pathlens.training import Execution, train
 
     n = len(data)
     error = np.empty((len(networks), len(run.seeds), steps + 1))
@@ -113,7 +113,7 @@ def descend(run: Run, networks: list[Any], data: Any, steps: int, label: str) ->
                 loss="half_mse",
                 optimizer="sgd",
                 batch_size=None,
-                compile=False,
+                execution=Execution(compile=False),
                 lr=n * 0.1 / eigenvalues[i, j, -1],
                 device=run.device,
                 progress=False,

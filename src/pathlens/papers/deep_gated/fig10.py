@@ -81,7 +81,7 @@ def fig10(run: Run) -> Artifact:
     from pathlens.data import single_point
     from pathlens.models import Init, dln
     from pathlens.theory import deep_gated
-    from pathlens.training import train
+    from pathlens.training import Execution, Keep, train
 
     size = run.sizes
     depths, w, steps = size["depths"], size["width"], size["steps"]
@@ -96,11 +96,12 @@ def fig10(run: Run) -> Artifact:
             "batch_size": None,
             "lr": 0.1 / d,
             "seeds": run.seeds,
-            "compile": False,
+            "execution": Execution(compile=False),
             "device": run.device,
             "progress": False,
         }
-        runs: Any = train(net, data, epochs=steps, loss="half_mse", keep_at=range(steps + 1), watch=data.x, **options)
+        keep = Keep(range(steps + 1), X=data.x)
+        runs: Any = train(net, data, epochs=steps, loss="half_mse", keep=keep, **options)
         error[i] = runs.history()
         for j, trajectory in enumerate(runs):
             for t in range(steps + 1):

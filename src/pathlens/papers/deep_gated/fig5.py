@@ -80,7 +80,7 @@ def fig5(run: Run) -> Artifact:
         data = images(task, size["rows"], size["rows_test"], flatten=True)
         for name, build in zip(NAMES, (models.galu, models.relu)):
             label = f"{name}, {TASKS[task]}"
-            given = options(run, label, "fig5", task, name.lower()) | {"evaluate": "full", "checkpoint_every": 10}
+            given = options(run, label, "fig5", task, name.lower(), evaluate="full", every=10)
             runs: Any = train(
                 build(data.d, tuple(size["hidden"]), 10, init="he"),
                 data,

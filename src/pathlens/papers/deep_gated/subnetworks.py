@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,10 +139,9 @@ def subnetworks(run: Run) -> Artifact:
         optimizer="rmsprop",
         lr=size["lr"],
         seeds=run.seeds,
-        keep_at=epochs,
+        keep=epochs,
         device=run.device,
-        progress=run.progress,
-        label="soft-GaLU",
+        progress=partial(run.progress, "soft-GaLU"),
     )
     measured = []  # by seed, epoch and τ_A
     for i, trajectory in enumerate(runs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ _FITS = Claim(
 def unfittable(run: Run) -> Artifact:
     """Six networks on two points."""
     from pathlens import data, models
-    from pathlens.training import train
+    from pathlens.training import Execution, train
 
     size = run.sizes
     hidden = (size["fit_width"],) * size["fit_hidden_layers"]
@@ -75,9 +76,8 @@ def unfittable(run: Run) -> Artifact:
             lr=3e-3,
             seeds=run.seeds,
             device=run.device,
-            compile=not net.needs_rows,
-            progress=run.progress,
-            label=name,
+            execution=Execution(compile=not net.needs_rows),
+            progress=partial(run.progress, name),
         )
         losses[name] = 2 * runs.history()
     # for a step or two, rounding takes descent below the minimum: the last step decides

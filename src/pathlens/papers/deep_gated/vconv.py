@@ -19,7 +19,7 @@ import numpy as np
 
 from pathlens.papers import image_runs
 from pathlens.papers.claim import Deviation
-from pathlens.papers.experiment import Run
+from pathlens.papers.experiment import Run, checkpoints_in
 
 # the paper states neither epochs nor batch size: 80 epochs are those of the authors' code for this network
 VCONV = {
@@ -99,13 +99,10 @@ def _train(run: Run, row: Row, seed: int, folder: Path | None) -> dict[str, Any]
     size, data = run.sizes, _load_data(run)
     template = vconv(10, channels=(3, *size["channels"]), dense=size["dense"], size=size["side"], bias=True)
     net = gated_twin(template, row.kind, example=data.x[:2], **row.options)
-    given = image_runs.options(run, f"{row.name}, seed {seed}") | {
-        "seeds": [seed],
-        "checkpoint": folder,
-        "checkpoint_every": 10,
-        # compiling a step costs more than it gains on the CPU, where convolutions outweigh dispatch
-        "compile": run.device.startswith("cuda"),
-    }
+    given = image_runs.options(run, f"{row.name}, seed {seed}")
+    # compiling a step costs more than it gains on the CPU, where convolutions outweigh dispatch
+    execution = dataclasses.replace(given["execution"], compile=run.device.startswith("cuda"))
+    given |= {"seeds": [seed], "checkpoints": checkpoints_in(folder, every=10), "execution": execution}
     runs: Any = train(net, data, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"], **given)
     soft = net.gate.label.startswith("soft")
     return {

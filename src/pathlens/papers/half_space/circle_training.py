@@ -16,7 +16,7 @@ import numpy as np
 
 from pathlens.errors import OptionError
 from pathlens.papers.claim import Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.half_space import parts
 from pathlens.papers.half_space.parts import BETA
 from pathlens.papers.half_space.parts import NAMES as LEARNED
@@ -112,12 +112,9 @@ def circle_options(run: Run, label: str, *checkpoint: str, **more: Any) -> dict[
     return {
         "lr": RATE,
         "batch_size": BATCH,
-        "sensitivities": False,
         "device": run.device,
-        "checkpoint": run.checkpoint("circle", *checkpoint),
-        "checkpoint_every": 50,
-        "progress": run.progress,
-        "label": label,
+        "checkpoints": checkpoints_in(run.checkpoint("circle", *checkpoint), every=50),
+        "progress": partial(run.progress, label),
         **more,
     }
 
@@ -141,7 +138,7 @@ def train_target(run: Run, model: str, data: DataSet, epochs: int, keep: list[in
 
     def compute() -> Runs:
         label = f"{data.name}, {LEARNED[model]}"
-        return train_on_circle(run, circle_network(model), data, label, *words, epochs=epochs, keep_at=keep)
+        return train_on_circle(run, circle_network(model), data, label, *words, epochs=epochs, keep=keep)
 
     return run.once(("circle", *words), compute)
 
@@ -151,6 +148,7 @@ def train_circle(run: Run) -> Circle:
 
     def compute() -> Circle:
         from pathlens.data import circle
+        from pathlens.training import Keep
 
         size = run.sizes
         data, hidden = circle(size["points"]), size["hidden"]
@@ -163,8 +161,9 @@ def train_circle(run: Run) -> Circle:
         for m, net in networks.items():
             epochs = size["epochs"][m]
             kept = [e for e in KEPT_EPOCHS if e < epochs] + [epochs]
-            options = {"epochs": epochs, "lr": size["lr"], "batch_size": size["batch_size"], "keep_at": kept}
-            runs[m] = train_on_circle(run, net, data, NAMES[m], m, watch=data.x, **options)
+            keep = Keep(kept, X=data.x, sensitivities=False)
+            options = {"epochs": epochs, "lr": size["lr"], "batch_size": size["batch_size"], "keep": keep}
+            runs[m] = train_on_circle(run, net, data, NAMES[m], m, **options)
         return Circle(data, runs)
 
     return run.once("circle", compute)

@@ -13,7 +13,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.half_space.parts import BETA, NAMES, network
 from pathlens.papers.panels import Panel, Series
 
@@ -131,7 +131,7 @@ def _tests(sizes: dict[str, Any]) -> dict[str, tuple[list[float], list[DataSet]]
 
 def _train(run: Run, nets: Any, data: DataSet, steps: int, *words: str) -> Runs:
     """Train one network from all seeds, or a list of networks, for about a number of steps."""
-    from pathlens.training import train
+    from pathlens.training import Keep, train
 
     batch = run.sizes["batch_size"]
     found: Any = train(
@@ -141,12 +141,10 @@ def _train(run: Run, nets: Any, data: DataSet, steps: int, *words: str) -> Runs:
         lr=run.sizes["lr"],
         batch_size=batch,
         seeds=None if isinstance(nets, list) else run.seeds,
-        evaluate="running",
+        keep=Keep(evaluate="running"),
         device=run.device,
-        checkpoint=run.checkpoint("failures", *words),
-        checkpoint_every=200,
-        progress=run.progress,
-        label=", ".join(words),
+        checkpoints=checkpoints_in(run.checkpoint("failures", *words), every=200),
+        progress=partial(run.progress, ", ".join(words)),
     )
     return found
 

@@ -99,7 +99,7 @@ def _train_biased(run: Run) -> dict[str, Runs]:
 
     size = run.sizes
     hidden, epochs, points = size["biased_hidden"], size["biased_epochs"], data.circle(size["points"])
-    options = {"epochs": epochs, "lr": size["biased_lr"], "batch_size": size["batch_size"], "keep_at": [0, epochs]}
+    options = {"epochs": epochs, "lr": size["biased_lr"], "batch_size": size["batch_size"], "keep": [0, epochs]}
     return {
         m: circle.train_on_circle(
             run, network(m, 2, hidden, bias=True), points, f"{name} with biases", "biases", m, **options

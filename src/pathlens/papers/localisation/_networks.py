@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import nn
 from pathlens.models import LocalisationNet
 from pathlens.papers.experiment import Run
 from pathlens.papers.localisation.settings import INPUTS, UNITS
-from pathlens.training import Runs, train
+from pathlens.training import Keep, Runs, train
 
 
 class OneLayer(LocalisationNet):
@@ -36,7 +37,7 @@ def train_networks(
     steps: int,
     batch_size: int | None,
     lr: float,
-    keep_at: Sequence[int],
+    keep: Sequence[int],
     loss: Any = "mse",
 ) -> Runs:
     """Train all seeds of the run at once by plain gradient descent and keep the weights at the given steps."""
@@ -49,11 +50,9 @@ def train_networks(
         lr=lr,
         loss=loss,
         seeds=run.seeds,
-        evaluate="running",
-        keep_at=keep_at,
+        keep=Keep(keep, evaluate="running"),
         device=run.device,
-        progress=run.progress,
-        label=label,
+        progress=partial(run.progress, label),
     )
 
 

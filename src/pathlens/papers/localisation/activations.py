@@ -158,7 +158,7 @@ def train_setting(run: Run, name: str, steps: int, batch: int) -> Runs:
         steps=steps,
         batch_size=batch,
         lr=s.rate,
-        keep_at=kept_steps(steps),
+        keep=kept_steps(steps),
         loss=binary_cross_entropy_with_logits if s.cross_entropy else "mse",
     )
 

@@ -71,7 +71,7 @@ def descend_relu(run: Run) -> Descent:
             steps=steps,
             batch_size=None,
             lr=step,
-            keep_at=marks,
+            keep=marks,
             loss="half_mse",
         )
         x, y, x_test, y_test = (t.numpy() for t in (data.x, data.y[:, 0], data.x_test, data.y_test[:, 0]))

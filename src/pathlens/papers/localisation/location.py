@@ -61,7 +61,7 @@ def location(run: Run) -> Artifact:
         steps=steps,
         batch_size=run.sizes["batch"],
         lr=0.15 * units,
-        keep_at=[0, steps],
+        keep=[0, steps],
     )
     start, end = fields(runs, 0), fields(runs, steps)
     pull = start @ sampler.covariance(1).numpy()

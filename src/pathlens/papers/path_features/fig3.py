@@ -128,7 +128,7 @@ def _nu(run: Run) -> tuple[list[int], np.ndarray]:
     X, y = data.x[watched].double(), data.y[watched, 0]
     epochs = [epoch for epoch in size["nu_epochs"] if epoch <= size["binary_epochs"]]
     init = Init("bernoulli", math.sqrt(2 / size["binary_hidden"][0]))
-    options = image_runs.options(run, "4 against 7", "npk", "binary", str(size["binary_epochs"]))
+    options = image_runs.options(run, "4 against 7", "npk", "binary", str(size["binary_epochs"]), keep=epochs)
     runs: Any = train(
         relu(data.x.shape[1], size["binary_hidden"], 1, init=init),
         data,
@@ -136,7 +136,6 @@ def _nu(run: Run) -> tuple[list[int], np.ndarray]:
         optimizer="rmsprop",
         lr=size["binary_rate"],
         batch_size=size["binary_batch_size"],
-        keep_at=epochs,
         **options | {"loss": "mse"},
     )
     found = np.empty((len(run.seeds), len(epochs)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from pathlens.errors import unknown_name
 from pathlens.papers import image_runs
 from pathlens.papers.claim import Deviation
-from pathlens.papers.experiment import Run
+from pathlens.papers.experiment import Run, checkpoints_in
 
 if TYPE_CHECKING:
     from pathlens.data import DataSet
@@ -164,7 +165,7 @@ def _networks(run: Run, row: str, model: str, states: Sequence[Mapping[str, Any]
 
 
 def _train(
-    run: Run, networks: list[Any], row: str, epochs: int, label: str, words: Sequence[str], keep_at: Sequence[int] = ()
+    run: Run, networks: list[Any], row: str, epochs: int, label: str, words: Sequence[str], keep: Sequence[int] = ()
 ) -> Runs:
     """Train all seeds: at once on a GPU or where steps are small, else one by one, each from its own checkpoint."""
     from pathlens.training import train
@@ -172,16 +173,18 @@ def _train(
     size, (architecture, optimiser) = run.sizes, row.split("-")
     on_gpu = run.device.startswith("cuda")
     count = len(networks) if architecture == "fc" or run.scale == "quick" or on_gpu else 1
-    settings = _settings(run, row) | {"epochs": epochs, "keep_at": list(keep_at)}
+    settings = _settings(run, row) | {"epochs": epochs, "keep_at": list(keep)}
     parts: list[Any] = []
     for start in range(0, len(networks), count):
         seeds = run.seeds[start : start + count]
-        options = image_runs.options(run, f"{label}, seed {seeds[0]}" if count == 1 else label)
+        folder = image_runs.own_folder(run, *words, **settings | {"seeds": list(seeds)})
+        options = image_runs.options(run, f"{label}, seed {seeds[0]}" if count == 1 else label, keep=keep)
         del options["seeds"]  # the networks are initialised already
         options |= {
-            "compile": count > 1 or on_gpu,  # capturing a step gains nothing on the CPU, where convolutions dominate
-            "checkpoint_every": 5,  # with VCONV's 34 million weights, one takes about as long as an epoch
-            "checkpoint": image_runs.own_folder(run, *words, **settings | {"seeds": list(seeds)}),
+            # capturing a step gains nothing on the CPU, where convolutions dominate
+            "execution": replace(options["execution"], compile=count > 1 or on_gpu),
+            # with VCONV's 34 million weights, a checkpoint takes about as long as an epoch
+            "checkpoints": checkpoints_in(folder, every=5),
         }
         parts.append(
             train(
@@ -192,7 +195,6 @@ def _train(
                 optimizer=optimiser,
                 lr=size["rates"][row],
                 batch_size=size["batch_size"],
-                keep_at=keep_at,
                 **options,
             )
         )

@@ -146,21 +146,22 @@ def _stage_accuracies(run: Run, data: DataSet) -> dict[str, np.ndarray]:
     """Test accuracy of kernel regression with H and of networks, (seeds, stages), the first stage with random gates."""
     from pathlens import models
     from pathlens.kernels import gate_information
-    from pathlens.training import train
+    from pathlens.training import Keep, train
 
     assert data.x_test is not None and data.y_test is not None
     size = run.sizes
     shape: dict[str, Any] = {"hidden": (size["width"],) * size["hidden_layers"], "outputs": 10, "init": "he"}
     stages = [0, *size["stages"]]
-    options: dict[str, Any] = {
-        "epochs": size["epochs"],
-        "loss": "cross_entropy",
-        "device": run.device,
-        "progress": run.progress,
-        "evaluate": "running",
-    }
+    options: dict[str, Any] = {"epochs": size["epochs"], "loss": "cross_entropy", "device": run.device}
     inputs = data.x.shape[1]
-    first: Any = train(models.relu(inputs, **shape), data, seeds=run.seeds, keep_at=stages, label="ReLU", **options)
+    first: Any = train(
+        models.relu(inputs, **shape),
+        data,
+        seeds=run.seeds,
+        keep=Keep(stages, evaluate="running"),
+        progress=partial(run.progress, "ReLU"),
+        **options,
+    )
     kernel, network = np.empty((2, len(run.seeds), len(stages)))
     for i, stage in enumerate(stages):
         nets = []
@@ -172,7 +173,8 @@ def _stage_accuracies(run: Run, data: DataSet) -> dict[str, np.ndarray]:
             # H of few gates is nearly singular: a small ridge
             fit = gate_information(nets[-1], (data.x, data.y), (data.x_test, data.y_test), ridge=1e-3, classes=10)
             kernel[j, i] = fit.accuracy
-        runs: Any = train(nets, data, seed=run.seeds[0], label=f"gates of epoch {stage}", **options)
+        progress = partial(run.progress, f"gates of epoch {stage}")
+        runs: Any = train(nets, data, seed=run.seeds[0], keep=Keep(evaluate="running"), progress=progress, **options)
         network[:, i] = runs.history("test_accuracy")[:, -1]
     return {"kernel": kernel, "network": network, "relu": first.history("test_accuracy")[:, -1]}
 

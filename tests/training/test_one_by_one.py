@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import pathlens as pl
-from pathlens.training.run import Run
+from pathlens.training import Execution
+from pathlens.training.steps import StepRunner
 
 
 def _network() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -36,19 +37,19 @@ def test_one_by_one_is_all_at_once(monkeypatch: pytest.MonkeyPatch, compile: boo
         "loss": "cross_entropy",
         "augment": "crop_flip",
         "penalty": decay,
-        "weights": torch.rand(22, dtype=torch.float64),
         "progress": False,
-        "compile": compile,
+        "execution": Execution(compile=compile),
     }
+    data = (*data, torch.rand(22, dtype=torch.float64))
     together = pl.train(net, data, **options)
-    step, used = Run._step, []
+    step, used = StepRunner._step, []
 
-    def alone(self: Run, index: torch.Tensor) -> torch.Tensor:
-        self._in_lanes = True
+    def alone(self: StepRunner, index: torch.Tensor) -> torch.Tensor:
+        self._one_by_one = True
         used.append(index.shape[-1])
         return step(self, index)
 
-    monkeypatch.setattr(Run, "_step", alone)
+    monkeypatch.setattr(StepRunner, "_step", alone)
     apart = pl.train(net, data, **options)
     assert set(used) == {5, 2}
     for a, b in zip(together.networks, apart.networks):
