@@ -1,7 +1,4 @@
-"""Row and column selections: ranges where possible (they cost nothing), else int64 tensors.
-
-The keys of ``K[rows, cols]`` are converted and their bounds checked here.
-"""
+"""Row and column selections, ``K[rows, cols]``, as ranges where possible (they cost nothing), else as int64 tensors."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import pathlens as pl
+from pathlens.training import Checkpoints, Execution, Keep, Teacher
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +37,7 @@ def test_cuda_equals_cpu(optimizer, compile):
         "progress": False,
     }
     cpu = pl.train(net, data, device="cpu", **options)
-    gpu = pl.train(net, data, device="cuda", compile=compile, **options)
+    gpu = pl.train(net, data, device="cuda", execution=Execution(compile=compile), **options)
     for a, b in zip(cpu.networks, gpu.networks):
         assert worst(a, b) <= 1e-11
 
@@ -87,9 +88,8 @@ def test_resume_on_cuda(tmp_path):
             batch_size=16,
             seeds=[0, 1],
             device="cuda",
-            schedule=Stop(at),
-            checkpoint=folder,
-            checkpoint_every=2,
+            scheduler=Stop(at),
+            checkpoints=Checkpoints(folder, every=2),
             progress=False,
         )
 
@@ -129,7 +129,7 @@ def test_moved_images_on_cuda(taught):
         teacher = pl.gated_twin(
             pl.models.gconv(3, channels=(2, 6), dense=(5,), bias=True), "relu", x[:2].float(), seed=1
         ).double()
-        options |= {"teacher": teacher, "temperature": 4.0}
+        options |= {"teacher": Teacher(teacher, temperature=4.0)}
     cpu, gpu = (pl.train(net, (x, y), device=d, **options) for d in ("cpu", "cuda"))
     for a, b in zip(cpu.networks, gpu.networks):
         assert worst(a, b) <= 1e-10
@@ -147,8 +147,8 @@ def test_batch_norm_in_bfloat16_with_a_smaller_last_batch():
         seeds=[0, 1],
         loss="cross_entropy",
         device="cuda",
-        autocast=torch.bfloat16,
-        evaluate="running",
+        execution=Execution(autocast=torch.bfloat16),
+        keep=Keep(evaluate="running"),
         progress=False,
     )
     assert bool(torch.tensor(runs.history()).isfinite().all())
@@ -180,14 +180,13 @@ def test_a_captured_step_writes_to_no_memory_but_its_own():
         seeds=[0, 1],
         loss="cross_entropy",
         device="cuda",
-        compile=True,
-        schedule=Occupy(),
+        scheduler=Occupy(),
         progress=False,
     )
     assert others and all(bool((t == 7).all()) for t in others)
 
 
-@pytest.mark.parametrize("images", [False, True], ids=["together", "lanes"])
+@pytest.mark.parametrize("images", [False, True], ids=["stacked", "one by one"])
 @pytest.mark.parametrize("kind", ["loader", "dataset"])
 def test_batches_of_a_loader_and_networks_that_change_their_input(kind, images):
     g = torch.Generator().manual_seed(1)

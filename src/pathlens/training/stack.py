@@ -2,14 +2,14 @@
 
 A single network is a stack of one. The forward pass is `torch.func.vmap` over `functional_call`; the whole gradient
 step is captured once as a flat list of tensor operations and replayed, which removes most of the dispatch cost that
-dominates small networks. Convolutions on a GPU are faster one member at a time, several at once (`lone_step`). Data,
-epochs and files are not known here.
+dominates small networks. Convolutions on a GPU are faster one member at a time, in parallel (`member_gradient`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from numbers import Number
 from types import FunctionType
@@ -146,6 +146,11 @@ class Stack:
         for name, buffer in net.named_buffers():  # those too that are in no state
             buffer.copy_(state[name])
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights and buffers of the stack by name (not copied)."""
+        fixed = {f"fixed/{n}": t for n, t in self.fixed.items()}
+        return {"flat": self.flat} | fixed | {f"buffer/{n}": t for n, t in self.buffers.items()}
+
     def set_buffer(self, suffix: str, value: float) -> None:
         """Set a scalar buffer (β) of every member; the buffer keeps its place in memory."""
         found = [n for n in self.buffers if n.split(".")[-1] == suffix]
@@ -197,66 +202,45 @@ class Stack:
             self._forward(self.flat[0], x[0].clone(), None if rows is None else rows[0], [t[0] for t in buffers])
         return mode.shapes
 
-    def _member(self, loss: Loss, autocast: torch.dtype | None) -> Callable[..., Tensor]:
+    def _member_loss(self, loss: Loss, autocast: torch.dtype | None) -> Callable[..., Tensor]:
         """member(weights, x, y, w, rows, draws, *rest) → its loss, without the penalty."""
 
-        def member(
-            vec: Tensor,
-            x: Tensor,
-            y: Tensor,
-            w: Tensor | None,
-            rows: Tensor | None,
-            draws: Sequence[Tensor],
-            *rest: Tensor,
-        ) -> Tensor:
-            with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
-                if draws:
-                    with _DropoutFromDraws(draws):
-                        out = self._forward(vec, x, rows, rest)
-                else:
-                    out = self._forward(vec, x, rows, rest)
+        def member(vec: Tensor, x: Tensor, y: Tensor, w: Any, rows: Any, draws: Any, *rest: Tensor) -> Tensor:
+            dropout = _DropoutFromDraws(draws) if draws else nullcontext()
+            with torch.autocast(self.device.type, autocast, enabled=autocast is not None), dropout:
+                out = self._forward(vec, x, rows, rest)
             out = out.float() if autocast is not None else out
             return loss(out, y) if w is None else weighted_mean(loss, out, y, w)
 
         return member
 
-    def gradient_step(
+    def stacked_gradient(
         self, loss: Loss, autocast: torch.dtype | None, penalty: Penalty | None = None
     ) -> Callable[..., tuple[Tensor, Tensor]]:
         """step(flat, x, y, w, rows, draws, *rest) → (loss of each member (k,), gradient (k, p)), in train mode.
 
         The gradient is that of loss + penalty, the loss is without the penalty. `w` are weights of the rows, or None.
         """
-        member = self._member(loss, autocast)
+        member = self._member_loss(loss, autocast)
 
-        def step(
-            flat: Tensor,
-            x: Tensor,
-            y: Tensor,
-            w: Tensor | None,
-            rows: Tensor | None,
-            draws: Sequence[Tensor],
-            *rest: Tensor,
-        ) -> tuple[Tensor, Tensor]:
+        def step(flat: Tensor, *batch: Any) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():
                 leaf = flat.detach().requires_grad_()
-                per_member = tuple(0 for _ in rest)
-                dims = (0, 0, 0, None if w is None else 0, None if rows is None else 0, 0 if draws else None)
-                losses = vmap(member, in_dims=(*dims, *per_member))(leaf, x, y, w, rows, draws, *rest)
+                dims = tuple(0 if isinstance(t, Tensor) or t else None for t in batch)  # there may be no w, rows, draws
+                losses = vmap(member, in_dims=(0, *dims))(leaf, *batch)
                 total = losses.sum()
                 if penalty is not None:
-                    one = partial(self._penalty, penalty)
-                    total = total + vmap(one, in_dims=(0, list(per_member)))(leaf, list(rest)).sum()
+                    total = total + vmap(partial(self._penalty, penalty))(leaf, list(batch[5:])).sum()
                 (gradient,) = torch.autograd.grad(total, leaf)
             return losses.detach(), gradient
 
         return step
 
-    def lone_step(
+    def member_gradient(
         self, loss: Loss, autocast: torch.dtype | None, penalty: Penalty | None = None
     ) -> Callable[..., tuple[Tensor, Tensor]]:
-        """As `gradient_step`, for the weights (p,), rows and buffers of one member."""
-        member = self._member(loss, autocast)
+        """The same step for the weights (p,), rows and buffers of one member."""
+        member = self._member_loss(loss, autocast)
 
         def step(vec: Tensor, *batch: Any) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():
@@ -430,15 +414,7 @@ def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..
     traced.recompile()
     forward = traced.forward
 
-    def replay(
-        flat: Tensor,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor | None,
-        rows: Tensor | None,
-        draws: Sequence[Tensor],
-        *rest: Tensor,
-    ) -> Any:
-        return forward(flat, x, y, w, rows, *draws, *rest)
+    def replay(*arguments: Any) -> Any:
+        return forward(*arguments[:5], *arguments[5], *arguments[6:])  # the sixth are the draws, a list
 
     return replay

@@ -8,7 +8,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.image_runs import accuracies, hard_accuracies, images, options, spread
 from pathlens.papers.panels import Panel, Series
 
@@ -97,7 +97,7 @@ def _path_ratio(record: Record, top: np.ndarray) -> float:
 
 def _circle(run: Run) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     from pathlens.data import circle
-    from pathlens.training import train
+    from pathlens.training import Execution, Keep, train
 
     size = run.sizes
     data, epochs = circle(size["points"]), size["circle_epochs"]
@@ -107,17 +107,15 @@ def _circle(run: Run) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     widths = {}
     for kind in KINDS:
         widths[kind] = matched_width(kind, 2, size["circle_width"], 1, size["rank"])
-        given = options(run, f"circle, {KINDS[kind]}", "quadratic", "circle", kind)
-        given |= {"loss": "mse", "autocast": None, "checkpoint_every": 50, "evaluate": "full"}
+        given = options(run, f"circle, {KINDS[kind]}")
+        given |= {"loss": "mse", "execution": Execution(), "keep": Keep(kept, X=data.x, sensitivities=False)}
+        given["checkpoints"] = checkpoints_in(run.checkpoint("quadratic", "circle", kind), every=50)
         runs: Any = train(
             build(kind, 2, widths[kind], 1, size["rank"]),
             data,
             epochs=epochs,
             lr=size["circle_lr"],
             batch_size=size["circle_batch"],
-            keep_at=kept,
-            watch=data.x,
-            sensitivities=False,
             **given,
         )
         arrays[f"loss_{kind}"] = runs.history()

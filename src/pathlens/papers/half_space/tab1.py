@@ -9,7 +9,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.half_space.conv5 import (
     BETA,
     CONV5,
@@ -149,9 +149,9 @@ def _train_flat(run: Run, model: str, name: str) -> dict[str, np.ndarray]:
     folder = own_folder(run, "flat", name, model, data=tuple(data.x.shape), **given)
 
     def compute(part: Run) -> dict[str, np.ndarray]:
-        checkpoint = own_folder(part, "flat", name, model, seeds=part.seeds, data=tuple(data.x.shape), **given)
-        chosen = options(part, f"{NAMES[model]}, {SETS[name]}") | given | {"checkpoint": checkpoint}
-        runs: Any = train(net, data, **chosen)
+        own = own_folder(part, "flat", name, model, seeds=part.seeds, data=tuple(data.x.shape), **given)
+        chosen = options(part, f"{NAMES[model]}, {SETS[name]}") | given
+        runs: Any = train(net, data, **chosen | {"checkpoints": checkpoints_in(own, every=1)})
         return {**accuracies(runs), "hard": hard_accuracies(runs, data, run.device)}
 
     return each_seed(run, folder, compute)
