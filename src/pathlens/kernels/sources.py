@@ -30,9 +30,9 @@ class Sides:
     ----------
     rows : Record or RecordStream
     cols : Record, RecordStream or None
-        None where the kernel is symmetric.
+        None if the kernel is symmetric.
     net : nn.Module or None
-        The network, where it was given.
+        The network, if it was given.
     """
 
     rows: Source

@@ -61,10 +61,10 @@ def ntk(
     Y : (m, ...), Record or RecordStream, optional
         A second set of inputs: the result is the n × m kernel between both.
     part : {"all", "value", "feature"}
-        "value" is the gradient by the value network's weights (K^V), "feature" that by the gate network's (K^F); they
-        add up to "all" where these are separate. Where one weight makes both values and gates: with hard gates K^F = 0;
-        with soft ones "value" holds the gates fixed, "feature" holds the values fixed (both need the network, not a
-        record), and "all" includes the cross terms.
+        "value" is the gradient by the weights of the value network (K^V), "feature" that by the weights of the gate
+        network (K^F); if these are separate they add up to "all". If the same weights make values and gates: with hard
+        gates K^F = 0; with soft gates "value" holds the gates fixed and "feature" the values (both need the network,
+        not a record), and "all" includes the cross terms.
     layer : str or sequence of str, optional
         Only these layers (or parameters outside layers), frozen or not.
     outputs : "trace", "full" or int
@@ -160,10 +160,6 @@ def _part_of(name: str, first: Record) -> str:
     return "gate" if name.startswith("source.") else "value"
 
 
-def _wanted(part: str, which: str) -> bool:
-    return part == "all" or (part == "feature") == (which == "gate")
-
-
 def _check_part(part: str, first: Record) -> None:
     shared = any(layer.part == "shared" for layer in first.layers)
     if part == "all" or not shared:
@@ -187,28 +183,24 @@ def _choose(
 ) -> tuple[list[LayerPlan], list[str]]:
     """The layers with a gradient, and the parameters outside layers, of the kernel."""
     _check_part(part, first)
-    net = sides.net
     named = None if layer is None else [layer] if isinstance(layer, str) else list(layer)
     if named is not None:
         known = [a.name for a in first.layers] + list(first.untracked)
         for name in named:
             if name not in known:
                 raise unknown_name("layer of the record", name, known)
-    layers = [
-        a
-        for a in first.layers
-        if (a.name in named if named is not None else _wanted(part, a.part) and (frozen or a.trainable))
-    ]
-    names = [
-        name
-        for name in first.untracked
-        if (name in named if named is not None else _wanted(part, _part_of(name, first)))
-    ]
-    if names and net is None:
+
+    def wanted(name: str, network: str, trained: bool = True) -> bool:
+        if named is not None:
+            return name in named
+        return trained and (part == "all" or (part == "feature") == (network == "gate"))
+
+    layers = [a for a in first.layers if wanted(a.name, a.part, frozen or a.trainable)]
+    names = [name for name in first.untracked if wanted(name, _part_of(name, first))]
+    if names and sides.net is None:
         raise RecordError(
             f"ntk: the parameters {', '.join(names[:4])}{' …' if len(names) > 4 else ''} are in no linear or "
-            "convolutional layer, so that a record does not contain their gradient. Call ntk(net, X), or name the "
-            "layers you want."
+            "convolutional layer, so that a record does not contain their gradient. Call ntk(net, X), or pass layer=…."
         )
     if not layers and not names:
         raise RecordError(
@@ -216,7 +208,7 @@ def _choose(
             f"{', '.join(f'{a.name} ({a.part})' for a in first.layers)}."
         )
     n = max(side.n for side in sides.both())
-    # sensitivities are absent where f does not depend on a layer: the gates of a hard network
+    # layers of hard gates have no sensitivities, since f does not depend on them
     plans = [plan_layer(a, first, n) for a in layers if a.identity or a.name in first.sensitivity]
     return plans, names
 

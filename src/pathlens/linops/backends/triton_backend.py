@@ -56,12 +56,15 @@ class Precision:
         Sizes of the kernel.
     rounding
         "tf32" or "bf16": rounds the packed numbers to less than the precision of their dtype.
+    bits
+        For 0/1 factors, which are packed without scales.
     """
 
     dtype: torch.dtype
     pieces: int
     config: Config
     rounding: str = ""
+    bits: bool = False
 
 
 #: tuned on an H200 (benchmarks/gpu.py)
@@ -74,7 +77,7 @@ PRECISIONS = {
         torch.float32 if INTERPRETED else torch.bfloat16, 1, Config(128, 128, 64, 8, 4, 32), "bf16"
     ),
 }
-BITS = Precision(torch.float16 if INTERPRETED else torch.float8_e4m3fn, 1, Config(128, 128, 128, 8, 4, 32))
+BITS = Precision(torch.float16 if INTERPRETED else torch.float8_e4m3fn, 1, Config(128, 128, 128, 8, 4, 32), bits=True)
 
 
 # --- the kernels -------------------------------------------------------------------------------------------------
@@ -284,7 +287,7 @@ def _pack(terms: list[Term], right: bool, precision: Precision, rows: int, scale
     count, device = len(groups[0][0]), groups[0][0].log_norm.device
     widths = [-(-sum(side.rows.r for side in group) // block) * block for group in groups]
     columns = torch.empty(precision.pieces, rows, sum(widths), dtype=precision.dtype, device=device)
-    powers, halves = (None, None) if precision is BITS else _powers(groups)
+    powers, halves = (None, None) if precision.bits else _powers(groups)
     scales = torch.ones(1, 1, device=device)
     if scaled:
         logs = torch.zeros(len(terms) + 1, rows, dtype=torch.float64, device=device)  # the kernel reads one term ahead
@@ -401,7 +404,7 @@ class TritonBackend(Backend):
         n, m = out.shape
         height, width = -(-n // config.rows) * config.rows, -(-m // config.cols) * config.cols
         plain = all(c == 1.0 for c, _ in terms)
-        scaled = not plain or precision is not BITS
+        scaled = not (plain and precision.bits)
         left, left_scales = _pack(terms, False, precision, height, scaled)
         right, right_scales = left, left_scales
         if not (mirror and plain and height == width):
@@ -438,7 +441,7 @@ class TritonBackend(Backend):
             ONE_BLOCK=len(terms) == 1 and 0 not in ends,
             SCALED=scaled,
             MIRROR=mirror,
-            UNIT=1.0 if precision is BITS else 2.0 ** (-2 * _LIFT),
+            UNIT=1.0 if precision.bits else 2.0 ** (-2 * _LIFT),
             num_warps=config.warps,
             num_stages=config.stages,
             maxnreg=config.registers,
