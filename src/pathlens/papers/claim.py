@@ -201,9 +201,9 @@ class Deviation:
     """One line of the deviation ledger: what the paper says, what its code does where known, what we do, and why."""
 
     paper: str
-    authors_code: str
     ours: str
     why: str
+    authors_code: str = "–"
 
     def __post_init__(self) -> None:
         check_texts(self, ("paper", "authors_code", "ours", "why"), "Deviation")

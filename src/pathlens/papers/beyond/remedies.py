@@ -32,7 +32,6 @@ EPOCHS = (0, 1, 3, 5, 10, 20, 30, 50, 70, 100, 150, 200)  # at which errors on t
 BEYOND = Deviation(
     paper="'an innate weakness of gradient descent that allocates more resources for an easier job'; work-arounds are "
     "'future work'",
-    authors_code="–",
     ours="three: gradients of the gates weighted by each example's own loss; a penalty on the variance of log path "
     "counts over a few training inputs; and, to compare, all gradients weighted by the loss",
     why="none of them uses which part is complex, so that they can be applied to other data; each starts from the same "

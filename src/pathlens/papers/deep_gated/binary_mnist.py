@@ -51,7 +51,6 @@ DEPTH = Deviation(
 )
 COPY = Deviation(
     paper="Experiment 4: Θᵍ = Θʷ at the start, 'weights chosen according to Assumption 2'",
-    authors_code="–",
     ours="±σ weights (Assumption 1), gates from a copy of the first values",
     why="Assumption 2 is independence, which a copy contradicts",
 )

@@ -15,13 +15,11 @@ from pathlens.papers.panels import Panel, Series
 
 LEMMA_41 = Deviation(
     paper="the text before Lemma 4.1 studies one site, E[x_s(L, 1) x_s′(L, 1)], 'without loss of generality'",
-    authors_code="–",
     ours="the pooled output, as the lemma itself",
     why="one site without pooling has only the terms of paths that end at the same place",
 )
 CONV_GATES = Deviation(
     paper="'convolutional layers with global average pooling at the end causes translational invariance'",
-    authors_code="–",
     ours="measured for gates from a convolutional network and for gates that do not follow the input",
     why="the features x(p(0))A(x, p) rotate with x only if the gates do",
 )

@@ -48,13 +48,11 @@ LENGTH = Deviation(
 )
 VARIANCE = Deviation(
     paper="Var[K₀] ≤ O(max{d²/w, d³/w²}) (Theorem 2.3)",
-    authors_code="–",
     ours="the exact variance, which is Θ(d³/w): (2/(3w))(d − 1)(d − 2)(2d − 3) to leading order",
     why="two paths can be spliced at every unit that they share, not only at shared weights",
 )
 OVERLAP = Deviation(
     paper="the introduction has λ(s, s′)/λ(s, s) ≤ μ^d",
-    authors_code="–",
     ours="μ^(d−1)",
     why="d − 1 layers have gates, as in Lemma 2.4",
 )

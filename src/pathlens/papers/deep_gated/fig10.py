@@ -21,7 +21,6 @@ HALF_LOSS = Deviation(
 )
 ASSUMPTION = Deviation(
     paper="Corollary 8.1 'under Assumption 2'",
-    authors_code="–",
     ours="Assumption 1: weights ±σ, σ² = 1/w",
     why="Assumption 2 is about gates, of which a linear network has none",
 )

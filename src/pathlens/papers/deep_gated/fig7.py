@@ -15,7 +15,6 @@ from pathlens.papers.panels import Panel, Series
 
 SCORE = Deviation(
     paper="'generalisation' of Figure 7 is not defined",
-    authors_code="–",
     ours="squared loss on the test set, and the share of right signs; both after the last epoch",
     why="squared loss is what is trained",
 )

@@ -12,7 +12,6 @@ from pathlens.papers.panels import Panel, Series
 
 NOTATION = Deviation(
     paper="'the path strength θ¹(1)θ¹(2)θ¹(3)/d_in repeats 3 times'",
-    authors_code="–",
     ours="θ⁽¹⁾(i)θ⁽²⁾(j)θ⁽³⁾(k)/d_in, one weight per convolution",
     why="a path uses one weight of each layer; the superscript is the layer",
 )

@@ -17,7 +17,6 @@ from pathlens.papers.panels import Panel, Series
 TAUS = (0.6, 0.8, 1.0)
 THRESHOLD = Deviation(
     paper="active and sensitive gates are disjoint for τ_S > dχ_ε/dv at χ_ε⁻¹(τ_A), for any τ_A in (0, 1 + ε)",
-    authors_code="–",
     ours="τ_S = β·|dχ_ε/dv|·max|∂q/∂θ|, and τ_A ≥ (1 + ε)/2",
     why="∂G/∂θ has the factors β and ∂q/∂θ, and below (1 + ε)/2 an active gate can be steeper than at the threshold",
 )

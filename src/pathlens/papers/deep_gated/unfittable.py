@@ -14,7 +14,6 @@ from pathlens.papers.panels import Panel, Series
 
 DECOUPLED = Deviation(
     paper="standard ReLU networks cannot memorise (x, 1), (2x, −1); nothing is said of GaLU",
-    authors_code="–",
     ours="GaLU with frozen hard gates from a bias-free ReLU network is tried too, and table and soft gates",
     why="hard gates of any bias-free network are the same for x and 2x: decoupling alone is no help",
 )

@@ -28,7 +28,6 @@ COSTS = {
 UNITS = {"training": ", s", "inference": ", s", "kept": ", bytes"}
 TIMING = Deviation(
     paper="asked for (summary, check 3); no numbers",
-    authors_code="–",
     ours="plain PyTorch steps (forward, backward, Adam) of one batch in float32, the fastest of several; processor "
     "seconds on a CPU; memory is that of the tensors that autograd keeps",
     why="neither compilation nor a busy machine should decide the comparison",

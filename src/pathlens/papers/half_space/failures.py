@@ -33,14 +33,12 @@ BROKEN = 0.5  # a skill below this is a failure
 SUMMARY = Deviation(
     paper="a summary of the paper lists failure signatures without experiments: strongly non-linear interactions, high "
     "frequencies, small data sets; and asks for non-stationary distributions",
-    authors_code="–",
     ours="parity of k of ten bits; circles with faster and faster bottom halves; circles with few noisy points; a "
     "circle that turns by a sixth several times, with fewer and fewer training steps after each turn",
     why="one axis of difficulty each, on which both models can be followed until they fail",
 )
 SKILL = Deviation(
     paper="–",
-    authors_code="–",
     ours="skill on unseen points: 1 − mean squared error / variance of the target (the fast half's where frequency "
     "grows); for parity 2 × accuracy − 1; at least 0; a model has failed below ½",
     why="one scale for all tests: 1 is perfect, 0 is no better than a constant",

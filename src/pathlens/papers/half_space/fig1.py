@@ -18,14 +18,12 @@ INTERVALS = np.array([[0.5, 1.5], [2.5, 3.5]])
 
 NETWORKS = Deviation(
     paper="two drawn networks; their weights are in the picture alone",
-    authors_code="–",
     ours="left: units x, x − 1, x − 2, x − 3 read by one unit with weights 1, −2, 2, −2 and bias −½; "
     "right: units x₁ and x₂ read by one unit with weights 0, 1 and bias ε",
     why="they have the regions that the caption states",
 )
 CLOSED = Deviation(
     paper="a gate is on where its pre-activation is ≥ 0 (equation 2), > 0 in the overlap kernel",
-    authors_code="–",
     ours="> 0 everywhere; regions are open, and at ε = 0 the region is the first quadrant",
     why="behind a ReLU a pre-activation is exactly 0 on whole regions, where ≥ would count gates that pass nothing",
 )

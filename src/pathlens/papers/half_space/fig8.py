@@ -18,7 +18,6 @@ NETWORKS = {"dlgn": "DLGN", "pwc": "DLGN-PWC"}
 
 WEIGHTS = Deviation(
     paper="a drawn DLGN with two hidden layers of two units; its weights are letters",
-    authors_code="–",
     ours="networks with the default initialisation, one per seed",
     why="the statement of the figure holds for any weights",
 )

@@ -24,14 +24,12 @@ CIRCLE_EPOCHS = (0, 1, EARLY, 10, 30, 100)
 
 QUESTION = Deviation(
     paper="proposed as an experiment (summary, experiment 3), with neither sizes nor results",
-    authors_code="–",
     ours="piecewise constant networks of five hidden layers, soft gates β = 4; widths chosen so that all three have "
     "the parameters of the linearly gated network",
     why="a wider gate function should not win by its size",
 )
 RANK = Deviation(
     paper="'a quadratic function of the input'",
-    authors_code="–",
     ours="Σ_r s_r (v_r·x)² + u·x, one square per unit (rank 1)",
     why="a full quadratic form has d² numbers per gate: 9.4 million on CIFAR-10",
 )

@@ -23,20 +23,17 @@ WHEN = ("init", "end")
 
 FORMAL = Deviation(
     paper="path regions are 'lesser in number (m^L vs 2^(mL))' with L − 1 hidden layers",
-    authors_code="–",
     ours="exponents m^(L−1) and 2^(m(L−1)); and both counted where they are not empty: different path regions against "
     "activation regions",
     why="almost all of the 2^(m(L−1)) patterns are empty in the plane, so the formal numbers compare nothing",
 )
 FACES = Deviation(
     paper="'DLGN active path regions have L faces as opposed to activation pattern regions having mL faces'",
-    authors_code="–",
     ours="at most L − 1 and m(L − 1); counted on the polygons inside the box",
     why="one half-space per hidden layer; most of them are redundant",
 )
 BIASED = Deviation(
     paper="networks without biases",
-    authors_code="–",
     ours="also networks with biases, narrower, so that all different path regions can be counted",
     why="without biases every region of the plane is a sector with two faces, so that numbers of faces cannot differ",
 )

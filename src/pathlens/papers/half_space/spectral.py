@@ -63,14 +63,12 @@ _DRIFTS = Claim(
 )
 TIME = Deviation(
     paper="no fixed kernel is tried",
-    authors_code="–",
     ours="gradient flow with K⁽ᵈ⁾ and with each network's K₀, its times relative to when the loss passes .25; and the "
     "linearised network f₀ + ∇f₀·(θ − θ₀) trained by the same Adam, rate and batch size",
     why="flow has no epochs, and Adam alone could speed up slow directions: the linearised network has both",
 )
 ADAM = Deviation(
     paper="'spectral bias' is about gradient descent",
-    authors_code="–",
     ours="training is by Adam, as everywhere here",
     why="these settings give the paper's curves",
 )

@@ -13,13 +13,11 @@ from pathlens.papers.panels import Panel, Series
 
 TOY = Deviation(
     paper="hypothetical gates for three hypothetical inputs",
-    authors_code="–",
     ours="a ReLU network and three inputs, drawn from seeds until paths p₃ and p₁₂ alone are active for x₁ and x₂",
     why="the picture is then of a network that exists",
 )
 DEFINITION = Deviation(
     paper="Definition 2.2: {p: A(x_s, p) = 1, A(x_s′, p), p ∈ [P]}, and 𝓘_l maps to [w] for l = 0 too",
-    authors_code="–",
     ours="A(x_s, p) = A(x_s′, p) = 1; the first entry of a path is an input node, in [d_in]",
     why="'= 1' is missing, and there are d_in input nodes",
 )

@@ -38,7 +38,6 @@ NORMS = ("trace", "Frobenius norm")
 
 STAGES = Deviation(
     paper="weights of a GCONV network at epochs 10, …, 60; how long the values behind its gates train is not stated",
-    authors_code="–",
     ours="Table 2's GCONV network (Adam) at those epochs; values trained for 60 epochs",
     why="its rate is constant, so that it passes through the same weights; 60 epochs are those of the network itself",
 )

@@ -24,13 +24,11 @@ POOLS = {"pooling": "gap", "no_pooling": "flatten"}  # as `relu_cntk` calls them
 
 THEOREM = Deviation(
     paper="Theorem 5.1: K → d·σ^(2(d−1))·H as w → ∞",
-    authors_code="–",
     ours="the relative distance, with σ² = 2/w; and the limit itself for random ReLU gates, d·Σ∘∏Σ̂⁽ˡ⁾",
     why="H grows without bound in w; and that limit is not the K⁽ᵈ⁾ of appendix A, which belongs to dependent gates",
 )
 APPENDIX = Deviation(
     paper="K⁽ᵈ⁾ = (K̃⁽ᵈ⁾ + Σ⁽ᵈ⁾)/2 (appendix A)",
-    authors_code="–",
     ours="K̃⁽ᵈ⁾",
     why="K̃ is the limit where all layers have variance 2/w; the printed one needs 1/w in the last layer",
 )
