@@ -8,7 +8,7 @@ SEED ?= 0
 N ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz-networks check-install lint bench docs picture evidence clean
+.PHONY: help demo test test-slow coverage fuzz-networks check-install lint bench docs picture evidence clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,7 +36,11 @@ demo: $(VENV)/.demo  ## train three networks on the circle and write a page abou
 test: $(VENV)/.dev  ## lint, type-check and run the tests
 	@$(MAKE) --no-print-directory lint
 	@echo "• running the tests on two processes"
-	@$(BIN)/python -m pytest -n 2 -q
+	@$(BIN)/python -m pytest -n 2 -q --durations=10
+
+coverage: $(VENV)/.dev  ## the tests, then the lines of src that none of them runs
+	@$(BIN)/python -m pytest -n 2 -q --cov=pathlens --cov-report=term:skip-covered --cov-report=html:build/coverage
+	@echo "• open build/coverage/index.html"
 
 test-slow: $(VENV)/.dev  ## the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -161,6 +162,20 @@ def test_the_direction_test_can_fail(module: str, line: str, bad: bool) -> None:
     assert bool(forbidden(line, module, False, allowed)) == bad
 
 
+def test_the_walks_name_what_exists() -> None:
+    walks = PAGE.read_text(encoding="utf-8").split("## Three walks through the code")[1].split("\n## ")[0]
+    steps = re.findall(r"^\d+\. .+$", walks, flags=re.M)
+    assert len(re.findall(r"^1\. ", walks, flags=re.M)) == 3 and not re.search(r"^11\. ", walks, flags=re.M)
+    names = [name for step in steps for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", step)]
+    assert len(names) >= len(steps)
+    for name in names:
+        parts = name.split(".")
+        depth = next(i for i in range(len(parts), 0, -1) if is_module("/".join(parts[:i])))
+        found: object = importlib.import_module(".".join(["pathlens", *parts[:depth]]))
+        for part in parts[depth:]:
+            found = getattr(found, part)
+
+
 def test_every_module_says_what_it_is() -> None:
     silent = [
         str(p.relative_to(ROOT)) for p in MODULES if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))
@@ -232,6 +247,16 @@ def test_every_public_class_name_occurs_once() -> None:
                 found.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     twice = {name: where for name, where in found.items() if len(where) > 1 and name not in TWICE}
     assert not twice, f"classes of one name in several modules: {twice}"
+
+
+def test_tests_mirror_the_source() -> None:
+    """Every package has a folder of tests with its name, and every folder of tests belongs to a package or module."""
+    tests = ROOT / "tests"
+    packages = {p.parent.relative_to(SOURCE) for p in SOURCE.glob("**/__init__.py")} - {Path("."), Path("testing")}
+    top = {p for p in packages if len(p.parts) == 1 or p.parts[0] == "papers"}
+    assert [str(p) for p in sorted(top) if not (tests / p).is_dir()] == []
+    folders = {p.parent.relative_to(tests) for p in tests.glob("**/test_*.py")} - {Path("."), Path("fuzz")}
+    assert [str(p) for p in sorted(folders) if not is_module(str(p))] == []
 
 
 def test_public_names_resolve() -> None:

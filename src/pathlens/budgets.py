@@ -1,7 +1,7 @@
-"""How much memory a computation may take, and the tile edges that follow from it.
+"""Memory budgets of computations, and the tile edges that follow from them.
 
-Free memory is read from the operating system and from the control group (v1 and v2) that the process runs in, because
-inside a container the machine's own figure is a lie. Nothing here knows of kernels; it may import only the errors.
+Free memory is read from the operating system and from the control group (v1 and v2) of the process, because inside a
+container the machine's own figure is wrong.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def free_bytes(root: str | os.PathLike[str] = "/") -> int:
 
 @functools.lru_cache(maxsize=1)
 def _free_about(tenth_of_a_second: int) -> int:
-    """Free memory, asked for ten times a second at most: reading a dozen system files takes as long as a tile."""
+    """Free memory, read at most ten times a second: reading a dozen system files takes as long as a tile."""
     return free_bytes()
 
 
@@ -121,7 +121,7 @@ def resolve_budget(max_bytes: int | None, device: torch.device) -> int:
 
 
 def human_bytes(count: float) -> str:
-    """A byte count for people.
+    """A byte count as text.
 
     >>> human_bytes(1536)
     '1.5 KiB'
@@ -136,7 +136,7 @@ def human_bytes(count: float) -> str:
 
 @dataclass(frozen=True)
 class TilePlan:
-    """Edges of the tiles (the last ones are ragged) and what one tile takes.
+    """Edges of the tiles (the last ones are ragged) and the memory of one tile.
 
     Attributes
     ----------

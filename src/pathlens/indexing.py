@@ -1,8 +1,4 @@
-"""Row and column selections: ranges where possible (they cost nothing), else int64 tensors.
-
-What a user may write between the brackets of ``K[rows, cols]`` is turned into one of the two here, with bounds checked.
-May import only the errors.
-"""
+"""Row and column selections, ``K[rows, cols]``, as ranges where possible (they cost nothing), else as int64 tensors."""
 
 from __future__ import annotations
 

@@ -1,17 +1,14 @@
-"""A progress bar that appears only where work takes longer than two seconds and somebody watches.
-
-It may import nothing of the package; rich is loaded when a bar is first drawn.
-"""
+"""The progress bar, drawn on terminals for work that takes longer than two seconds; rich is loaded when it is drawn."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 PATIENCE = 2.0  # seconds without a bar
 
 
@@ -58,7 +55,7 @@ class ProgressBar:
         return self
 
     def advance(self, steps: int = 1, note: str = "") -> None:
-        """Count finished steps; a note stands behind the label until the next one."""
+        """Count finished steps; a note is shown after the label until the next note."""
         self._done += steps
         self._note = note or self._note
         if self._bar is not None:
@@ -67,7 +64,7 @@ class ProgressBar:
             self._show()
 
     def _show(self) -> None:
-        self._refused = True  # one attempt; from here on either a bar is up or there will be none
+        self._refused = True  # the only attempt: another bar may be drawn already
         if ProgressBar._drawn or not sys.stderr.isatty():
             return
         from rich.console import Console
@@ -102,12 +99,22 @@ class ProgressBar:
         bar.add_task(self._label, total=self._total, completed=self._done)
         self._bar, ProgressBar._drawn = bar, True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar, ProgressBar._drawn = None, False
+
+
+def track(items: Collection[T], label: str) -> Iterator[T]:
+    """Iterate over the items with a progress bar.
+
+    >>> list(track([1, 2], "counting"))
+    [1, 2]
+    """
+    with ProgressBar(label, len(items)) as bar:
+        for item in items:
+            yield item
+            bar.advance()
 
 
 @contextmanager

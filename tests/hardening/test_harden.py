@@ -125,13 +125,13 @@ def test_the_bound_by_hand(seed):
     expected = sum(((t - t.mean(0)) ** 2).sum() for _, t in groups) / 240
     bound = cell_bound(constant, x, y)
     assert bound.loss == pytest.approx(expected, rel=1e-10) and bound.cells == len(groups)
-    assert cell_bound(constant, x, y, "half_mse").loss == pytest.approx(expected / 2, rel=1e-10)
+    assert cell_bound(constant, x, y, loss="half_mse").loss == pytest.approx(expected / 2, rel=1e-10)
     entropy = 0.0
     for _, t in by_cell(constant, x, labels):
         for k in np.unique(t):
             share = (t == k).mean()
             entropy -= len(t) * share * math.log(share) / 120
-    assert cell_bound(constant, x, labels, "cross_entropy").loss == pytest.approx(entropy, rel=1e-10)
+    assert cell_bound(constant, x, labels, loss="cross_entropy").loss == pytest.approx(entropy, rel=1e-10)
     for bias, what in ((False, "linear"), (True, "affine")):
         net = pl.models.dlgn(2, (3, 2), 2, bias=bias, seed=seed)
         error = 0.0
@@ -140,7 +140,7 @@ def test_the_bound_by_hand(seed):
             error += ((a @ np.linalg.lstsq(a, t, rcond=None)[0] - t) ** 2).sum()
         bound = cell_bound(net, x, y)
         assert bound.loss == pytest.approx(error / 240, rel=1e-9) and bound.what == f"best {what} function on each cell"
-        assert cell_bound(net, x, labels, "cross_entropy").loss is None
+        assert cell_bound(net, x, labels, loss="cross_entropy").loss is None
 
 
 def test_values_without_biases_reach_the_bound_of_linear_functions():
@@ -212,7 +212,7 @@ def test_max_pooled_values_bend_inside_a_cell_and_have_no_bound():
 
 def test_cells_of_one_class_each_have_a_bound_of_zero_and_not_of_minus_zero():
     net = pl.models.dlgn(2, hidden=(4,), piecewise_constant=True, seed=0)
-    bound = cell_bound(net, torch.eye(2), torch.zeros(2, dtype=torch.long), "cross_entropy")
+    bound = cell_bound(net, torch.eye(2), torch.zeros(2, dtype=torch.long), loss="cross_entropy")
     assert str(bound.loss) == "0.0"
 
 

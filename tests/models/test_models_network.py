@@ -342,3 +342,51 @@ def test_an_example_of_the_wrong_shape_is_refused_with_torchs_words() -> None:
 def test_with_gate_refuses_an_unknown_gate(call: Callable[[], Any]) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean"):
         call()
+
+
+# --- gates of the user's own that are trained ----------------------------------------------------------------------
+
+
+class Balls(nn.Module):
+    """Open inside balls whose centres are learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.empty(4, 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.centres)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 - torch.cdist(x, self.centres) ** 2
+
+
+def test_gates_that_are_a_module_are_drawn_and_trained_where_asked() -> None:
+    def network(trained: str, gate: str) -> GatedNetwork:
+        return models.gdln(2, (4,), gates=given, gate=gate, trained=trained, seed=0)
+
+    given, x = Balls(), torch.randn(6, 2)
+    fixed, learned = network("values", "hard"), network("both", "soft")
+    assert torch.equal(fixed.source.function.centres, given.centres) and not fixed.source.function.centres.requires_grad
+    again, other = network("both", "soft"), copy.deepcopy(learned).reinitialise(1)
+    assert torch.equal(learned.source.function.centres, again.source.function.centres)
+    assert not torch.equal(learned.source.function.centres, other.source.function.centres)
+    learned(x).sum().backward()
+    assert learned.source.function.centres.grad.abs().sum() > 0
+    expected = learned.values(x, torch.sigmoid(4 * learned.source.function(x)))
+    assert torch.allclose(learned(x), expected)
+
+
+def test_trained_gates_that_cannot_be_drawn_are_refused() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.centres = nn.Parameter(torch.zeros(4, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.centres.T
+
+    with pytest.raises(OptionError, match="reset_parameters"):
+        models.gdln(2, (4,), gates=Fixed(), gate="soft", trained="both", seed=0)
+    assert models.gdln(2, (4,), gates=Fixed(), gate="soft", trained="both")(torch.zeros(3, 2)).shape == (3, 1)

@@ -288,7 +288,7 @@ def _report(
         margin=1 / beta,
         near=near_boundary(soft, rows.x, 1 / beta),
         near_after=near_boundary(hard, rows.x, 1 / beta),
-        bound=cell_bound(hard, rows.x, rows.y, loss),
+        bound=cell_bound(hard, rows.x, rows.y, loss=loss),
         seconds=time.perf_counter() - start,
         validation=validation,
         validation_agreement=validation_agreement,

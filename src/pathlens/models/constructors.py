@@ -330,19 +330,44 @@ def gdln(
     outputs: int = 1,
     *,
     gates: Callable[[Tensor], Tensor | Sequence[Tensor]],
+    gate: str | Gate = "hard",
+    beta: float = 4.0,
+    piecewise_constant: bool = False,
+    trained: str = "values",
     bias: bool = False,
     init: str | Init = "default",
     seed: int | None = None,
 ) -> GatedNetwork:
-    """Gated deep linear network: gates are any function of x that the user gives; a gate is on where it is positive.
+    """Gated deep linear network: the gates read any function of x, by default on where it is positive.
 
+    Parameters
+    ----------
+    gates : function or nn.Module
+        Maps x (n, d) to the pre-activations of all gates: one (n, w) tensor for each hidden layer, or a single tensor
+        for one hidden layer. The parameters of a module are trained with ``trained="both"`` or ``"gates"``; then the
+        gate function must have a gradient: ``gate="soft"`` or ``"straight_through"``.
+
+    Examples
+    --------
     >>> import torch
     >>> net = gdln(2, hidden=(2,), gates=lambda x: torch.stack([x[:, 0], -x[:, 0]], dim=1), seed=0)
     >>> net.gates(torch.tensor([[1.0, 0.0]]))
     {'relu1@0': tensor([[1., 0.]])}
     """
-    source = partial(FunctionSource, gates, hidden)
-    return _fully_connected("gdln", inputs, hidden, outputs, bias, init, seed, source=source)
+    return _fully_connected(
+        "gdln",
+        inputs,
+        hidden,
+        outputs,
+        bias,
+        init,
+        seed,
+        source=partial(FunctionSource, gates, hidden),
+        gate=gate,
+        beta=beta,
+        piecewise_constant=piecewise_constant,
+        trained=trained,
+    )
 
 
 # --- networks as plain values ----------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ class GatedNetwork(nn.Module):
         return clone
 
     def reinitialise(self, seed: int) -> GatedNetwork:
-        """Draw the weights anew from `seed`, in place; gates that were given (FLNPF, GDLN) stay as they are.
+        """Draw the weights anew from `seed`, in place; given gates (FLNPF, untrained gates of a GDLN) stay the same.
 
         Weights are drawn on the CPU, so that they are the same on every device; torch's own random state stays.
         """
@@ -205,7 +205,8 @@ class GatedNetwork(nn.Module):
 
     def draw_gates(self) -> None:
         """Draw the gate source's weights from torch's global generator, or copy them, depending on `gates_from`."""
-        if self.source is None or self.gates_from == "given" or isinstance(self.source, FunctionSource):
+        given = isinstance(self.source, FunctionSource) and self.trained == "values"
+        if self.source is None or self.gates_from == "given" or given:
             return
         if self.gates_from == "dependent":
             load_matching(self.source, self.values.state_dict(), "the value network")

@@ -145,6 +145,11 @@ class Claim:
         return dataclasses.replace(self, measured=tuple(values), row=row or self.row, reduced=reduced or self.reduced)
 
     @property
+    def statement(self) -> tuple[str, float, str, float]:
+        """Text, threshold, comparison and null: the claim without its measurements."""
+        return self.text, self.threshold, self.comparison, self.null
+
+    @property
     def met(self) -> tuple[bool | None, ...]:
         """Per seed: whether the value meets the threshold; None where it is missing."""
         compare = _COMPARISONS[self.comparison]

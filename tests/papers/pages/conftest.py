@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pathlens.papers import half_space_circle as circle
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.half_space.fig2 import fig2_panels
+from pathlens.papers.half_space.fig3 import fig3_panels
+from pathlens.papers.half_space.fig5 import fig5_panels
+from pathlens.papers.half_space.fig6 import fig6_panels
 
 MODELS = ("relu", "dlgn_pwc", "frozen")
 DURATIONS = {"relu": 300, "dlgn_pwc": 300, "frozen": 2000}
@@ -79,7 +82,7 @@ def fig2(rng: np.random.Generator) -> Artifact:
         paper_numbers={"epochs to .01, DLGN": 200},
         gates={"loss": "soft β=4"},
         arrays=arrays,
-        figures=circle.fig2_panels(arrays, {"epochs_to": reached}),
+        figures=fig2_panels(arrays, reached),
         **COMMON,
     )
 
@@ -123,7 +126,7 @@ def fig3(rng: np.random.Generator) -> Artifact:
         claims=claims,
         gates={"kernel": "hard"},
         arrays=arrays,
-        figures=circle.fig3_panels(arrays),
+        figures=fig3_panels(arrays),
         **COMMON,
     )
 
@@ -145,7 +148,7 @@ def fig5(rng: np.random.Generator) -> Artifact:
         claims=[claim.measure([0.1, 0.6, None, 0.2, 0.9])],
         gates={"outputs": "soft β=4"},
         arrays=arrays,
-        figures=circle.fig5_panels(arrays),
+        figures=fig5_panels(arrays),
         **COMMON,
     )
 
@@ -172,7 +175,7 @@ def fig6(rng: np.random.Generator) -> Artifact:
         claims=[claim.measure(arrays["share_top_end"][:, -1])],
         gates={"half-spaces": "hard"},
         arrays=arrays,
-        figures=circle.fig6_panels(arrays),
+        figures=fig6_panels(arrays),
         **COMMON,
     )
 

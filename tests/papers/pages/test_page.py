@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from pathlens.errors import ArtifactError, MissingExtraError, OptionError
-from pathlens.papers import half_space_circle as circle
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim
+from pathlens.papers.half_space.fig3 import fig3_panels
 from pathlens.papers.pages import headline, opening_picture, write_page
 from pathlens.papers.pages.charts import _half_disc, draw
 from pathlens.papers.pages.palette import COLOURS, inline_svg
@@ -218,7 +218,7 @@ def test_diverged_runs_and_infinite_ratios_are_drawn(artifacts: list[Artifact]) 
     ratio[:, 3] = np.nan
     ratio[:3, -1] = np.inf
     arrays = {**artifacts[1].arrays, "diag_ratio_relu": ratio}
-    drawn = draw(dataclasses.replace(artifacts[1], arrays=arrays, figures=circle.fig3_panels(arrays)))
+    drawn = draw(dataclasses.replace(artifacts[1], arrays=arrays, figures=fig3_panels(arrays)))
     assert drawn is not None and "∞" in "".join(drawn.rows[2])
 
 

@@ -73,7 +73,7 @@ def test_the_readme_tells_the_numbers_of_the_artifact() -> None:
         accuracy = best.arrays[f"hard_{key}"].mean()
         assert f"| {label} | {epochs} | {sizes[label]} M | {accuracy:.1f} % |" in text
     pixels, code, taught = best.metrics["accuracy on held-out training images"].values()
-    assert f"the code was worth {code - pixels:.1f} points and the teacher {taught - code:.1f}." in text
+    assert f"the code gained {code - pixels:.1f} points and the teacher {taught - code:.1f}." in text
     guide = " ".join((ROOT / "docs" / "training.md").read_text(encoding="utf-8").split())
     relu, encoded, likewise, chosen = (best.arrays[f"hard_{key}"].mean() for key in rows.values())
     assert (
