@@ -202,7 +202,7 @@ def check_texts(holder: Any, names: Iterable[str], where: str) -> None:
 
 
 def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict for several: any failure is a failure, all successes a success, anything else cannot be told.
+    """One verdict for several: any failure is a failure, all successes a success, anything else is 'cannot tell'.
 
     Examples
     --------

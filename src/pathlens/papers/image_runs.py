@@ -65,11 +65,20 @@ def shrunk(data: DataSet, side: int) -> DataSet:
     return dataclasses.replace(data, x=small(data.x), x_test=small(data.x_test))
 
 
-def options(run: Run, label: str, *checkpoint: str) -> dict[str, Any]:
+def options(
+    run: Run,
+    label: str,
+    *checkpoint: str,
+    keep: Sequence[int] = (),
+    evaluate: str = "running",
+    every: int = 1,
+    reduced_precision: bool = True,
+) -> dict[str, Any]:
     """Options of `train` that every image experiment uses: device, precision, checkpoints, progress.
 
-    On a GPU the forward pass is in bfloat16, the weights and their updates in float32. The loss of an epoch is the mean
-    over its batches; the test accuracy is measured at the end of every epoch.
+    On a GPU the forward pass is in bfloat16 (unless `reduced_precision` is False), the weights and their updates in
+    float32. The loss of an epoch is the mean over its batches; the test accuracy is measured at the end of every epoch.
+    Weights are kept after the epochs of `keep`, and saved in a checkpoint after `every` epochs.
     """
     import torch
 
@@ -80,9 +89,9 @@ def options(run: Run, label: str, *checkpoint: str) -> dict[str, Any]:
         "loss": "cross_entropy",
         "seeds": run.seeds,
         "device": run.device,
-        "keep": Keep(evaluate="running"),
-        "execution": Execution(autocast=torch.bfloat16 if on_gpu else None),
-        "checkpoints": checkpoints_in(run.checkpoint(*checkpoint), every=1),
+        "keep": Keep(keep, evaluate=evaluate),
+        "execution": Execution(autocast=torch.bfloat16 if on_gpu and reduced_precision else None),
+        "checkpoints": checkpoints_in(run.checkpoint(*checkpoint), every=every),
         "progress": functools.partial(run.progress, label),
     }
 

@@ -116,7 +116,7 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     slope : float or None
         For lines on two logarithmic axes: draw y ∝ x^slope through the first series.
     ordered : bool
-        Colours follow an order (depth, time) rather than telling kinds apart.
+        Colours follow an order (depth, time) instead of distinguishing kinds.
     note : str
         A few sentences under the panel: what to see.
     x_ticks : sequence of (float, str)

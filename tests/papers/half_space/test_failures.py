@@ -12,6 +12,7 @@ from pathlens.papers.artifact import load_folder
 from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.half_space import failures
 from pathlens.papers.pages import write_page
+from pathlens.training import Keep
 
 SMALL = {
     "points": 32,
@@ -77,8 +78,7 @@ def test_the_second_task_starts_from_the_networks_of_the_first(done):
     found, run = done
     sizes = run.sizes_of("hs.failures")
     start = pl.data.circle(32, bottom=sizes["easy_frequency"], test_points=failures.TEST_POINTS)
-    options = {"epochs": 4, "lr": sizes["lr"], "batch_size": 32, "progress": False}
-    options["keep"] = pl.training.Keep(evaluate="running")
+    options = {"epochs": 4, "lr": sizes["lr"], "batch_size": 32, "keep": Keep(evaluate="running"), "progress": False}
     first = pl.train(pl.models.relu(2, (8, 8)), start, seeds=run.seeds, **options)
     second = failures.turned(start, math.pi / 3)
     both = pl.train(first.networks, second, **options)

@@ -109,8 +109,8 @@ def _images(run: Run, remedy: str) -> tuple[np.ndarray, np.ndarray]:
     """Test errors in % on each part of modified Fashion-MNIST, (seeds, epochs + 1, 2); and path ratios at the end."""
     data, last = fashion.load_data(run), run.sizes["epochs"]
     nets = [fashion.network(run, "dlgn_pwc", data, seed=seed) for seed in run.seeds]
-    options = fashion.train_options(run, data, f"Fashion-MNIST, {REMEDIES[remedy]}", "remedies", remedy)
-    runs = train_with(run, remedy, nets, data, {**options, "keep": [last]})
+    options = fashion.train_options(run, data, f"Fashion-MNIST, {REMEDIES[remedy]}", "remedies", remedy, keep=[last])
+    runs = train_with(run, remedy, nets, data, options)
     ratio = path_ratios(run, runs, [last], *fashion.measured_rows(run, data))
     return 100 - fashion.part_accuracies(runs, data), ratio[:, 0]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pathlens.papers.claim import Deviation
-from pathlens.papers.experiment import Run, checkpoints_in
+from pathlens.papers.experiment import Run
 from pathlens.papers.image_runs import options
 from pathlens.papers.panels import Panel, Series
 
@@ -105,9 +105,9 @@ def _train_all(run: Run) -> Trained:
     runs: dict[str, Any] = {}
 
     def fit(name: str, net: Any, **more: Any) -> None:
-        folder = run.checkpoint("binary-mnist", str(NETWORKS.index(name)))
-        given = options(run, name) | {"loss": "mse", "keep": epochs, "execution": None}
-        given |= {"checkpoints": checkpoints_in(folder, every=10), **more}
+        words = ("binary-mnist", str(NETWORKS.index(name)))
+        given = options(run, name, *words, keep=epochs, evaluate="full", every=10, reduced_precision=False)
+        given |= {"loss": "mse", **more}
         runs[name] = train(
             net,
             data,

@@ -9,7 +9,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, checkpoints_in, experiment
+from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.image_runs import images, options, spread
 from pathlens.papers.panels import Panel, Series
 
@@ -80,8 +80,7 @@ def fig5(run: Run) -> Artifact:
         data = images(task, size["rows"], size["rows_test"], flatten=True)
         for name, build in zip(NAMES, (models.galu, models.relu)):
             label = f"{name}, {TASKS[task]}"
-            folder = run.checkpoint("fig5", task, name.lower())
-            given = options(run, label) | {"keep": None, "checkpoints": checkpoints_in(folder, every=10)}
+            given = options(run, label, "fig5", task, name.lower(), evaluate="full", every=10)
             runs: Any = train(
                 build(data.d, tuple(size["hidden"]), 10, init="he"),
                 data,

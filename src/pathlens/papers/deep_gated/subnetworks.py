@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,7 @@ def subnetworks(run: Run) -> Artifact:
         seeds=run.seeds,
         keep=epochs,
         device=run.device,
-        progress=functools.partial(run.progress, "soft-GaLU"),
+        progress=partial(run.progress, "soft-GaLU"),
     )
     measured = []  # by seed, epoch and τ_A
     for i, trajectory in enumerate(runs):

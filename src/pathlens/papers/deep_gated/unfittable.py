@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,7 @@ def unfittable(run: Run) -> Artifact:
             seeds=run.seeds,
             device=run.device,
             execution=Execution(compile=not net.needs_rows),
-            progress=functools.partial(run.progress, name),
+            progress=partial(run.progress, name),
         )
         losses[name] = 2 * runs.history()
     # for a step or two, rounding takes descent below the minimum: the last step decides

@@ -100,9 +100,9 @@ def _train(run: Run, row: Row, seed: int, folder: Path | None) -> dict[str, Any]
     template = vconv(10, channels=(3, *size["channels"]), dense=size["dense"], size=size["side"], bias=True)
     net = gated_twin(template, row.kind, example=data.x[:2], **row.options)
     given = image_runs.options(run, f"{row.name}, seed {seed}")
-    given |= {"seeds": [seed], "checkpoints": checkpoints_in(folder, every=10)}
     # compiling a step costs more than it gains on the CPU, where convolutions outweigh dispatch
-    given["execution"] = dataclasses.replace(given["execution"], compile=run.device.startswith("cuda"))
+    execution = dataclasses.replace(given["execution"], compile=run.device.startswith("cuda"))
+    given |= {"seeds": [seed], "checkpoints": checkpoints_in(folder, every=10), "execution": execution}
     runs: Any = train(net, data, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"], **given)
     soft = net.gate.label.startswith("soft")
     return {

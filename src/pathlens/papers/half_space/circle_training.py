@@ -5,7 +5,6 @@ One training of all seeds serves every figure. Torch is imported inside function
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -115,7 +114,7 @@ def circle_options(run: Run, label: str, *checkpoint: str, **more: Any) -> dict[
         "batch_size": BATCH,
         "device": run.device,
         "checkpoints": checkpoints_in(run.checkpoint("circle", *checkpoint), every=50),
-        "progress": functools.partial(run.progress, label),
+        "progress": partial(run.progress, label),
         **more,
     }
 
@@ -162,9 +161,9 @@ def train_circle(run: Run) -> Circle:
         for m, net in networks.items():
             epochs = size["epochs"][m]
             kept = [e for e in KEPT_EPOCHS if e < epochs] + [epochs]
-            options = {"epochs": epochs, "lr": size["lr"], "batch_size": size["batch_size"]}
             keep = Keep(kept, X=data.x, sensitivities=False)
-            runs[m] = train_on_circle(run, net, data, NAMES[m], m, keep=keep, **options)
+            options = {"epochs": epochs, "lr": size["lr"], "batch_size": size["batch_size"], "keep": keep}
+            runs[m] = train_on_circle(run, net, data, NAMES[m], m, **options)
         return Circle(data, runs)
 
     return run.once("circle", compute)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from dataclasses import replace
 from functools import partial
@@ -145,7 +144,7 @@ def _train(run: Run, nets: Any, data: DataSet, steps: int, *words: str) -> Runs:
         keep=Keep(evaluate="running"),
         device=run.device,
         checkpoints=checkpoints_in(run.checkpoint("failures", *words), every=200),
-        progress=functools.partial(run.progress, ", ".join(words)),
+        progress=partial(run.progress, ", ".join(words)),
     )
     return found
 

@@ -93,9 +93,10 @@ def network(
     return parts.network(model, data.d, hidden, 10, bias=True, beta=size["beta"], gates=gates, seed=seed)
 
 
-def train_options(run: Run, data: DataSet, label: str, *words: str) -> dict[str, Any]:
-    """Options of `train`; the validation rows are the simple part of the test rows. The words name a folder.
+def train_options(run: Run, data: DataSet, label: str, *words: str, keep: Sequence[int] = ()) -> dict[str, Any]:
+    """Options of `train`; the validation rows are the simple part of the test rows.
 
+    The words name a folder, and the weights are kept after the epochs of `keep`.
     In full precision everywhere: soft gates start near one half, and bfloat16 would lose the differences between
     inputs.
     """
@@ -103,9 +104,7 @@ def train_options(run: Run, data: DataSet, label: str, *words: str) -> dict[str,
     size, simple = run.sizes, data.marks_test["simple"]
     folder = ("fashion", f"{size['rows']}rows", f"{size['width']}x{size['hidden_layers']}", f"{size['epochs']}epochs")
     return {
-        **options(run, label, *folder, *words),
-        "keep": None,
-        "execution": None,
+        **options(run, label, *folder, *words, keep=keep, evaluate="full", reduced_precision=False),
         "epochs": size["epochs"],
         "lr": size["lr"],
         "batch_size": size["batch_size"],
@@ -125,8 +124,9 @@ def train_fashion(run: Run, model: str, scrambled: Sequence[int] = SCRAMBLED) ->
     def compute() -> Any:
         from pathlens.training import train
 
-        chosen = train_options(run, data, parts.NAMES[model], "".join(map(str, scrambled)), model)
-        return train(network(run, model, data), data, **chosen | {"keep": kept_epochs(size["epochs"])})
+        words, keep = ("".join(map(str, scrambled)), model), kept_epochs(size["epochs"])
+        chosen = train_options(run, data, parts.NAMES[model], *words, keep=keep)
+        return train(network(run, model, data), data, **chosen)
 
     return run.once(("fashion", model, *scrambled, *(size[key] for key in SIZES)), compute)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def train_networks(
         seeds=run.seeds,
         keep=Keep(keep, evaluate="running"),
         device=run.device,
-        progress=functools.partial(run.progress, label),
+        progress=partial(run.progress, label),
     )
 
 

@@ -117,7 +117,7 @@ def _nu(run: Run) -> tuple[list[int], np.ndarray]:
     from pathlens.data import binary_mnist
     from pathlens.kernels import npk, nu
     from pathlens.models import Init, relu
-    from pathlens.training import Keep, train
+    from pathlens.training import train
 
     size = run.sizes
     data = binary_mnist(flatten=True)
@@ -128,7 +128,7 @@ def _nu(run: Run) -> tuple[list[int], np.ndarray]:
     X, y = data.x[watched].double(), data.y[watched, 0]
     epochs = [epoch for epoch in size["nu_epochs"] if epoch <= size["binary_epochs"]]
     init = Init("bernoulli", math.sqrt(2 / size["binary_hidden"][0]))
-    options = image_runs.options(run, "4 against 7", "npk", "binary", str(size["binary_epochs"]))
+    options = image_runs.options(run, "4 against 7", "npk", "binary", str(size["binary_epochs"]), keep=epochs)
     runs: Any = train(
         relu(data.x.shape[1], size["binary_hidden"], 1, init=init),
         data,
@@ -136,7 +136,7 @@ def _nu(run: Run) -> tuple[list[int], np.ndarray]:
         optimizer="rmsprop",
         lr=size["binary_rate"],
         batch_size=size["binary_batch_size"],
-        **options | {"loss": "mse", "keep": Keep(epochs, evaluate="running")},
+        **options | {"loss": "mse"},
     )
     found = np.empty((len(run.seeds), len(epochs)))
     net = copy.deepcopy(runs.networks[0]).cpu().double()

@@ -5,10 +5,10 @@ A row is an architecture and an optimiser, such as ``"gconv-adam"``. Torch is im
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -168,22 +168,21 @@ def _train(
     run: Run, networks: list[Any], row: str, epochs: int, label: str, words: Sequence[str], keep: Sequence[int] = ()
 ) -> Runs:
     """Train all seeds: at once on a GPU or where steps are small, else one by one, each from its own checkpoint."""
-    from pathlens.training import Keep, train
+    from pathlens.training import train
 
     size, (architecture, optimiser) = run.sizes, row.split("-")
     on_gpu = run.device.startswith("cuda")
     count = len(networks) if architecture == "fc" or run.scale == "quick" or on_gpu else 1
-    settings = _settings(run, row) | {"epochs": epochs, "keep": list(keep)}
+    settings = _settings(run, row) | {"epochs": epochs, "keep_at": list(keep)}
     parts: list[Any] = []
     for start in range(0, len(networks), count):
         seeds = run.seeds[start : start + count]
-        options = image_runs.options(run, f"{label}, seed {seeds[0]}" if count == 1 else label)
-        del options["seeds"]  # the networks are initialised already
         folder = image_runs.own_folder(run, *words, **settings | {"seeds": list(seeds)})
+        options = image_runs.options(run, f"{label}, seed {seeds[0]}" if count == 1 else label, keep=keep)
+        del options["seeds"]  # the networks are initialised already
         options |= {
-            "keep": Keep(keep, evaluate="running"),
             # capturing a step gains nothing on the CPU, where convolutions dominate
-            "execution": dataclasses.replace(options["execution"], compile=count > 1 or on_gpu),
+            "execution": replace(options["execution"], compile=count > 1 or on_gpu),
             # with VCONV's 34 million weights, a checkpoint takes about as long as an epoch
             "checkpoints": checkpoints_in(folder, every=5),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -153,15 +152,16 @@ def _stage_accuracies(run: Run, data: DataSet) -> dict[str, np.ndarray]:
     size = run.sizes
     shape: dict[str, Any] = {"hidden": (size["width"],) * size["hidden_layers"], "outputs": 10, "init": "he"}
     stages = [0, *size["stages"]]
-    options: dict[str, Any] = {
-        "epochs": size["epochs"],
-        "loss": "cross_entropy",
-        "device": run.device,
-        "keep": Keep(stages, evaluate="running"),
-    }
+    options: dict[str, Any] = {"epochs": size["epochs"], "loss": "cross_entropy", "device": run.device}
     inputs = data.x.shape[1]
-    shown = functools.partial(run.progress, "ReLU")
-    first: Any = train(models.relu(inputs, **shape), data, seeds=run.seeds, progress=shown, **options)
+    first: Any = train(
+        models.relu(inputs, **shape),
+        data,
+        seeds=run.seeds,
+        keep=Keep(stages, evaluate="running"),
+        progress=partial(run.progress, "ReLU"),
+        **options,
+    )
     kernel, network = np.empty((2, len(run.seeds), len(stages)))
     for i, stage in enumerate(stages):
         nets = []
@@ -173,9 +173,8 @@ def _stage_accuracies(run: Run, data: DataSet) -> dict[str, np.ndarray]:
             # H of few gates is nearly singular: a small ridge
             fit = gate_information(nets[-1], (data.x, data.y), (data.x_test, data.y_test), ridge=1e-3, classes=10)
             kernel[j, i] = fit.accuracy
-        shown = functools.partial(run.progress, f"gates of epoch {stage}")
-        options["keep"] = Keep(evaluate="running")
-        runs: Any = train(nets, data, seed=run.seeds[0], progress=shown, **options)
+        progress = partial(run.progress, f"gates of epoch {stage}")
+        runs: Any = train(nets, data, seed=run.seeds[0], keep=Keep(evaluate="running"), progress=progress, **options)
         network[:, i] = runs.history("test_accuracy")[:, -1]
     return {"kernel": kernel, "network": network, "relu": first.history("test_accuracy")[:, -1]}
 
