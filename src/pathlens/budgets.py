@@ -134,6 +134,17 @@ def human_bytes(count: float) -> str:
     return f"{value:.1f} TiB"
 
 
+def require_budget(what: str, needed: float, budget: int, remedy: str = "Raise max_bytes.") -> None:
+    """Raise a `BudgetError` if more bytes are needed than the budget has.
+
+    >>> require_budget("dense: the matrix takes", 2048, 1024)
+    Traceback (most recent call last):
+    pathlens.errors.BudgetError: dense: the matrix takes 2.0 KiB, the budget is 1.0 KiB. Raise max_bytes.
+    """
+    if needed > budget:
+        raise BudgetError(f"{what} {human_bytes(needed)}, the budget is {human_bytes(budget)}. {remedy}")
+
+
 @dataclass(frozen=True)
 class TilePlan:
     """Edges of the tiles (the last ones are ragged) and the memory of one tile.
@@ -205,11 +216,7 @@ def plan_tiles(
     """
     spare = budget - reserve
     least = entry_bytes + row_bytes + col_bytes
-    if spare < least:
-        raise BudgetError(
-            f"{what}: one row and one column need {human_bytes(least + reserve)}, the budget is "
-            f"{human_bytes(budget)}. Raise max_bytes."
-        )
+    require_budget(f"{what}: one row and one column need", least + reserve, budget)
     both = row_bytes + col_bytes
     top = max(int((math.sqrt(both * both + 4.0 * entry_bytes * spare) - both) / (2 * entry_bytes)), 1)
     most_rows, most_cols = (n, m) if edge is None else (edge, edge) if isinstance(edge, int) else edge

@@ -21,7 +21,7 @@ from pathlens.papers.claim import Claim
 from pathlens.papers.experiment import Experiment, Run
 
 runner = CliRunner()
-CLAIM = Claim("more on top", threshold=2, comparison=">", null=1)
+CLAIM = Claim("more on top", above=2, null=1)
 TRAININGS: list[int] = []
 REAL_DEMO = cli.DEMO  # the tests below replace it
 

@@ -20,7 +20,7 @@ from beside import VALUE
 from pathlens.papers.claim import Claim
 from pathlens.papers.experiment import experiment
 
-claim = Claim("more", threshold=1, comparison=">", null=0)
+claim = Claim("more", above=1, null=0)
 
 
 @experiment("NAME", paper="mine", title="T", what="w", claims=[claim],

@@ -17,7 +17,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -77,7 +77,7 @@ class Artifact:
     Examples
     --------
     >>> import tempfile, numpy as np
-    >>> claim = Claim("half", threshold=0.4, comparison="<", null=0.5, measured=(0.1, 0.2, 0.1))
+    >>> claim = Claim("half", below=0.4, null=0.5, measured=(0.1, 0.2, 0.1))
     >>> a = Artifact("hs.fig2", "Circle", "half-space", "quick", config={"width": 16}, seeds=(0, 1, 2),
     ...              claims=(claim,), arrays={"y": np.zeros(3, np.float32)}, paper_config={"width": 16, "seeds": 1})
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -250,7 +250,8 @@ def _entry(name: str, fields: Mapping[str, Any]) -> Any:
     return msgspec.defstruct(name, list(fields.items()), frozen=True, forbid_unknown_fields=True)
 
 
-_ClaimEntry = _entry("_ClaimEntry", {**get_type_hints(Claim), "verdict": str})
+_CLAIM_FIELDS = {name: kind for name, kind in get_type_hints(Claim).items() if not isinstance(kind, InitVar)}
+_ClaimEntry = _entry("_ClaimEntry", _CLAIM_FIELDS | {"verdict": str})
 _Document = _entry(
     "_Document",
     {

@@ -171,7 +171,7 @@ def experiment(
 
     Examples
     --------
-    >>> claim = Claim("two is more than one", threshold=1.5, comparison=">", null=1.0, needs=1)
+    >>> claim = Claim("two is more than one", above=1.5, null=1.0, needs=1)
     >>> @experiment("doc.two", title="Two", what="an example", claims=[claim], sizes={"width": (2, 16)})
     ... def two(run):
     ...     return run.artifact(claims=[claim.measure([run.sizes["width"]])])

@@ -56,8 +56,7 @@ def fig2(rng: np.random.Generator) -> Artifact:
         }
     quick = Claim(
         "Learned gates reach a loss of .01 early",
-        threshold=400,
-        comparison="<",
+        below=400,
         null=2000,
         unit="epochs",
         null_text="what frozen gates need",
@@ -66,8 +65,7 @@ def fig2(rng: np.random.Generator) -> Artifact:
     )
     slow_claim = Claim(
         "Frozen gates need more than 2000 epochs",
-        threshold=1999,
-        comparison=">",
+        above=1999,
         null=240,
         unit="epochs",
         null_text="as learned gates",
@@ -111,8 +109,7 @@ def fig3(rng: np.random.Generator) -> Artifact:
         arrays[f"block_ratio_{model}"] = 1.5 * level * np.exp(0.3 * rng.standard_normal((5, 7)))
     claim = Claim(
         "More paths are active on the top half at epoch 3",
-        threshold=2,
-        comparison=">",
+        above=2,
         null=1,
         null_text="as many as below",
     )
@@ -141,7 +138,7 @@ def fig5(rng: np.random.Generator) -> Artifact:
         outputs = np.where(theta < np.pi, y * np.array([0.8, 1, 1])[:, None], mix * y) + artefact
         arrays[f"epochs_{model}"] = np.array(epochs)
         arrays[f"outputs_{model}"] = outputs + 0.02 * rng.standard_normal(outputs.shape)
-    claim = Claim("The top half is learned before the bottom half", threshold=0.5, comparison="<", null=1.0)
+    claim = Claim("The top half is learned before the bottom half", below=0.5, null=1.0)
     return Artifact(
         name="hs.fig5",
         title="What each network says while it learns",
@@ -164,8 +161,7 @@ def fig6(rng: np.random.Generator) -> Artifact:
         arrays[f"share_top_{when}"] = (normals[..., 1] > np.cos(np.pi / 6)).mean(-1).astype(np.float32)
     claim = Claim(
         "Last-layer half-spaces prefer the top",
-        threshold=0.4,
-        comparison=">",
+        above=0.4,
         null=1 / 6,
         null_text="random directions",
     )

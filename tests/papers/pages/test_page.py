@@ -140,9 +140,7 @@ def test_equal_artifacts_give_an_equal_page(artifacts: list[Artifact], tmp_path:
 
 def test_words_from_artifacts_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>"
-    claim = Claim(
-        evil, threshold=2, comparison=">", null=1, null_text=evil, paper=evil, unit=evil, row=evil, measured=(3, 4, 5)
-    )
+    claim = Claim(evil, above=2, null=1, null_text=evil, paper=evil, unit=evil, row=evil, measured=(3, 4, 5))
     artifact = Artifact(
         "x.y",
         evil,
@@ -163,9 +161,9 @@ def test_words_from_artifacts_are_escaped(tmp_path: Path) -> None:
 
 def test_an_experiment_without_a_drawing_still_gets_its_claims(tmp_path: Path) -> None:
     claims = [
-        Claim("exact", threshold=1e-12, comparison="<", null=0.36, measured=(3e-16,), needs=1),
-        Claim("open", threshold=1, comparison="<", null=2),
-        Claim("never", threshold=1, comparison=">", null=0, measured=(np.inf, np.inf, np.inf)),
+        Claim("exact", below=1e-12, null=0.36, measured=(3e-16,), needs=1),
+        Claim("open", below=1, null=2),
+        Claim("never", above=1, null=0, measured=(np.inf, np.inf, np.inf)),
     ]
     artifact = Artifact("npk.tab2", "Table", "neural path features", "quick", claims=claims)
     assert draw(artifact) is None

@@ -17,8 +17,7 @@ ROOT = Path(__file__).parents[3]
 ENTRIES = [Entry("hs.fig2", "Half", "a | b"), Entry("hs.tab2", "Half", "x", "4 h, 5e17 operations")]
 CLAIM = Claim(
     "less",
-    threshold=0.4,
-    comparison="<",
+    below=0.4,
     null=0.5,
     null_text="none",
     measured=(0.1, 0.2, 0.3, 0.4, None),

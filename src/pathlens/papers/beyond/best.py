@@ -71,8 +71,7 @@ CHOICE = Deviation(
 
 _GAP = Claim(
     "the DLGN chosen on held-out training images comes within a point of ReLU",
-    threshold=1.0,
-    comparison="<=",
+    at_most=1.0,
     null=5.0,
     null_text="the gap of Table 2",
     paper="5 points",

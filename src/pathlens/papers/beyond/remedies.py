@@ -41,8 +41,7 @@ BEYOND = Deviation(
 _WEAKNESS = replace(MORE_PATHS, text="plain training allocates more paths to the simple part")
 _BALANCES = Claim(
     "the remedy moves paths to the complex part",
-    threshold=0.8,
-    comparison="<",
+    below=0.8,
     null=1.0,
     null_text="no change",
     paper="–",
@@ -50,8 +49,7 @@ _BALANCES = Claim(
 )
 _HELPS = Claim(
     "the remedy lowers the error on the complex part by a tenth or more, after as many epochs",
-    threshold=0.9,
-    comparison="<=",
+    at_most=0.9,
     null=1.0,
     null_text="no change",
     paper="–",
@@ -59,8 +57,7 @@ _HELPS = Claim(
 )
 _HARMLESS = Claim(
     "the remedy costs the simple part less than one point of error",
-    threshold=1.0,
-    comparison="<=",
+    at_most=1.0,
     null=5.0,
     null_text="the simple part pays",
     paper="–",

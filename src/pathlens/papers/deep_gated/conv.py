@@ -27,8 +27,7 @@ CONV_GATES = Deviation(
 )
 _LEMMA = Claim(
     "Lemma 4.1 holds: E[f f′] over all signs of the weights is the sum over bundles",
-    threshold=ROUNDING,
-    comparison="<=",
+    at_most=ROUNDING,
     null=0.1,
     null_text="paths of one end position alone (a site without pooling)",
     paper="Lemma 4.1",
@@ -36,8 +35,7 @@ _LEMMA = Claim(
 )
 _INVARIANT = Claim(
     "with pooling and convolutional gates, the path kernel does not see a rotation of one input",
-    threshold=ROUNDING,
-    comparison="<=",
+    at_most=ROUNDING,
     null=0.1,
     null_text="an ordinary kernel",
     paper="'translation invariant'",
@@ -45,8 +43,7 @@ _INVARIANT = Claim(
 )
 _NOT_INVARIANT = Claim(
     "without pooling, or with gates that do not rotate, it does",
-    threshold=0.01,
-    comparison=">",
+    above=0.01,
     null=0.0,
     null_text="invariant all the same",
     paper="–",

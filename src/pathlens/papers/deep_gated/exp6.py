@@ -20,8 +20,7 @@ LITERAL = Deviation(
 )
 _ALONE = Claim(
     "training the gates alone gives about 56 % on CIFAR-10",
-    threshold=50.0,
-    comparison=">=",
+    at_least=50.0,
     null=39.4,
     null_text="what the paper's deep linear network reaches with all its weights (Table 4)",
     paper="56 %",
@@ -29,8 +28,7 @@ _ALONE = Claim(
 )
 _CHANCE = Claim(
     "gates alone learn: far above chance",
-    threshold=25.0,
-    comparison=">=",
+    at_least=25.0,
     null=10.0,
     null_text="chance",
     paper="56 %",
@@ -38,8 +36,7 @@ _CHANCE = Claim(
 )
 _LINEAR = Claim(
     "gates alone beat a deep linear network, all of whose weights are trained",
-    threshold=5.0,
-    comparison=">=",
+    at_least=5.0,
     null=0.0,
     null_text="no better",
     paper="56 against 39.4 %",

@@ -12,8 +12,7 @@ from pathlens.papers.panels import Series
 
 _NEARER = Claim(
     "the e.c.d.f. of w = 500 is nearer to the ideal one than that of w = 25",
-    threshold=2.0,
-    comparison=">",
+    above=2.0,
     null=1.0,
     null_text="width does not matter",
     paper="Figure 1",
@@ -21,8 +20,7 @@ _NEARER = Claim(
 )
 _WHITER = Claim(
     "depth whitens: at w = 500 and d = 20 the largest eigenvalue has little of the trace",
-    threshold=0.05,
-    comparison="<",
+    below=0.05,
     null=0.5,
     null_text="as at d = 2",
     paper="Figure 1, ideal (1 + (n − 1)μ^(d−1))/n = .005",
@@ -30,8 +28,7 @@ _WHITER = Claim(
 )
 _DEGRADES = Claim(
     "at w = 25, depth beyond a point degrades the spectrum",
-    threshold=1.1,
-    comparison=">",
+    above=1.1,
     null=1.0,
     null_text="deeper is never worse",
     paper="'leading to smaller eigenvalues'",

@@ -27,8 +27,7 @@ ASSUMPTION = Deviation(
 )
 _IDEAL = Claim(
     "the first step shrinks the squared error by .81",
-    threshold=0.05,
-    comparison="<=",
+    at_most=0.05,
     null=0.17,
     null_text="the printed loss, which gives .64",
     paper=".81",
@@ -36,8 +35,7 @@ _IDEAL = Claim(
 )
 _FASTER = Claim(
     "convergence is faster than .81 a step, since K_t grows",
-    threshold=0.805,
-    comparison="<",
+    below=0.805,
     null=0.81,
     null_text="K_t stays K₀",
     paper="'we observe faster … convergence'",
@@ -45,8 +43,7 @@ _FASTER = Claim(
 )
 _GROWS = Claim(
     "K_t grows",
-    threshold=1.05,
-    comparison=">",
+    above=1.05,
     null=1.0,
     null_text="K_t stays K₀",
     paper="Figure 10",
@@ -54,8 +51,7 @@ _GROWS = Claim(
 )
 _WEIGHTS = Claim(
     "the weights grow",
-    threshold=0.05,
-    comparison=">",
+    above=0.05,
     null=0.0,
     null_text="their norm stays",
     paper="Figure 10",

@@ -14,8 +14,7 @@ from pathlens.papers.panels import Panel, Series
 
 _FOLLOW = Claim(
     "diagonal and off-diagonal entries follow 1 and μ^(d−1) within chance",
-    threshold=4.0,
-    comparison="<=",
+    at_most=4.0,
     null=29.0,
     null_text="μ^d in place of μ^(d−1), at d = 2",
     paper="Figure 2",
@@ -23,8 +22,7 @@ _FOLLOW = Claim(
 )
 _RATE = Claim(
     "each hidden layer shrinks the overlap by μ = ½",
-    threshold=0.05,
-    comparison="<=",
+    at_most=0.05,
     null=0.5,
     null_text="depth does not whiten",
     paper="μ^(d−1)",
@@ -32,8 +30,7 @@ _RATE = Claim(
 )
 _SPREAD = Claim(
     "the spread of K₀(s, s) grows like d³/w, not like max{d²/w, d³/w²}",
-    threshold=2.0,
-    comparison=">",
+    above=2.0,
     null=0.5,
     null_text="the printed bound",
     paper="Theorem 2.3 prints d²/w for d < w",

@@ -18,8 +18,7 @@ WIDTHS = Deviation(
 )
 _HELPS = Claim(
     "depth helps: the best depth leaves much less error than d = 2",
-    threshold=0.8,
-    comparison="<",
+    below=0.8,
     null=1.0,
     null_text="depth does not matter",
     paper="'the convergence rate gets better with depth'",
@@ -27,8 +26,7 @@ _HELPS = Claim(
 )
 _HURTS = Claim(
     "at w = 25, depth beyond a point hurts",
-    threshold=1.05,
-    comparison=">",
+    above=1.05,
     null=1.0,
     null_text="deeper is never worse",
     paper="Figure 3, w = 25",
@@ -36,8 +34,7 @@ _HURTS = Claim(
 )
 _EARLIER = Claim(
     "w = 25 turns worse at a smaller depth than d = 20",
-    threshold=16,
-    comparison="<=",
+    at_most=16,
     null=20,
     null_text="it never turns",
     paper="Figure 3",

@@ -12,8 +12,7 @@ from pathlens.papers.panels import Series
 
 _ERROR = Claim(
     "GaLU optimises better than ReLU",
-    threshold=0.98,
-    comparison="<",
+    below=0.98,
     null=1.0,
     null_text="both alike",
     paper="Figure 4",
@@ -21,8 +20,7 @@ _ERROR = Claim(
 )
 _SPECTRUM = Claim(
     "GaLU's spectrum is better conditioned than ReLU's",
-    threshold=1.05,
-    comparison=">",
+    above=1.05,
     null=1.0,
     null_text="both alike",
     paper="Figure 4",
@@ -30,8 +28,7 @@ _SPECTRUM = Claim(
 )
 _DEPTH = Claim(
     "depth helps GaLU",
-    threshold=0.95,
-    comparison="<",
+    below=0.95,
     null=1.0,
     null_text="depth does not matter",
     paper="'both e.c.d.f as well as convergence get better with increasing depth'",

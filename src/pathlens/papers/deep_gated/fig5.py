@@ -23,8 +23,7 @@ MNIST = Deviation(
 )
 _FASTER = Claim(
     "GaLU trains a bit faster than ReLU",
-    threshold=0.95,
-    comparison="<",
+    below=0.95,
     null=1.0,
     null_text="both alike",
     paper="'a bit faster', Figure 5",
@@ -32,8 +31,7 @@ _FASTER = Claim(
 )
 _BETTER = Claim(
     "ReLU generalises better than GaLU",
-    threshold=1.0,
-    comparison=">",
+    above=1.0,
     null=0.0,
     null_text="both alike",
     paper="98.5 against 96.5 %",

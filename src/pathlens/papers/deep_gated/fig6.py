@@ -11,8 +11,7 @@ from pathlens.papers.experiment import Run, experiment
 
 _FALLS = Claim(
     "ν of the normalised path kernel M falls while the gates adapt",
-    threshold=0.8,
-    comparison="<",
+    below=0.8,
     null=1.0,
     null_text="it stays",
     paper="Figure 6: 'ν_t reduces as training proceeds'",
@@ -20,8 +19,7 @@ _FALLS = Claim(
 )
 _BELOW = Claim(
     "at the end it is smaller than with gates that stay",
-    threshold=0.9,
-    comparison="<",
+    below=0.9,
     null=1.0,
     null_text="both alike",
     paper="'always upper bounded by ν_t when gates are non-adaptive'",

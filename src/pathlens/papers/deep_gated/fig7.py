@@ -21,8 +21,7 @@ SCORE = Deviation(
 )
 _LOWER = Claim(
     "adaptable and learned gates generalise better",
-    threshold=0.9,
-    comparison="<",
+    below=0.9,
     null=1.0,
     null_text="both alike",
     paper="Figure 7",
@@ -30,8 +29,7 @@ _LOWER = Claim(
 )
 _FEWER = Claim(
     "and put fewer test images on the wrong side",
-    threshold=0.0,
-    comparison=">",
+    above=0.0,
     null=0.0,
     null_text="as many",
     paper="Figure 7",

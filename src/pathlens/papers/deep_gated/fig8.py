@@ -12,8 +12,7 @@ from pathlens.papers.panels import Series
 
 _BELOW = Claim(
     "ν of the tangent kernel K is smaller where gates adapt or were learned",
-    threshold=0.9,
-    comparison="<",
+    below=0.9,
     null=1.0,
     null_text="both alike",
     paper="Figure 8",
@@ -21,8 +20,7 @@ _BELOW = Claim(
 )
 _FALLS = Claim(
     "ν of the normalised kernel falls while the gates adapt",
-    threshold=0.8,
-    comparison="<",
+    below=0.8,
     null=1.0,
     null_text="it stays",
     paper="Figure 8",

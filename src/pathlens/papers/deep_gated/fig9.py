@@ -18,8 +18,7 @@ NOTATION = Deviation(
 )
 _EIGHT = Claim(
     "24 paths have only 8 different strengths",
-    threshold=8,
-    comparison="<=",
+    at_most=8,
     null=24,
     null_text="every path has its own",
     paper="'only 8 unique path strengths'",
@@ -28,8 +27,7 @@ _EIGHT = Claim(
 )
 _REBUILT = Claim(
     "the 8 strengths and the bundles' features give the network's output",
-    threshold=ROUNDING,
-    comparison="<=",
+    at_most=ROUNDING,
     null=0.1,
     null_text="paths counted wrongly",
     paper="x_s(L, 1) = φᵀw",

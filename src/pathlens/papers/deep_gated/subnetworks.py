@@ -29,8 +29,7 @@ DATA = Deviation(
 )
 _DISJOINT = Claim(
     "no gate is active and sensitive at once, with the corrected threshold",
-    threshold=0,
-    comparison="<=",
+    at_most=0,
     null=1,
     null_text="some gate is both",
     paper="section 3.1",
@@ -38,8 +37,7 @@ _DISJOINT = Claim(
 )
 _PRINTED = Claim(
     "with the printed threshold some gates are both",
-    threshold=0.01,
-    comparison=">",
+    above=0.01,
     null=0.0,
     null_text="the printed threshold suffices",
     paper="'∅ for all τ_S > dχ/dv'",
@@ -47,8 +45,7 @@ _PRINTED = Claim(
 )
 _FLOOR = Claim(
     "on every sensitive path the sensitive gate's term of equation 6 exceeds τ_S τ_A^(d−2)",
-    threshold=1.0,
-    comparison=">=",
+    at_least=1.0,
     null=0.5,
     null_text="other gates pull it below",
     paper="section 3.1",

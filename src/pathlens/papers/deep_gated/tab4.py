@@ -28,8 +28,7 @@ PAPER_NUMBERS = {
 }
 _MATCHES = Claim(
     "soft-ReLU with β ≥ 8 generalises as well as ReLU",
-    threshold=-2.0,
-    comparison=">=",
+    at_least=-2.0,
     null=-12.0,
     null_text="as far behind as the paper's β = 1",
     paper="0 to 1 points",
@@ -37,8 +36,7 @@ _MATCHES = Claim(
 )
 _BEHIND = Claim(
     "with β = 1 it falls behind",
-    threshold=-5.0,
-    comparison="<=",
+    at_most=-5.0,
     null=0.0,
     null_text="β does not matter",
     paper="−12 points (ε = .1), −15 (ε = .4)",
@@ -46,8 +44,7 @@ _BEHIND = Claim(
 )
 _FAR = Claim(
     "a deep linear network is far below ReLU",
-    threshold=-10.0,
-    comparison="<=",
+    at_most=-10.0,
     null=0.0,
     null_text="gates do not matter",
     paper="−31.6 points",
@@ -55,8 +52,7 @@ _FAR = Claim(
 )
 _FITS = Claim(
     "every network with gates fits the training set",
-    threshold=95.0,
-    comparison=">=",
+    at_least=95.0,
     null=50.42,
     null_text="the paper's deep linear network",
     paper="99 %",

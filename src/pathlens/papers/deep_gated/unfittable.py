@@ -21,8 +21,7 @@ DECOUPLED = Deviation(
 FLOOR = 9 / 5  # min over f of (f − 1)² + (2f + 1)²
 _STUCK = Claim(
     "networks with hard gates and no biases do not get below Σ(ŷ − y)² = 9/5",
-    threshold=FLOOR - 1e-3,
-    comparison=">=",
+    at_least=FLOOR - 1e-3,
     null=0.0,
     null_text="it is fitted",
     paper="'cannot be memorised'",
@@ -30,8 +29,7 @@ _STUCK = Claim(
 )
 _FITS = Claim(
     "gates that tell x from 2x fit it",
-    threshold=1e-2,
-    comparison="<",
+    below=1e-2,
     null=FLOOR,
     null_text="as ReLU",
     paper="–",

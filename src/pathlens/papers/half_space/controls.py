@@ -29,8 +29,7 @@ CONTROLS = Deviation(
 )
 _EQUAL = Claim(
     "where both halves are equally fast, an offset on one draws no paths to it",
-    threshold=1.5,
-    comparison="<",
+    below=1.5,
     null=4.0,
     null_text="paths follow energy that is learnable early",
     paper="section 5",

@@ -35,8 +35,7 @@ TIMING = Deviation(
 )
 _TWICE = Claim(
     "a DLGN costs about twice as much as the ReLU network",
-    threshold=0.5,
-    comparison="<=",
+    at_most=0.5,
     null=1.0,
     null_text="as much as ReLU, or three times",
     paper="two networks in place of one",

@@ -39,8 +39,7 @@ STAGES = Deviation(
 )
 _EARLY = Claim(
     "gates taken while the loss is still high have most of what gates will ever gain",
-    threshold=0.5,
-    comparison=">=",
+    at_least=0.5,
     null=0.0,
     null_text="no better than random gates",
     paper="'learn … features in the early stages … while the loss is still high'",
@@ -48,8 +47,7 @@ _EARLY = Claim(
 )
 _LATER_CIRCLE = Claim(
     "behind the final gates, values alone reach the loss of the network that learned them",
-    threshold=2.0,
-    comparison="<=",
+    at_most=2.0,
     null=10.0,
     null_text="gates and values had to be learned together",
     paper="'combine these features linearly'",

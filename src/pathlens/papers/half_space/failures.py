@@ -55,8 +55,7 @@ SAME = Deviation(
 )
 _BEHIND = Claim(
     "the DLGN breaks before the ReLU network",
-    threshold=0.1,
-    comparison=">",
+    above=0.1,
     null=0.0,
     null_text="both alike",
     paper="failure signatures of the summary",
@@ -64,8 +63,7 @@ _BEHIND = Claim(
 )
 _FAILS = Claim(
     "the DLGN fails at the hardest level",
-    threshold=BROKEN,
-    comparison="<",
+    below=BROKEN,
     null=1.0,
     null_text="it is learned",
     paper="failure signatures of the summary",

@@ -31,8 +31,7 @@ CLOSED = Deviation(
 )
 _PIECES = Claim(
     "the path through the first units is active on two separate pieces",
-    threshold=2,
-    comparison=">=",
+    at_least=2,
     null=1,
     null_text="connected, as every DLGN path region",
     paper="[0.5, 1.5] ∪ [2.5, 3.5]",
@@ -41,8 +40,7 @@ _PIECES = Claim(
 )
 _ENDS = Claim(
     "they are [0.5, 1.5] and [2.5, 3.5]",
-    threshold=1e-9,
-    comparison="<=",
+    at_most=1e-9,
     null=0.5,
     null_text="other intervals",
     paper="[0.5, 1.5] ∪ [2.5, 3.5]",
@@ -51,8 +49,7 @@ _ENDS = Claim(
 )
 _JUMP = Claim(
     "the region jumps from the right half to the first quadrant when ε changes sign",
-    threshold=1.9,
-    comparison=">",
+    above=1.9,
     null=1.0,
     null_text="it moves with ε",
     paper="'abruptly changes'",
@@ -61,8 +58,7 @@ _JUMP = Claim(
 )
 _SMOOTH = Claim(
     "with linear gates of the same weights it does not jump, and is in one piece",
-    threshold=1.1,
-    comparison="<",
+    below=1.1,
     null=2.0,
     null_text="it jumps as the ReLU network's",
     paper="'an intersection of L − 1 half-spaces'",

@@ -58,8 +58,7 @@ SELECTION = Deviation(
 )
 _BLOCKS = Claim(
     "training makes classes share more with classes of their own part than with those of the other",
-    threshold=0.1,
-    comparison=">",
+    above=0.1,
     null=0.0,
     null_text="no more than at initialisation",
     paper="Figures 13 to 16",
@@ -67,8 +66,7 @@ _BLOCKS = Claim(
 )
 _AS_16A = Claim(
     "the ReLU network's NTK starts flat, as printed in Figure 16a",
-    threshold=0.15,
-    comparison="<=",
+    at_most=0.15,
     null=1.0,
     null_text="classes differ by a tenth",
     paper="Figure 16a: 9.93 to 10.05",
@@ -76,8 +74,7 @@ _AS_16A = Claim(
 )
 _AS_16B = Claim(
     "the ReLU network's NTK at middle has the pattern of Figure 16b",
-    threshold=0.8,
-    comparison=">=",
+    at_least=0.8,
     null=0.0,
     null_text="no likeness",
     paper="Figure 16b",
@@ -85,8 +82,7 @@ _AS_16B = Claim(
 )
 _SHARE_16B = Claim(
     "at middle, most of the trace of the ReLU network's NTK is on the simple classes",
-    threshold=1.5,
-    comparison=">",
+    above=1.5,
     null=1.0,
     null_text="as much on either part, as in Figure 16a",
     paper="Figure 16b: 72.9 / 27.1 = 2.7",

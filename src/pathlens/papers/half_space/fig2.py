@@ -17,8 +17,7 @@ from pathlens.papers.panels import Panel, Series
 
 _REACHES = Claim(
     "learned gates bring the loss under .01 in about 200 epochs",
-    threshold=400,
-    comparison="<=",
+    at_most=400,
     null=2000,
     null_text="what the paper reports for frozen gates",
     paper="about 200 epochs",
@@ -26,8 +25,7 @@ _REACHES = Claim(
 )
 _SLOW = Claim(
     "frozen gates need more than 2000 epochs to reach .01",
-    threshold=2000,
-    comparison=">",
+    above=2000,
     null=200,
     null_text="as fast as learned gates",
     paper="more than 2000 epochs",
@@ -35,8 +33,7 @@ _SLOW = Claim(
 )
 _BEHIND = Claim(
     "when the DLGN with learned gates is under .01, the one with frozen gates is still above .1",
-    threshold=0.1,
-    comparison=">",
+    above=0.1,
     null=0.01,
     null_text="frozen gates as good as learned ones",
     paper="Figure 2",

@@ -20,8 +20,7 @@ KERNEL_POINTS = 256
 
 _EARLY = Claim(
     "at epoch 3, far more paths of the DLGN are active on the slow half",
-    threshold=2.0,
-    comparison=">",
+    above=2.0,
     null=1.0,
     null_text="as many paths on either half",
     paper="Figure 3",
@@ -30,8 +29,7 @@ _EARLY = Claim(
 _LATE = replace(_EARLY, text="at epoch 200, more paths of the DLGN are still active on the slow half")
 _STAYS = Claim(
     "the DLGN's ratio stays more or less the same from epoch 3 to 200",
-    threshold=0.5,
-    comparison=">",
+    above=0.5,
     null=0.25,
     null_text="it falls fourfold",
     paper="'stays more or less the same till the end'",

@@ -14,8 +14,7 @@ LATE = circle.KERNEL_EPOCHS[-1]
 
 _MOVES = Claim(
     f"the tangent kernel is far from stationary: by epoch {LATE} it has moved by more than half of its size",
-    threshold=0.5,
-    comparison=">",
+    above=0.5,
     null=0.1,
     null_text="a kernel that hardly moves, as of very wide networks",
     paper="'far from being stationary'",
@@ -23,8 +22,7 @@ _MOVES = Claim(
 )
 _SOON = Claim(
     f"most of that happens early: by epoch 3 it has moved more than half as far as by epoch {LATE}",
-    threshold=0.5,
-    comparison=">",
+    above=0.5,
     null=3 / LATE,
     null_text="it moves at an even pace",
     paper="Figure 4, epoch 3",
@@ -32,8 +30,7 @@ _SOON = Claim(
 )
 _NEARER = Claim(
     "training brings the DLGN's kernel nearer to the ReLU network's",
-    threshold=0.1,
-    comparison=">",
+    above=0.1,
     null=0.0,
     null_text="no nearer than before training",
     paper="'similarity of overlap/NTK … dynamics (Figures 3–5)'",
@@ -41,8 +38,7 @@ _NEARER = Claim(
 )
 _ALIKE = Claim(
     f"at epoch {LATE} a DLGN's kernel is nearly as like a ReLU network's as that of another ReLU network",
-    threshold=0.8,
-    comparison=">=",
+    at_least=0.8,
     null=0.5,
     null_text="half as like",
     paper="'a faithful surrogate for ReLU nets'",

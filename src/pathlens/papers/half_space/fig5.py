@@ -18,8 +18,7 @@ EARLY = 10  # an epoch by which the slow half is learned and the fast one is not
 
 _FIRST = Claim(
     f"the slow half is learned first: at epoch {EARLY} the error on the fast half is several times larger",
-    threshold=4.0,
-    comparison=">",
+    above=4.0,
     null=1.0,
     null_text="both halves equally well",
     paper="Figure 5",
@@ -27,8 +26,7 @@ _FIRST = Claim(
 )
 _ARTEFACTS = Claim(
     "frozen gates leave artefacts on the slow half at the end of training",
-    threshold=2.0,
-    comparison=">",
+    above=2.0,
     null=1.0,
     null_text="as smooth as with learned gates",
     paper="'high frequency artifacts … even after 8000 epochs'",

@@ -21,8 +21,7 @@ WHEN = {"init": "at initialisation", "end": "after training"}
 
 _PREFER = Claim(
     "after training, many last-layer half-spaces point to the slow half (within 30°)",
-    threshold=1 / 3,
-    comparison=">",
+    above=1 / 3,
     null=1 / 6,
     null_text="random directions: 60° of 360°",
     paper="3 of 4 shown",
@@ -30,8 +29,7 @@ _PREFER = Claim(
 )
 _DEPTH = Claim(
     "the last layer prefers the slow half more than the first",
-    threshold=0.1,
-    comparison=">",
+    above=0.1,
     null=0.0,
     null_text="no difference between layers",
     paper="'especially in the last layer'",

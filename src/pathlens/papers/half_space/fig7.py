@@ -18,8 +18,7 @@ CURVE = (0, 1, 2, 3, 5, 7, 10, 15, 20, 25, 32, 50, 70, 100)  # epochs at which p
 
 _MORE = Claim(
     "after training, more paths are active on the simple part",
-    threshold=1.25,
-    comparison=">",
+    above=1.25,
     null=1.0,
     null_text="as many on either part",
     paper="Figures 7, 11, 12",
@@ -27,8 +26,7 @@ _MORE = Claim(
 )
 _ALWAYS = Claim(
     "the simple part has more paths consistently, from the first epoch on",
-    threshold=0.9,
-    comparison=">=",
+    at_least=0.9,
     null=0.5,
     null_text="either part may lead",
     paper="'consistently higher than the complex part'",
@@ -36,8 +34,7 @@ _ALWAYS = Claim(
 )
 _DIAGONAL = Claim(
     "after training, the diagonal of the NTK is larger on the simple part",
-    threshold=1.25,
-    comparison=">",
+    above=1.25,
     null=1.0,
     null_text="as large on either part",
     paper="Figures 7, 11, 12; in 16b, 73 / 27 of the trace",
@@ -45,8 +42,7 @@ _DIAGONAL = Claim(
 )
 _FIRST = Claim(
     f"the simple part is learned first: when it is at {fashion.MIDDLE:g} %, the complex part is mostly not learned",
-    threshold=50.0,
-    comparison="<",
+    below=50.0,
     null=72.0,
     null_text="both parts alike",
     paper="'72 out of 85 … but the hard mode is still mostly not learned yet'",

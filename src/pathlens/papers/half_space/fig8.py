@@ -24,8 +24,7 @@ WEIGHTS = Deviation(
 )
 _SUM = Claim(
     "each path's value on its region, added up over the four paths, is the network's output",
-    threshold=1e-9,
-    comparison="<=",
+    at_most=1e-9,
     null=0.1,
     null_text="some path counted wrongly",
     paper="Theorem 2, Figure 8",
@@ -33,8 +32,7 @@ _SUM = Claim(
 )
 _FOUR = Claim(
     "the four paths are active in four different regions",
-    threshold=4,
-    comparison=">=",
+    at_least=4,
     null=3,
     null_text="two paths share a region",
     paper="'each active in a different region'",
@@ -42,8 +40,7 @@ _FOUR = Claim(
 )
 _SIDES = Claim(
     "each region is the intersection of two half-spaces, one per layer",
-    threshold=2,
-    comparison="<=",
+    at_most=2,
     null=4,
     null_text="bounded by all four gates",
     paper="'the intersection of the appropriately coloured half-spaces'",
@@ -51,8 +48,7 @@ _SIDES = Claim(
 )
 _AREAS = Claim(
     "the polyhedra of the weights and the polygons of the plane agree",
-    threshold=1e-9,
-    comparison="<=",
+    at_most=1e-9,
     null=0.1,
     null_text="different regions",
     paper="–",

@@ -27,8 +27,7 @@ BETA = 4.0
 
 MORE_PATHS = Claim(
     "more paths are active on the simple part",
-    threshold=1.25,
-    comparison=">",
+    above=1.25,
     null=1.0,
     null_text="as many on either part",
     paper="section 5",

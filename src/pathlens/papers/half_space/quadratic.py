@@ -37,8 +37,7 @@ RANK = Deviation(
 )
 _FITS = Claim(
     "on the circle, quadratic gates fit better with as many parameters",
-    threshold=0.5,
-    comparison="<",
+    below=0.5,
     null=1.0,
     null_text="no better",
     paper="proposed",
@@ -46,8 +45,7 @@ _FITS = Claim(
 )
 _ACCURATE = Claim(
     "on images, quadratic gates are more accurate with as many parameters",
-    threshold=0.0,
-    comparison=">",
+    above=0.0,
     null=0.0,
     null_text="no better",
     paper="proposed",
@@ -55,8 +53,7 @@ _ACCURATE = Claim(
 )
 _SLOW_HALF = Claim(
     f"on the circle, paths concentrate on the slow half by epoch {EARLY}",
-    threshold=2.0,
-    comparison=">",
+    above=2.0,
     null=1.0,
     null_text="as many paths on either half",
     paper="Figure 3, for linear gates",

@@ -42,8 +42,7 @@ BIASED = Deviation(
 )
 _CONVEX = Claim(
     "all path regions of a DLGN are convex and in one piece",
-    threshold=1.0,
-    comparison=">=",
+    at_least=1.0,
     null=0.9,
     null_text="some are not, as of ReLU networks",
     paper="'convex polyhedra'",
@@ -51,8 +50,7 @@ _CONVEX = Claim(
 )
 _BENT = Claim(
     "path regions of a trained ReLU network are not all convex",
-    threshold=0.0,
-    comparison=">",
+    above=0.0,
     null=0.0,
     null_text="as simple as a DLGN's",
     paper="'can represent complex shapes'",
@@ -60,8 +58,7 @@ _BENT = Claim(
 )
 _FEW_FACES = Claim(
     "a DLGN's path region has at most one face per hidden layer",
-    threshold=5,
-    comparison="<=",
+    at_most=5,
     null=80,
     null_text="one for every gate",
     paper="L faces",
@@ -69,8 +66,7 @@ _FEW_FACES = Claim(
 )
 _SIMPLER = Claim(
     "path regions have fewer faces than activation regions (networks with biases)",
-    threshold=1.0,
-    comparison="<",
+    below=1.0,
     null=1.0,
     null_text="as many",
     paper="'simpler structures'",
@@ -84,8 +80,7 @@ _FEWER = replace(
 )
 _STEADY = Claim(
     "training does not change the number of activation regions drastically",
-    threshold=2.0,
-    comparison="<=",
+    at_most=2.0,
     null=10.0,
     null_text="tenfold",
     paper="'observed … to not change drastically'",

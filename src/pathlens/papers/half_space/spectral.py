@@ -21,8 +21,7 @@ FAST = 12  # waves around the circle that the fast half has
 
 _SINES = Claim(
     "eigenvectors of the infinite-width kernel on the circle are sinusoids of one frequency",
-    threshold=0.99,
-    comparison=">=",
+    at_least=0.99,
     null=0.5,
     null_text="mixtures of frequencies",
     paper="'low frequency sinusoids as eigen vectors'",
@@ -31,8 +30,7 @@ _SINES = Claim(
 )
 _ORDER = Claim(
     f"low frequencies have the larger eigenvalues: one wave against {FAST}",
-    threshold=5.0,
-    comparison=">",
+    above=5.0,
     null=1.0,
     null_text="all frequencies alike",
     paper="'with larger eigen values'",
@@ -41,8 +39,7 @@ _ORDER = Claim(
 )
 _LAZY = Claim(
     "when the network's loss is under .01, the linearised network with the same optimiser is still above .1",
-    threshold=0.1,
-    comparison=">",
+    above=0.1,
     null=0.01,
     null_text="training is descent with the kernel of the start",
     paper="'distinct from the phenomenon of spectral bias'",
@@ -50,8 +47,7 @@ _LAZY = Claim(
 )
 _LONGER = Claim(
     "with a fixed kernel the fast half takes several times longer, relative to the slow one",
-    threshold=3.0,
-    comparison=">",
+    above=3.0,
     null=1.0,
     null_text="spectral bias of that kernel explains the times",
     paper="'distinct from the phenomenon of spectral bias'",
@@ -59,8 +55,7 @@ _LONGER = Claim(
 )
 _DRIFTS = Claim(
     "the kernel drifts by more than half of its size until the loss is under .01",
-    threshold=0.5,
-    comparison=">",
+    above=0.5,
     null=0.1,
     null_text="a kernel that hardly moves",
     paper="'far from being stationary'",

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 _BUMPS = Claim(
     "ReLU units become bumps where ξ₁ > ξ₂: neighbouring weights have one sign",
-    threshold=0.1,
-    comparison="<=",
+    at_most=0.1,
     null=0.5,
     null_text="noise",
     paper="'we get localization if ξ₁ > ξ₂'",
@@ -39,8 +38,7 @@ _BUMPS = Claim(
 )
 _OSCILLATE = Claim(
     "ReLU units oscillate where ξ₁ < ξ₂: neighbouring weights have opposite signs",
-    threshold=0.8,
-    comparison=">=",
+    at_least=0.8,
     null=0.5,
     null_text="noise",
     paper="'short-range oscillations otherwise'",
@@ -48,8 +46,7 @@ _OSCILLATE = Claim(
 )
 _LOCALISED = Claim(
     "receptive fields localise",
-    threshold=1.5 * NOISE,
-    comparison=">=",
+    at_least=1.5 * NOISE,
     null=NOISE,
     null_text="Gaussian noise",
     paper="section 1",
@@ -57,8 +54,7 @@ _LOCALISED = Claim(
 )
 _DIFFUSE = Claim(
     "ReLU fields do not localise at low gain",
-    threshold=0.09,
-    comparison="<=",
+    at_most=0.09,
     null=0.15,
     null_text="as at gain 3",
     paper="'a gain parameter that controls the degree of localization'",
@@ -66,8 +62,7 @@ _DIFFUSE = Claim(
 )
 _NEEDS_BIAS = Claim(
     "without biases, sigmoid and erf networks do not learn",
-    threshold=0.95,
-    comparison=">=",
+    at_least=0.95,
     null=0.75,
     null_text="as with biases",
     paper="'one can further remove the bias terms (though not for sigmoid)'",

@@ -13,8 +13,7 @@ from pathlens.papers.panels import Panel, Series
 
 _ONE_BASIS = Claim(
     "the Fourier basis nearly diagonalises Σ^xx(p_i, p_i; t) at all times",
-    threshold=0.05,
-    comparison="<=",
+    at_most=0.05,
     null=0.975,
     null_text="a random basis, 1 − 1/d",
     paper="'a single basis to diagonalize them across time … DFT?' (5)",
@@ -22,8 +21,7 @@ _ONE_BASIS = Claim(
 )
 _CROSS = Claim(
     "the Fourier basis nearly diagonalises Σ^xx(p_i, p_j; t), i ≠ j, at all times",
-    threshold=0.05,
-    comparison="<=",
+    at_most=0.05,
     null=0.975,
     null_text="a random basis, 1 − 1/d",
     paper="section 5",

@@ -14,8 +14,7 @@ from pathlens.papers.panels import Panel, Series
 
 _AGREES = Claim(
     "gradient descent with step 0.001 agrees with the event-exact flow",
-    threshold=1e-4,
-    comparison="<=",
+    at_most=1e-4,
     null=0.1,
     null_text="gates frozen at the start",
     paper="2.3 and 5: 'let the gates vary during training'",
@@ -23,8 +22,7 @@ _AGREES = Claim(
 )
 _LINEAR = Claim(
     "the error of gradient descent is proportional to its step",
-    threshold=5.0,
-    comparison=">=",
+    at_least=5.0,
     null=1.0,
     null_text="an error that does not shrink",
     paper="2.3 and 5",

@@ -13,8 +13,7 @@ from pathlens.papers.panels import Series
 
 _CONSTANT = Claim(
     "the gates of the ReLU network are roughly constant",
-    threshold=0.05,
-    comparison="<=",
+    at_most=0.05,
     null=0.5,
     null_text="gates unrelated to those of the start",
     paper="'g(x) may be relatively constant' (2.1)",
@@ -22,8 +21,7 @@ _CONSTANT = Claim(
 )
 _UNIFORM = Claim(
     "weights grow in size and keep their direction",
-    threshold=0.9,
-    comparison=">=",
+    at_least=0.9,
     null=0.0,
     null_text="unrelated directions",
     paper="'w₁ appears to grow uniformly in size during much of its training' (2.1)",

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 _EXACT = Claim(
     "the closed form gives the iterates of gradient descent",
-    threshold=1e-10,
-    comparison="<=",
+    at_most=1e-10,
     null=0.5,
     null_text="the printed form, which is one factor 1/K short",
     paper="eq. 9 to 32",
@@ -26,8 +25,7 @@ _EXACT = Claim(
 )
 _ORDER = Claim(
     "gradient descent approaches the flow in proportion to its step",
-    threshold=8.0,
-    comparison=">=",
+    at_least=8.0,
     null=1.0,
     null_text="an error that does not shrink",
     paper="eq. 9 to 32",
@@ -35,8 +33,7 @@ _ORDER = Claim(
 )
 _LIMIT = Claim(
     "w(∞) is the regression of y on x̃, plus what the data do not see",
-    threshold=1e-8,
-    comparison="<=",
+    at_most=1e-8,
     null=0.75,
     null_text="the printed w(∞) for K = 4",
     paper="eq. 11, 26",

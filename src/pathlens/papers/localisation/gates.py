@@ -14,8 +14,7 @@ from pathlens.papers.panels import Panel, Series
 
 _DIAGONAL = Claim(
     "gatings with a more diagonal precision matrix have lower loss",
-    threshold=0.3,
-    comparison=">=",
+    at_least=0.3,
     null=0.0,
     null_text="no relation",
     paper="'the best precision matrix would be maximally diagonal' (3.3, a guess)",
@@ -23,8 +22,7 @@ _DIAGONAL = Claim(
 )
 _TILING = Claim(
     "gates that tile the space beat overlapping ones",
-    threshold=0.98,
-    comparison="<=",
+    at_most=0.98,
     null=1.0,
     null_text="no difference",
     paper="'Gates that tile the space without overlap' (3.3, a guess)",
@@ -32,8 +30,7 @@ _TILING = Claim(
 )
 _SEARCHED = Claim(
     "gates found by gradient beat the best of the random ones",
-    threshold=0.98,
-    comparison="<=",
+    at_most=0.98,
     null=1.0,
     null_text="no better",
     paper="'how do we choose the gates?' (3.3)",

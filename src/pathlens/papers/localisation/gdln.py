@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 _FOLLOWS = Claim(
     "the weights of the GDLN stay near those of the ReLU network",
-    threshold=0.2,
-    comparison="<=",
+    at_most=0.2,
     null=1.0,
     null_text="unrelated weights",
     paper="section 2: 'how well a gated deep linear network (GDLN) could do'",
@@ -39,8 +38,7 @@ _FOLLOWS = Claim(
 )
 _AS_LOCAL = Claim(
     "the GDLN localises like the ReLU network",
-    threshold=0.8,
-    comparison=">=",
+    at_least=0.8,
     null=0.47,
     null_text="noise against ReLU at gain 3",
     paper="section 2",
@@ -48,8 +46,7 @@ _AS_LOCAL = Claim(
 )
 _AS_GOOD = Claim(
     "the GDLN learns as well as the ReLU network",
-    threshold=1.1,
-    comparison="<=",
+    at_most=1.1,
     null=2.0,
     null_text="twice the loss, about that of a constant",
     paper="section 2",

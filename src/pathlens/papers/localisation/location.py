@@ -12,8 +12,7 @@ from pathlens.papers.panels import Panel, Series
 
 _PREDICTED = Claim(
     "where a unit localises can be told from its initial weights",
-    threshold=0.2,
-    comparison=">=",
+    at_least=0.2,
     null=0.0,
     null_text="predictions shuffled over units; 95 % of shuffles of 50 units lie below 0.17",
     paper="'Predicting Loca(liza)tion' (2.2), empty in the note",
@@ -21,8 +20,7 @@ _PREDICTED = Claim(
 )
 _SHAPE = Claim(
     "the shape of a unit's field can be told from its initial weights",
-    threshold=0.7,
-    comparison=">=",
+    at_least=0.7,
     null=0.3,
     null_text="about what the initial weights themselves give",
     paper="section 2.2, empty in the note",

@@ -88,7 +88,7 @@ def headline(artifact: Artifact) -> str:
 
     Examples
     --------
-    >>> claim = Claim("more paths on top", threshold=2, comparison=">", null=1, measured=(31.0, 11.0, 74.0))
+    >>> claim = Claim("more paths on top", above=2, null=1, measured=(31.0, 11.0, 74.0))
     >>> headline(Artifact("hs.fig3", "Paths", "half-space", "quick", claims=(claim,)))
     'Figure 3 (1 of 1 claims reproduced): more paths on top: 31 (11–74), needed above 2'
     """

@@ -88,7 +88,7 @@ def results_page(
 
     Examples
     --------
-    >>> claim = Claim("half", threshold=0.4, comparison="<", null=0.5, measured=(0.1, 0.2, 0.3))
+    >>> claim = Claim("half", below=0.4, null=0.5, measured=(0.1, 0.2, 0.3))
     >>> done = Artifact("hs.fig2", "Circle", "half-space", "paper", seeds=(0, 1, 2), claims=(claim,))
     >>> entries = [Entry("hs.fig2", "half-space", "a circle"), Entry("hs.tab2", "half-space", "a table", "4 h")]
     >>> text = results_page(entries, [done], {"hs.tab2": "needs a GPU"})

@@ -158,7 +158,7 @@ def tally(artifact: Artifact, noun: str = "") -> str:
     Examples
     --------
     >>> from pathlens.papers.artifact import Claim
-    >>> claim = Claim("more", threshold=2, comparison=">", null=1)
+    >>> claim = Claim("more", above=2, null=1)
     >>> claims = (claim.measure([3.0, 4.0, 5.0]), claim.measure([1.0, 1.0, 1.0]), claim.measure([None] * 3))
     >>> tally(Artifact("hs.a", "", "", "paper", claims=claims), "claims ")
     '1 of 3 claims reproduced'

@@ -25,8 +25,7 @@ DEFINITION = Deviation(
 )
 _PATHS = Claim(
     "the network has 18 paths",
-    threshold=18,
-    comparison=">=",
+    at_least=18,
     null=9,
     null_text="input nodes not counted",
     paper="p₁, …, p₁₈",
@@ -35,8 +34,7 @@ _PATHS = Claim(
 )
 _SHARED = Claim(
     "Λ(1, 2) = 1: paths p₃ and p₁₂ alone are active for both inputs, divided by d_in = 2",
-    threshold=1,
-    comparison="<=",
+    at_most=1,
     null=2,
     null_text="not divided by d_in",
     paper="Λ(1, 2) = 1",
@@ -45,8 +43,7 @@ _SHARED = Claim(
 )
 _INNER = Claim(
     "output = ⟨NPF, NPV⟩, H = Σ∘Λ and K = ΦᵀVΦ",
-    threshold=1e-10,
-    comparison="<=",
+    at_most=1e-10,
     null=0.1,
     null_text="paths counted wrongly",
     paper="Propositions 2.1 and 3.1, Lemma 2.1",

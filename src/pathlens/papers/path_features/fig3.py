@@ -56,8 +56,7 @@ LOGITS = Deviation(
 )
 _MONOTONE = Claim(
     "the later the stage that the gates come from, the better the network behind them",
-    threshold=0.9,
-    comparison=">=",
+    at_least=0.9,
     null=0.0,
     null_text="the stage does not matter",
     paper="'increases monotonically'",
@@ -65,8 +64,7 @@ _MONOTONE = Claim(
 )
 _EARLY = Claim(
     "gates of the first stage are better than random ones",
-    threshold=0.0,
-    comparison=">",
+    above=0.0,
     null=0.0,
     null_text="no better",
     paper="72 against 67.08 %",
@@ -74,8 +72,7 @@ _EARLY = Claim(
 )
 _BELOW = Claim(
     "gates of the first stage are worse than the CNTK",
-    threshold=CNTK,
-    comparison="<",
+    below=CNTK,
     null=79.68,
     null_text="as good as the last stage",
     paper="72 against 77.43 %",
@@ -83,8 +80,7 @@ _BELOW = Claim(
 )
 _ABOVE = Claim(
     "gates of the last stage are better than the CNTK",
-    threshold=CNTK,
-    comparison=">",
+    above=CNTK,
     null=72.0,
     null_text="as good as the first stage",
     paper="79.68 against 77.43 %",
@@ -92,8 +88,7 @@ _ABOVE = Claim(
 )
 _FALLS = Claim(
     "ν_t falls while a network learns 4 against 7",
-    threshold=0.9,
-    comparison="<",
+    below=0.9,
     null=1.0,
     null_text="ν stays",
     paper="Figure 3, middle",
@@ -101,8 +96,7 @@ _FALLS = Claim(
 )
 _SCALE = Claim(
     "K^V and K^F are of the same scale",
-    threshold=10.0,
-    comparison="<=",
+    at_most=10.0,
     null=100.0,
     null_text="one is negligible",
     paper="'in the same scale'",

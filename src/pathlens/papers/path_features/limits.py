@@ -42,8 +42,7 @@ SUBSAMPLE = Deviation(
 )
 _CONVERGES = Claim(
     "K of a network with fixed gates approaches d·σ^(2(d−1))·H like 1/√w",
-    threshold=0.1,
-    comparison="<=",
+    at_most=0.1,
     null=0.5,
     null_text="no convergence",
     paper="Theorem 5.1",
@@ -51,8 +50,7 @@ _CONVERGES = Claim(
 )
 _EXACT = Claim(
     "the distance at every width is the one that the exact variance predicts",
-    threshold=2.0,
-    comparison="<=",
+    at_most=2.0,
     null=10.0,
     null_text="another rate",
     paper="–",
@@ -60,8 +58,7 @@ _EXACT = Claim(
 )
 _OWN_LIMIT = Claim(
     "independent gates go to d·Σ∘∏Σ̂, not to the NTK of a ReLU network",
-    threshold=0.5,
-    comparison="<",
+    below=0.5,
     null=1.0,
     null_text="as near to either",
     paper="section 5: 'K⁽ᵈ⁾ essentially becomes K⁽ᵈ⁾_FNPF'",
@@ -69,8 +66,7 @@ _OWN_LIMIT = Claim(
 )
 _DEPENDENT = Claim(
     "gates copied from the values (DI) go to the NTK of a ReLU network",
-    threshold=0.5,
-    comparison="<",
+    below=0.5,
     null=1.0,
     null_text="as near to either",
     paper="'FRNPF (DI) and ReLU start with the same NTK matrix'",
@@ -78,8 +74,7 @@ _DEPENDENT = Claim(
 )
 _AGREE = Claim(
     "kernel regression with H of the gates and a network trained behind them are equally good",
-    threshold=0.05,
-    comparison="<=",
+    at_most=0.05,
     null=0.2,
     null_text="the kernel says nothing about the network",
     paper="Theorem 5.1",
@@ -87,8 +82,7 @@ _AGREE = Claim(
 )
 _LEARNED = Claim(
     "H of learned gates generalises better than H of random ones",
-    threshold=0.0,
-    comparison=">",
+    above=0.0,
     null=0.0,
     null_text="no better",
     paper="Claim II",
@@ -96,8 +90,7 @@ _LEARNED = Claim(
 )
 _CNTK = Claim(
     "random gates of finite width are worse than the exact CNTK",
-    threshold=0.0,
-    comparison=">",
+    above=0.0,
     null=0.0,
     null_text="no worse",
     paper="67 against 77.43 % on CIFAR-10",

@@ -18,8 +18,7 @@ GRID = Deviation(
 )
 _WIDTH = Claim(
     "width helps at every depth above 2",
-    threshold=0.95,
-    comparison="<",
+    below=0.95,
     null=1.0,
     null_text="width does not matter",
     paper="'the role of width and depth'",
@@ -27,8 +26,7 @@ _WIDTH = Claim(
 )
 _TO_A_POINT = Claim(
     "depth helps to a point: some depth in between is better than both ends",
-    threshold=0.97,
-    comparison="<",
+    below=0.97,
     null=1.0,
     null_text="an end is best",
     paper="'the role of width and depth'",

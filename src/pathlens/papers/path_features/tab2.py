@@ -43,8 +43,7 @@ TABLE_2 = {
 
 _LOWEST = Claim(
     "networks with fixed random gates are worse than all whose gates are learned",
-    threshold=0.0,
-    comparison=">",
+    above=0.0,
     null=0.0,
     null_text="random gates as good",
     paper="Table 2: by 1.3 to 10 points",
@@ -52,8 +51,7 @@ _LOWEST = Claim(
 )
 _NEAR = Claim(
     "values trained behind the gates of a trained ReLU network come near to it",
-    threshold=0.5,
-    comparison=">",
+    above=0.5,
     null=0.0,
     null_text="learned gates no better than random ones",
     paper="Table 2: .51 (VCONV, SGD) to .97",
@@ -61,8 +59,7 @@ _NEAR = Claim(
 )
 _ALIKE = Claim(
     "independent and dependent initialisation are close",
-    threshold=1 / 3,
-    comparison="<",
+    below=1 / 3,
     null=1.0,
     null_text="as far apart as random and learned gates",
     paper="Table 2: at most .04",
@@ -70,8 +67,7 @@ _ALIKE = Claim(
 )
 _DECOUPLED = Claim(
     "on MNIST, gates learned in a network of their own are at least as good as ReLU",
-    threshold=-0.1,
-    comparison=">=",
+    at_least=-0.1,
     null=-2.0,
     null_text="as far behind as random gates",
     paper="97.86 against 97.85 (SGD), 98.22 against 98.14 (Adam)",
