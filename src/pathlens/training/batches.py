@@ -20,6 +20,13 @@ from pathlens.training.inputs import Data, DataReader
 _DIFFERENT_SHAPES = ("each tensor to be equal size", "resize storage that is not resizable")
 
 
+class _Default(int):
+    """A number that the caller did not give."""
+
+
+DEFAULT_BATCH_SIZE = _Default(32)
+
+
 class RowBatches:
     """Batches of rows in memory: every member reads all rows in each epoch, in its own order.
 
@@ -41,6 +48,8 @@ class RowBatches:
 
     fixed = complete = True
     steps: int | None
+    _generators: Sequence[torch.Generator] | None = None  # of random data; None if reading it draws no random numbers
+    _fresh = True  # whether the data of the first epoch, which was read early, is still to be used
 
     def __init__(self, data: Data, batch_size: int | None) -> None:
         n = len(data.x)
@@ -77,10 +86,18 @@ class RowBatches:
 
     def state(self) -> dict[str, Tensor]:
         """The random state that decides the rows of the next epochs, for a checkpoint."""
-        return {}
+        if self._generators is None:
+            return {}
+        states = {f"rows/{i}": g.get_state() for i, g in enumerate(self._generators)}
+        return {"rows/torch": torch.get_rng_state()} | states
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state that a checkpoint holds."""
+        self._fresh = False
+        if self._generators is not None:
+            torch.set_rng_state(tensors["rows/torch"])
+            for i, g in enumerate(self._generators):
+                g.set_state(tensors[f"rows/{i}"])
 
 
 class SamplerBatches(RowBatches):
@@ -113,10 +130,9 @@ class DatasetBatches(RowBatches):
         self._dataset, self._reader = dataset, reader
         self._generators = _generators(dataset)
         super().__init__(reader.read(_items(dataset)), batch_size)
-        self._unused = True
 
     def batches(self, shuffles: Sequence[torch.Generator]) -> Iterator[tuple[Data, Tensor]]:
-        if not self._unused:
+        if not self._fresh:
             new = self._reader.read(_items(self._dataset))
             for own, fetched in ((self.data.x, new.x), (self.data.y, new.y), (self.data.weights, new.weights)):
                 if own is None or fetched is None:
@@ -128,18 +144,11 @@ class DatasetBatches(RowBatches):
                         "a DataLoader where they differ."
                     )
                 own.copy_(fetched)  # in place: a CUDA graph reads these tensors
-        self._unused = False
+        self._fresh = False
         yield from super().batches(shuffles)
 
     def fingerprint(self) -> str:
         return _dataset_digest(self._dataset, self.data)
-
-    def state(self) -> dict[str, Tensor]:
-        return _random_state(self._generators)
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        self._unused = False
-        _set_random_state(self._generators, tensors)
 
 
 class LoaderBatches(RowBatches):
@@ -159,11 +168,11 @@ class LoaderBatches(RowBatches):
         self.loader, self._kind, self._reader = loader, kind, reader
         samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
         self._generators = _generators(loader, *samplers, loader.dataset)
-        started = self._read()
-        first = next(started)
+        rest = self._read()
+        first = next(rest)
         super().__init__(Data(first.x.clone(), first.y.clone()), None)
         self.batch_size = loader.batch_size
-        self._started: Iterator[Data] | None = chain([self.data], started)
+        self._first_pass: Iterator[Data] = chain([self.data], rest)
         self.steps = _length(loader)
 
     def _read(self) -> Iterator[Data]:
@@ -193,8 +202,9 @@ class LoaderBatches(RowBatches):
             )
 
     def evaluated(self) -> Iterator[Data]:
-        started, self._started = self._started, None
-        yield from self._read() if started is None else started
+        batches = self._first_pass if self._fresh else self._read()
+        self._first_pass, self._fresh = iter(()), False
+        yield from batches
 
     def batches(self, shuffles: Sequence[torch.Generator]) -> Iterator[tuple[Data, Tensor]]:
         for data in self.evaluated():
@@ -206,24 +216,14 @@ class LoaderBatches(RowBatches):
     def explain_single_row(self) -> str:
         return f"the {self._kind} gave one. Give it drop_last=True, or another batch_size."
 
-    def state(self) -> dict[str, Tensor]:
-        return _random_state(self._generators)
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        self._started = None
-        _set_random_state(self._generators, tensors)
-
-
-def make_source(data: Any, batch_size: int | None, given: bool, reader: DataReader, seed: int) -> RowBatches:
-    """The source of batches for the data of `train`.
-
-    `given` is whether the caller set the batch size, `seed` that of the evaluation rows of a sampler.
-    """
+def make_source(data: Any, batch_size: int | None, reader: DataReader, seed: int) -> RowBatches:
+    """The source of batches for the data of `train`; the seed is that of the evaluation rows of a sampler."""
     kind = type(data).__name__
     if hasattr(data, "sample"):
         return SamplerBatches(data, batch_size, reader, seed)
     if isinstance(data, DataLoader):
-        if given:
+        if batch_size is not DEFAULT_BATCH_SIZE:
             raise OptionError(
                 f"train: batch_size={batch_size} was given with a DataLoader, which makes its own batches "
                 f"(batch_size={data.batch_size}). Leave it out, or give the data alone: "
@@ -293,13 +293,3 @@ def _generators(*owners: Any) -> list[torch.Generator]:
             found |= {id(v): v for v in values if isinstance(v, torch.Generator)}
             owner = getattr(owner, "dataset", None) if isinstance(owner, Dataset) else None
     return list(found.values())
-
-
-def _random_state(generators: Sequence[torch.Generator]) -> dict[str, Tensor]:
-    return {"rows/torch": torch.get_rng_state()} | {f"rows/{i}": g.get_state() for i, g in enumerate(generators)}
-
-
-def _set_random_state(generators: Sequence[torch.Generator], tensors: dict[str, Tensor]) -> None:
-    torch.set_rng_state(tensors["rows/torch"])
-    for i, g in enumerate(generators):
-        g.set_state(tensors[f"rows/{i}"])

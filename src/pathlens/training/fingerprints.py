@@ -8,16 +8,10 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pathlens.models.sources import TableSource
-from pathlens.training.stack import gated_parts, trained_names
-
-
-def tensor_bytes(t: Tensor) -> bytes:
-    """The numbers of a tensor as bytes."""
-    return t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+from pathlens.training.stack import gated_parts, tensor_bytes, trained_names
 
 
 def digest(parts: Iterable[str | Tensor]) -> str:

@@ -6,7 +6,6 @@ and the same network trained alone read the same batches and end with the same w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +17,8 @@ from torch import nn
 from pathlens.errors import OptionError
 from pathlens.progress import progress_reporter
 from pathlens.recording import Trajectory
-from pathlens.training.batches import RowBatches, SamplerBatches, make_source
-from pathlens.training.fingerprints import describe, network_digest
-from pathlens.training.inputs import Data, DataReader, as_device
-from pathlens.training.members import derive_seed, make_members
+from pathlens.training.batches import DEFAULT_BATCH_SIZE, RowBatches
+from pathlens.training.members import make_members
 from pathlens.training.optimizers import OptimizerFactory, SchedulerFactory
 from pathlens.training.options import (
     Callback,
@@ -32,20 +29,11 @@ from pathlens.training.options import (
     Teacher,
     TrainingOptions,
     as_option,
-    check_count,
 )
 from pathlens.training.run import TrainingRun
 from pathlens.training.runs import Runs
 from pathlens.training.schedules import Schedule
 from pathlens.training.stack import Loss, Penalty
-from pathlens.training.teacher import TeacherTargets
-
-
-class _Default(int):
-    """A number that the caller did not give."""
-
-
-_BATCH_SIZE = _Default(32)
 
 
 @torch.inference_mode(False)  # one more frame between a warning and the caller
@@ -57,7 +45,7 @@ def train(
     loss: str | Loss = "mse",
     optimizer: str | OptimizerFactory = "adam",
     lr: float = 1e-3,
-    batch_size: int | None = _BATCH_SIZE,
+    batch_size: int | None = DEFAULT_BATCH_SIZE,
     weight_decay: float = 0.0,
     scheduler: str | Schedule | SchedulerFactory = "constant",
     beta: Schedule | None = None,
@@ -182,113 +170,38 @@ def train(
         epochs=epochs,
         loss=loss,
         optimizer=optimizer,
+        batch_size=batch_size,
         scheduler=scheduler,
         beta=beta,
         clip=clip,
         penalty=penalty,
         augment=augment,
         trained=trained,
-        keep=as_option(Keep, keep) or Keep(),
+        seed=seed,
+        validation=validation,
         stopping=as_option(Stopping, stopping) or Stopping(),
+        teacher=as_option(Teacher, teacher),
+        keep=as_option(Keep, keep) or Keep(),
         checkpoints=as_option(Checkpoints, checkpoints),
+        device=device,
         execution=as_option(Execution, execution) or Execution(),
         callbacks=callbacks,
     )
-    if batch_size is not None:
-        check_count("train: batch_size", batch_size)
     members, member_settings = make_members(net, seed, seeds, settings, {"lr": lr, "weight_decay": weight_decay})
     if beta is not None and any("beta" in s for s in member_settings):
         raise OptionError("train: a schedule moves the β of every network, and settings give β too. Drop one of them.")
-    place = next(members[0].parameters()).device if device is None else as_device(device, "train: device")
-    reader = DataReader(members[0], loss, place)
-    given = batch_size is not _BATCH_SIZE
-    source = make_source(data, batch_size, given, reader, derive_seed(seed, "evaluation"))
-    _check_augment(augment, source)
-    held_out = _held_out(validation, options, reader)
-    chosen = as_option(Teacher, teacher)
-    targets = None if chosen is None else _teacher_targets(chosen, options, source, reader)
-    run = TrainingRun(
-        members,
-        member_settings,
-        source,
-        options,
-        _config(members, member_settings, options, source, held_out, targets),
-        device=place,
-        validation=held_out,
-        teacher=targets,
-    )
+    run = TrainingRun(members, member_settings, data, options)
     many = f" ({len(members)} networks at once)" if len(members) > 1 else ""
     shown = progress + many if isinstance(progress, str) else progress
-    with _threads(options.execution.threads or run.steps.good_threads()), _explained_errors(members[0], source):
+    with _threads(options.execution.threads or run.steps.good_threads()), _explained_errors(members[0], run.source):
         if options.checkpoints is not None:
             run.restore()
         with progress_reporter(shown, f"training{many}", epochs, start=run.epoch) as report:
-            run.execute(lambda epoch, losses: report(1, f"loss {float(losses.median()):.4f}"))
+            run.execute(lambda losses: report(1, f"loss {float(losses.median()):.4f}"))
     for i, member in enumerate(members):
         run.stack.write(i, member)
     single = isinstance(net, nn.Module) and seeds is None and settings is None
     return run.trajectories[0] if single else Runs(run.trajectories, members, member_settings)
-
-
-def _check_augment(augment: str | None, source: RowBatches) -> None:
-    sampled = isinstance(source, SamplerBatches)
-    if augment is not None and (sampled or source.data.x.ndim != 4):
-        got = "a sampler" if sampled else f"inputs of shape {tuple(source.data.x.shape)}"
-        raise OptionError(f"train: augment={augment!r} needs images of shape (n, channels, height, width), got {got}.")
-
-
-def _held_out(validation: Any, options: TrainingOptions, reader: DataReader) -> Data | None:
-    if validation is None:
-        if options.stopping.patience is not None:
-            raise OptionError("train: patience needs held-out rows. Give validation=(X, y).")
-        return None
-    if getattr(reader.net, "needs_rows", False):
-        raise OptionError("train: a table of gates has gates for its own examples only and cannot be validated.")
-    return reader.read_validation(validation)
-
-
-def _teacher_targets(
-    teacher: Teacher, options: TrainingOptions, source: RowBatches, reader: DataReader
-) -> TeacherTargets:
-    if not isinstance(options.loss, str) and not source.data.y.dtype.is_floating_point:
-        raise OptionError(
-            "train: with a teacher, a function as loss gets the teacher's outputs as targets, not labels. Use "
-            "loss='cross_entropy', or give real targets."
-        )
-    x = source.data.x
-    return TeacherTargets(teacher, options.loss, x, reader.outputs(x), options.execution.autocast)
-
-
-def _config(
-    members: Sequence[nn.Module],
-    settings: Sequence[dict[str, Any]],
-    options: TrainingOptions,
-    source: RowBatches,
-    validation: Data | None,
-    teacher: TeacherTargets | None,
-) -> dict[str, Any]:
-    """The options and data as JSON. Only with checkpoints, which need them, data and networks are in it."""
-    saved = options.checkpoints is not None
-    config = {
-        "kind": getattr(members[0], "kind", type(members[0]).__name__),
-        "parameters": sum(p.numel() for p in members[0].parameters()),
-        "network": network_digest(members, options.trained, options.beta is None) if saved else None,
-        "dtype": str(source.data.x.dtype),
-        "data": source.fingerprint() if saved else None,
-        "validation": validation.fingerprint() if saved and validation is not None else None,
-        "teacher": teacher.config() if saved and teacher is not None else None,
-        "members": settings,
-        "batch_size": source.batch_size,
-        "evaluate": options.keep.evaluate or ("full" if source.complete else "running"),
-        "keep_epochs": options.keep.epochs,
-        "keep_losses": options.keep.losses,
-        "patience": options.stopping.patience,
-        "loss_below": options.stopping.loss_below,
-    }
-    for name in ("epochs", "loss", "optimizer", "scheduler", "beta", "clip", "penalty", "augment", "trained"):
-        config[name] = describe(getattr(options, name))
-    # as a checkpoint returns it: lists instead of tuples, Python numbers instead of NumPy's
-    return json.loads(json.dumps(config, default=lambda number: number.item()))
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | Path):
             raise OptionError(f"Checkpoints: folder must be a path, got {type(self.folder).__name__}.")
-        check_count("Checkpoints: every", self.every)
+        _check_count("Checkpoints: every", self.every)
         object.__setattr__(self, "folder", Path(self.folder))
 
 
@@ -114,7 +114,7 @@ class Execution:
         if self.autocast is not None and not isinstance(self.autocast, torch.dtype):
             raise OptionError(f"Execution: autocast must be a dtype such as torch.bfloat16, got {self.autocast!r}.")
         if self.threads is not None:
-            check_count("Execution: threads", self.threads)
+            _check_count("Execution: threads", self.threads)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Stopping:
 
     def __post_init__(self) -> None:
         if self.patience is not None:
-            check_count("Stopping: patience", self.patience)
+            _check_count("Stopping: patience", self.patience)
         if self.loss_below is not None and not isinstance(self.loss_below, Real):
             raise OptionError(f"Stopping: loss_below must be a number, got {self.loss_below!r}.")
 
@@ -208,20 +208,27 @@ class TrainingOptions:
     epochs: int
     loss: str | Loss
     optimizer: str | OptimizerFactory
+    batch_size: int | None
     scheduler: str | Schedule | SchedulerFactory
     beta: Schedule | None
     clip: float | None
     penalty: Penalty | None
     augment: str | None
     trained: str | None
-    keep: Keep
+    seed: int
+    validation: Any
     stopping: Stopping
+    teacher: Teacher | None
+    keep: Keep
     checkpoints: Checkpoints | None
+    device: Any
     execution: Execution
     callbacks: Sequence[Callback]
 
     def __post_init__(self) -> None:
-        check_count("train: epochs", self.epochs)
+        _check_count("train: epochs", self.epochs)
+        if self.batch_size is not None:
+            _check_count("train: batch_size", self.batch_size)
         for epoch in self.keep.epochs:
             if epoch not in range(self.epochs + 1):
                 raise OptionError(
@@ -246,13 +253,17 @@ class TrainingOptions:
         if callable(self.callbacks) or not all(callable(callback) for callback in self.callbacks):
             raise OptionError("train: callbacks is a sequence of functions. Give callbacks=[function].")
 
+    @property
+    def loss_function(self) -> Loss:
+        """The loss as a function of (output, target)."""
+        return LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+
 
 def as_option(kind: type[T], value: Any) -> T | None:
     """An option as its dataclass; a value of another type becomes its first field."""
     return value if value is None or isinstance(value, kind) else kind(value)  # type: ignore[call-arg]
 
 
-def check_count(name: str, value: Any) -> None:
-    """Refuse what is not a positive integer."""
+def _check_count(name: str, value: Any) -> None:
     if not isinstance(value, Integral) or value < 1:
         raise OptionError(f"{name} must be an integer of at least 1, got {value!r}.")

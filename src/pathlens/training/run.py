@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import DivergedError, PathlensWarning, ResumeWarning, SignalWarning
+from pathlens.errors import DivergedError, OptionError, PathlensWarning, ResumeWarning, SignalWarning
 from pathlens.recording import Trajectory, as_rows
-from pathlens.training.batches import RowBatches
+from pathlens.training.batches import SamplerBatches, make_source
 from pathlens.training.checkpoints import MomentFiles, forget_checkpoints, load_checkpoint, save_checkpoint
-from pathlens.training.fingerprints import digest
-from pathlens.training.inputs import LOSSES, Data
+from pathlens.training.fingerprints import describe, digest, network_digest
+from pathlens.training.inputs import Data, DataReader, as_device
+from pathlens.training.members import derive_seed
 from pathlens.training.options import TrainingOptions, TrainingState
 from pathlens.training.stack import Stack, gated_parts
 from pathlens.training.steps import IMAGES_AT_ONCE, StepRunner
@@ -28,56 +31,91 @@ _NO_SIGNAL = 1e-7  # outputs that vary less than this, relative to the inputs, d
 
 
 class TrainingRun:
-    """Networks that are trained together, from the first epoch or from a checkpoint on.
+    """Networks that are trained together on data, from the first epoch or from a checkpoint on.
 
     Parameters
     ----------
     members, settings
         The networks, and the seed and settings of each.
-    source
-        Batches of each epoch.
+    data
+        The data of `train`.
     options
         Options that apply to all networks.
-    config
-        The options and data as JSON: the trajectories store it, and a checkpoint belongs to it.
-    device
-        Where the stacked weights are.
-    validation, teacher
-        Held-out rows; targets from another network.
     """
 
     def __init__(
-        self,
-        members: list[nn.Module],
-        settings: list[dict[str, Any]],
-        source: RowBatches,
-        options: TrainingOptions,
-        config: dict[str, Any],
-        *,
-        device: torch.device,
-        validation: Data | None = None,
-        teacher: TeacherTargets | None = None,
+        self, members: list[nn.Module], settings: list[dict[str, Any]], data: Any, options: TrainingOptions
     ) -> None:
-        self.members, self.settings, self.source, self.options, self.config = members, settings, source, options, config
-        self.validation = validation
-        self.loss = LOSSES[options.loss] if isinstance(options.loss, str) else options.loss
-        self.evaluates_all = config["evaluate"] == "full"
-        self.stack = Stack(members, device, options.trained)
-        self.steps = StepRunner(self.stack, source, settings, options, teacher)
+        self.members, self.settings, self.options = members, settings, options
+        device = options.device
+        place = next(members[0].parameters()).device if device is None else as_device(device, "train: device")
+        reader = DataReader(members[0], options.loss, place)
+        self.source = make_source(data, options.batch_size, reader, derive_seed(options.seed, "evaluation"))
+        self._check_augment()
+        self.validation = self._read_validation(reader)
+        teacher = (
+            None if options.teacher is None else TeacherTargets(options.teacher, options, self.source.data, reader)
+        )
+        self.config = self._make_config(teacher)
+        self.stack = Stack(members, place, options.trained)
+        self.steps = StepRunner(self.stack, self.source, settings, options, teacher)
         patience = options.stopping.patience
         self.stopping = None if patience is None else EarlyStopping(self.stack, patience)
         self.epoch = 0
-        self.trajectories = [Trajectory(config=config | {"member": s}) for s in settings]
+        self.trajectories = [Trajectory(config=self.config | {"member": s}) for s in settings]
         self._recorded = None if options.keep.X is None else as_rows(options.keep.X, like=members[0])
         self._reached: list[set[float]] = [set() for _ in members]  # losses of `keep` that were undercut
         # of all weights that the networks given by the caller have had: at the start, and whenever they were updated
         self._seen_weight_digests = [{digest([row])} for row in self.stack.flat]
         self._moments = None if options.checkpoints is None else MomentFiles(Path(options.checkpoints.folder))
 
+    def _check_augment(self) -> None:
+        augment, x, sampled = self.options.augment, self.source.data.x, isinstance(self.source, SamplerBatches)
+        if augment is not None and (sampled or x.ndim != 4):
+            got = "a sampler" if sampled else f"inputs of shape {tuple(x.shape)}"
+            raise OptionError(
+                f"train: augment={augment!r} needs images of shape (n, channels, height, width), got {got}."
+            )
+
+    def _read_validation(self, reader: DataReader) -> Data | None:
+        if self.options.validation is None:
+            if self.options.stopping.patience is not None:
+                raise OptionError("train: patience needs held-out rows. Give validation=(X, y).")
+            return None
+        if getattr(reader.net, "needs_rows", False):
+            raise OptionError("train: a table of gates has gates for its own examples only and cannot be validated.")
+        return reader.read_validation(self.options.validation)
+
+    def _make_config(self, teacher: TeacherTargets | None) -> dict[str, Any]:
+        """The options and data as JSON. Only with checkpoints, which need them, digests of data and networks."""
+        options, source, first = self.options, self.source, self.members[0]
+        config = {
+            "kind": getattr(first, "kind", type(first).__name__),
+            "parameters": sum(p.numel() for p in first.parameters()),
+            "dtype": str(source.data.x.dtype),
+            "members": self.settings,
+            "batch_size": source.batch_size,
+            "evaluate": options.keep.evaluate or ("full" if source.complete else "running"),
+            "keep_epochs": options.keep.epochs,
+            "keep_losses": options.keep.losses,
+            **asdict(options.stopping),
+        }
+        for name in ("epochs", "loss", "optimizer", "scheduler", "beta", "clip", "penalty", "augment", "trained"):
+            config[name] = describe(getattr(options, name))
+        if options.checkpoints is not None:
+            config |= {
+                "network": network_digest(self.members, options.trained, options.beta is None),
+                "data": source.fingerprint(),
+                "validation": None if self.validation is None else self.validation.fingerprint(),
+                "teacher": None if teacher is None else teacher.config(),
+            }
+        # as a checkpoint returns it: lists instead of tuples, Python numbers instead of NumPy's
+        return json.loads(json.dumps(config, default=lambda number: number.item()))
+
     # --- epochs ------------------------------------------------------------------------------------------------
 
-    def execute(self, report: Callable[[int, Tensor], None]) -> None:
-        """Train until the last epoch or until a reason to stop; `report` gets the epoch and the losses."""
+    def execute(self, report: Callable[[Tensor], None]) -> None:
+        """Train until the last epoch or until a reason to stop; `report` gets the losses of each epoch."""
         options = self.options
         self.stack.pattern.train()
         if self.epoch == 0:
@@ -104,7 +142,7 @@ class TrainingRun:
             done = self._call_callbacks() or self._is_finished()
             if options.checkpoints is not None and (done or self.epoch % options.checkpoints.every == 0):
                 self._save(Path(options.checkpoints.folder))
-            report(self.epoch, losses)
+            report(losses)
         if self.stopping is not None:
             self.stopping.restore_best(torch.ones(self.stack.k, dtype=torch.bool))
         bad = [s["seed"] for s, v in zip(self.settings, self._last_losses().tolist()) if not math.isfinite(v)]
@@ -173,11 +211,12 @@ class TrainingRun:
     def _evaluate_all(self, running: Tensor | None) -> dict[str, Tensor]:
         """New entries of the histories, one number for each member."""
         data, held = self.source.data, self.validation
+        evaluates_all = self.config["evaluate"] == "full"
         columns: dict[str, Tensor | None] = {}
-        if self.evaluates_all or running is None:
-            parts = self.source.evaluated() if self.evaluates_all else [data]
+        if evaluates_all or running is None:
+            parts = self.source.evaluated() if evaluates_all else [data]
             columns["loss"], columns["accuracy"] = self._evaluate(parts)
-            if not (self.evaluates_all or self.source.complete):
+            if not (evaluates_all or self.source.complete):
                 columns["accuracy"] = None  # of the first batch, without any of later epochs
         else:
             columns["loss"] = running
@@ -189,11 +228,11 @@ class TrainingRun:
 
     def _evaluate(self, parts: Iterable[Data]) -> tuple[Tensor, Tensor | None]:
         """Loss and accuracy of each member on the rows of all parts."""
-        found = []
+        found, loss = [], self.options.loss_function
         for data in parts:
             batch = max(1, (IMAGES_AT_ONCE if data.x.ndim == 4 else _ROWS_AT_ONCE) // self.stack.k)
             rows = torch.arange(len(data.x), device=data.x.device) if self.stack.needs_rows else None
-            found.append((len(data.x), *self.stack.evaluate(data.x, data.y, self.loss, rows, batch, data.weights)))
+            found.append((len(data.x), *self.stack.evaluate(data.x, data.y, loss, rows, batch, data.weights)))
         n = sum(count for count, _, _ in found)
         losses = torch.stack([loss * (count / n) for count, loss, _ in found]).sum(0)
         right = [accuracy * (count / n) for count, _, accuracy in found if accuracy is not None]
@@ -204,7 +243,7 @@ class TrainingRun:
         x = self.source.data.x[:256]
         if len(x) < 2 or self.stack.needs_rows or not x.is_floating_point() or not bool(x.std() > 0):
             return  # integers are indices of an embedding
-        varies = float(self.stack.outputs_of(0, x).std(0).max())
+        varies = float(self.stack.first_outputs(x.clone()).std(0).max())
         if varies < _NO_SIGNAL * float(x.std()):
             warnings.warn(
                 f"train: the network's outputs vary by {varies:.0e} over the data at initialisation. Each soft gate "

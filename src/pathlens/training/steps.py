@@ -13,7 +13,6 @@ from pathlens.errors import OptionError
 from pathlens.recording.inputs import computes_in
 from pathlens.training.augment import MOVES, crop_flip
 from pathlens.training.batches import RowBatches, SamplerBatches
-from pathlens.training.inputs import LOSSES
 from pathlens.training.members import derive_seed
 from pathlens.training.optimizers import (
     in_cuda_graph,
@@ -66,10 +65,8 @@ class StepRunner:
         else:
             self._schedule = options.scheduler  # type: ignore[assignment]
 
-        loss = LOSSES[options.loss] if isinstance(options.loss, str) else options.loss
-        step_loss = loss if teacher is None else teacher.loss(loss)
-        self._stacked_gradient = stack.stacked_gradient(step_loss, options.execution.autocast, options.penalty)
-        self._member_gradient = stack.member_gradient(step_loss, options.execution.autocast, options.penalty)
+        loss = options.loss_function if teacher is None else teacher.loss(options.loss_function)
+        self._gradient = stack.gradient_function(loss, options.execution.autocast, options.penalty)
         self._captured: dict[tuple[int, ...], Callable[..., Gradients]] = {}
         self._dropout_shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         few = torch.arange(min(len(data.x), 2), device=data.x.device)[None]  # batch-norm needs two rows
@@ -137,34 +134,33 @@ class StepRunner:
     def _step(self, index: Tensor) -> Tensor:
         """One gradient step of all members on the batches of `index`; returns their losses."""
         with torch.no_grad():
-            losses, gradient = self._gradients_one_by_one(index) if self._one_by_one else self._gradients(index)
+            if self._one_by_one:
+                each = [self._call_gradient(self._member_arguments(index, i)) for i in range(self.stack.k)]
+                losses, gradient = (torch.stack(values) for values in zip(*each))
+            else:
+                losses, gradient = self._call_gradient(self._arguments(index))
             self._apply(gradient)
         return losses
 
-    def _gradients(self, index: Tensor) -> Gradients:
-        x, y, w, rows = self._fetch(index)
-        arguments = (self.stack.flat, x, y, w, rows, self._draws(x, rows), *self.stack.rest())
-        return self._call(self._stacked_gradient, arguments)
-
-    def _gradients_one_by_one(self, index: Tensor) -> Gradients:
-        arguments = [self._member_arguments(index, i) for i in range(self.stack.k)]
-        losses, gradients = zip(*(self._call(self._member_gradient, some) for some in arguments))
-        return torch.stack(losses), torch.stack(gradients)
-
-    def _call(self, function: Callable[..., Gradients], arguments: tuple[Any, ...]) -> Gradients:
-        """Call the function, or replay its capture for these shapes."""
+    def _call_gradient(self, arguments: tuple[Any, ...]) -> Gradients:
+        """Losses and gradients, computed by the captured function for these shapes if steps are captured."""
         if not self.options.execution.compile:
-            return function(*arguments)
+            return self._gradient(*arguments)
         key = (*arguments[1].shape, *arguments[2].shape)
         if key not in self._captured:
-            self._captured[key] = capture(function, arguments)
+            self._captured[key] = capture(self._gradient, arguments)
         return self._captured[key](*arguments)
 
+    def _arguments(self, index: Tensor) -> tuple[Any, ...]:
+        """The arguments of the gradient function for all members."""
+        x, y, w, rows = self._fetch(index)
+        return self.stack.flat, x, y, w, rows, self._draws(x, rows), *self.stack.rest.values()
+
     def _member_arguments(self, index: Tensor, i: int) -> tuple[Any, ...]:
-        """The arguments of `member_gradient` for member i, with the channels of its images last."""
+        """The same for member i, with the channels of its images last."""
         x, y, w, rows = self._fetch(index[..., i, :])
         x = x.contiguous(memory_format=torch.channels_last)
-        return (self.stack.flat[i], x, y, w, rows, [], *(t[i] for t in self.stack.rest()))
+        return self.stack.flat[i], x, y, w, rows, [], *self.stack.rest_of(i)
 
     def _fetch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Inputs, targets, weights and row numbers of a batch; `index` holds row numbers, and the moves of images."""
@@ -254,10 +250,8 @@ class StepRunner:
 
     def _compiled(self, index: Tensor) -> Callable[[], Gradients]:
         """Losses and gradients of all members in one compiled step."""
-        fused = torch.compile(
-            capture(self._stacked_gradient, (self.stack.flat, *self._fetch(index), [], *self.stack.rest()))
-        )
-        return lambda: fused(self.stack.flat, *self._fetch(index), [], *self.stack.rest())
+        fused = torch.compile(capture(self._gradient, self._arguments(index)))
+        return lambda: fused(*self._arguments(index))
 
     def _compiled_one_by_one(self, index: Tensor) -> Callable[[], Gradients]:
         """The same for networks on images: a compiled step for one member, all members in parallel on streams.
@@ -269,7 +263,7 @@ class StepRunner:
         losses = torch.zeros(k, dtype=self.stack.flat.dtype, device=self.stack.device)
         gradient = torch.zeros_like(self.stack.flat)
         streams = [torch.cuda.Stream() for _ in range(k)]
-        fused = torch.compile(capture(self._member_gradient, self._member_arguments(index, 0)))
+        fused = torch.compile(capture(self._gradient, self._member_arguments(index, 0)))
 
         def gradients() -> Gradients:
             main = torch.cuda.current_stream()

@@ -12,21 +12,26 @@ from pathlens.errors import OptionError, ShapeError
 from pathlens.models.tracing import unwrapped
 from pathlens.recording.inputs import accepting, computes_in
 from pathlens.training.fingerprints import digest
-from pathlens.training.options import Teacher
+from pathlens.training.inputs import Data, DataReader
+from pathlens.training.options import Teacher, TrainingOptions
 from pathlens.training.stack import Loss
 
 
 class TeacherTargets:
-    """Targets from a frozen copy of a teacher in eval mode, which is checked on the data `x`.
+    """Targets from a frozen copy of a teacher in eval mode, which is checked on the data.
 
     With cross-entropy the targets are probabilities, and the outputs of both networks are divided by the temperature
     first; any other loss gets the teacher's outputs.
     """
 
-    def __init__(
-        self, teacher: Teacher, loss: str | Loss, x: Tensor, outputs: int, autocast: torch.dtype | None
-    ) -> None:
-        self.probabilities = loss == "cross_entropy"
+    def __init__(self, teacher: Teacher, options: TrainingOptions, data: Data, reader: DataReader) -> None:
+        if not isinstance(options.loss, str) and not data.y.dtype.is_floating_point:
+            raise OptionError(
+                "train: with a teacher, a function as loss gets the teacher's outputs as targets, not labels. Use "
+                "loss='cross_entropy', or give real targets."
+            )
+        x, outputs = data.x, reader.outputs(data.x)
+        self.probabilities = options.loss == "cross_entropy"
         self.temperature = float(teacher.temperature)
         if self.temperature != 1 and not self.probabilities:
             raise OptionError(
@@ -36,7 +41,7 @@ class TeacherTargets:
         self.dtype = computes_in(teacher.network, x)
         copied = copy.deepcopy(unwrapped(teacher.network)).to(x.device, self.dtype)
         self.net: nn.Module = copied.eval().requires_grad_(False)
-        self.autocast = autocast
+        self.autocast = options.execution.autocast
         with accepting(x, self.net, "train", "the teacher"):
             output = self.net(x[:1].clone())
         if not isinstance(output, Tensor) or output.shape != (1, outputs):
