@@ -162,10 +162,10 @@ def test_the_direction_test_can_fail(module: str, line: str, bad: bool) -> None:
     assert bool(forbidden(line, module, False, allowed)) == bad
 
 
-def test_the_walks_name_what_exists() -> None:
-    walks = PAGE.read_text(encoding="utf-8").split("## Three walks through the code")[1].split("\n## ")[0]
-    steps = re.findall(r"^\d+\. .+$", walks, flags=re.M)
-    assert len(re.findall(r"^1\. ", walks, flags=re.M)) == 3 and not re.search(r"^11\. ", walks, flags=re.M)
+def test_the_steps_name_what_exists() -> None:
+    steps_text = PAGE.read_text(encoding="utf-8").split("## Three calls step by step")[1].split("\n## ")[0]
+    steps = re.findall(r"^\d+\. .+$", steps_text, flags=re.M)
+    assert len(re.findall(r"^1\. ", steps_text, flags=re.M)) == 3 and not re.search(r"^11\. ", steps_text, flags=re.M)
     names = [name for step in steps for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", step)]
     assert len(names) >= len(steps)
     for name in names:

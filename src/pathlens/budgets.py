@@ -1,7 +1,7 @@
-"""Memory budgets of computations, and the tile edges that follow from them.
+"""Memory budgets of computations, and the tile sizes that fit into them.
 
 Free memory is read from the operating system and from the control group (v1 and v2) of the process, because inside a
-container the machine's own figure is wrong.
+container the free memory of the whole machine is not available.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 FRACTION_OF_FREE = 0.5  # the caller's own arrays, and the allocator's slack, need the rest
 TILE_EDGE = 2048  # beyond this a tile's matrix product gets no faster, and its buffers leave the cache
-TRIANGLE_EDGE = 512  # where only the upper triangle of a symmetric kernel is computed
-STRIP_EDGES = (256, 1024)  # the same for a matrix that is held: thin strips waste less on the diagonal
-_LANES = 64  # products with edges that are multiples of it are faster, by a tenth where 256 replaced 250
-DEVICE_EDGE = 8192  # on CUDA, where starting work on a tile costs more than leaving the cache
-_UNKNOWN_FREE = 2 << 30  # where no system figure can be read
+TRIANGLE_EDGE = 512  # if only the upper triangle of a symmetric kernel is computed
+STRIP_EDGES = (256, 1024)  # the same for a matrix in memory: thin strips waste less on the diagonal
+_LANES = 64  # products whose edges are multiples of 64 are faster: 256 was a tenth faster than 250
+DEVICE_EDGE = 8192  # on CUDA, where launching work for a tile costs more than leaving the cache
+_UNKNOWN_FREE = 2 << 30  # if the system does not report its free memory
 
 
 def _read(path: Path) -> str | None:
@@ -44,7 +44,7 @@ def _group_free(folder: Path, limit: str, usage: str, cache_key: str) -> int | N
     top, used = _number(folder / limit), _number(folder / usage)
     if top is None or used is None:
         return None
-    cache = 0  # pages of files that the kernel drops under pressure count as usage but are free to take
+    cache = 0  # file pages that the kernel drops under memory pressure count as usage, but are available
     for line in (_read(folder / "memory.stat") or "").splitlines():
         key, _, value = line.partition(" ")
         if key == cache_key and value.strip().isdigit():
@@ -53,12 +53,12 @@ def _group_free(folder: Path, limit: str, usage: str, cache_key: str) -> int | N
 
 
 def free_bytes(root: str | os.PathLike[str] = "/") -> int:
-    """Memory that this process may still take: the least of the system's and its control groups' free memory.
+    """Memory that this process may still allocate: the minimum over the system and its control groups.
 
     Parameters
     ----------
     root
-        Folder that holds ``proc`` and ``sys``; other than ``/`` only in tests.
+        Folder that contains ``proc`` and ``sys``; only tests change it.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def free_bytes(root: str | os.PathLike[str] = "/") -> int:
         else:
             continue
         folder = mount / group.strip("/")
-        # A limit may sit on any ancestor; inside a container the named folder may not exist at all, the mount does.
+        # Any ancestor may have a limit; inside a container the named folder may not exist, but the mount does.
         for place in (folder, *folder.parents):
             if (free := _group_free(place, *names)) is not None:
                 found.append(free)
@@ -98,7 +98,7 @@ def _free_about(tenth_of_a_second: int) -> int:
 
 
 def resolve_budget(max_bytes: int | None, device: torch.device) -> int:
-    """The budget in bytes: as given, or half of what is free on the device.
+    """The budget in bytes: `max_bytes`, or half of the free memory of the device if it is None.
 
     Examples
     --------
@@ -172,7 +172,7 @@ def blocks(n: int, edge: int) -> list[range]:
 
 
 def _even(n: int, edge: int) -> int:
-    """The edge that cuts n into as many blocks but of nearly equal size; a multiple of 64 if there is one."""
+    """The edge that cuts n into the same number of blocks, of nearly equal size; a multiple of 64 if possible."""
     equal = math.ceil(n / math.ceil(n / edge))
     round_ = math.ceil(equal / _LANES) * _LANES
     return round_ if round_ <= edge else equal
@@ -202,12 +202,12 @@ def plan_tiles(
     row_bytes, col_bytes
         Bytes of gathered factors per row and per column of a tile.
     budget, reserve
-        Bytes allowed, and those taken by things other than tiles.
+        Bytes that may be used in all, and bytes of them that are used for other things than tiles.
     edge
-        Cap on either edge, or on rows and columns; None where larger is always better (streamed factors, recomputed for
-        every tile).
+        Upper limit of both edges, or of rows and columns. None sets no limit, for factors that are recomputed for every
+        tile: larger tiles are then always better.
     square
-        Equal edges, as walking the upper triangle of a symmetric kernel needs.
+        Make both edges equal, which computing only the upper triangle of a symmetric kernel requires.
 
     Examples
     --------
@@ -222,7 +222,7 @@ def plan_tiles(
     most_rows, most_cols = (n, m) if edge is None else (edge, edge) if isinstance(edge, int) else edge
     a = min(n, top, most_rows)
     b = min(m, top, most_cols)
-    if not square:  # a short side leaves room for a longer other one
+    if not square:  # if one side is short, the other may be longer
         b = max(b, min(m, most_cols, (spare - row_bytes * a) // (entry_bytes * a + col_bytes)))
         a = max(a, min(n, most_rows, (spare - col_bytes * b) // (entry_bytes * b + row_bytes)))
     a, b = _even(n, a), _even(m, b)

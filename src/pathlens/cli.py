@@ -1,6 +1,6 @@
 """The command line: demo, table, list, run, results, verify, report, doctor, data.
 
-The package and torch are imported inside the commands, so that ``pathlens --help`` is fast.
+The commands import the package and torch when they run, so ``pathlens --help`` is fast.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-#: the repository, if the package runs from one; above an installed package there is no docs/results.md
+#: root of the repository if the package runs from its source; an installed package has no docs/results.md there
 SOURCE = Path(__file__).resolve().parents[2]
 DEMO = ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6")
 DEMO_TITLE = "What a gated network learns first"
@@ -49,7 +49,7 @@ _COLOURS = {
     "corrupt": "red",
     "unverified": "yellow",
 }
-_LOG_SECONDS = 60.0  # between lines of progress where the output is not a terminal
+_LOG_SECONDS = 60.0  # between lines of progress if the output is not a terminal
 
 
 class Scale(enum.StrEnum):
@@ -60,7 +60,7 @@ class Scale(enum.StrEnum):
 
 
 class Kind(enum.StrEnum):
-    """What a column is predicted as."""
+    """Whether a column is predicted as classes or as numbers."""
 
     auto = "auto"
     classification = "classification"
@@ -168,7 +168,7 @@ def run(
     ] = Scale.quick,
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", min=1, help="Use this number of seeds: 0, 1, …; default: that of each experiment."),
+        typer.Option("--seeds", min=1, help="Use this number of seeds: 0, 1, …; default: set by the experiment."),
     ] = None,
     device: Device = "auto",
     out: Out = Path("runs"),
@@ -217,7 +217,7 @@ def run(
 
 
 def _write_run_page(out: Path, console: Console) -> None:
-    """Write the page of a folder; an unreadable older artifact, or no matplotlib, is not an error of the run."""
+    """Write the page of a folder; print a message if an artifact is unreadable or matplotlib is not installed."""
     from pathlens.papers.artifact import load_folder
     from pathlens.papers.pages import write_page
 
@@ -272,7 +272,7 @@ def _scientific(value: float) -> str:
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with artifacts, or with artifacts/ in it.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that contains artifacts or artifacts/.")],
 ) -> None:
     """Rebuild the page of a folder from its artifacts, without running anything."""
     from pathlens.papers.artifact import load_folder
@@ -289,7 +289,7 @@ def results(
     ] = Path("results"),
     out: Annotated[Path, typer.Option("--out", help="Write this Markdown file.")] = Path("docs/results.md"),
 ) -> None:
-    """Write the table of results: the verdict of every experiment, or why it was not run."""
+    """Write a table with the verdict of every experiment, or the reason why it was not run."""
     from pathlens.pages import write_file
 
     write_file(out, results_text(folder).encode())
@@ -373,7 +373,7 @@ def _changes(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise OptionError(f"--set {text!r} is not a size and its value. Write --set epochs=30.")
+            raise OptionError(f"--set {text!r} is not of the form SIZE=VALUE. Write, for example, --set epochs=30.")
         try:
             found[name] = json.loads(value)
         except ValueError:
@@ -383,7 +383,7 @@ def _changes(texts: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def _bars(console: Console) -> Iterator[Progress]:
-    """A bar for each unfinished task that reports progress; without a terminal, a line every minute."""
+    """Show a progress bar for each unfinished task; without a terminal, print a line every minute."""
     import time
 
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -416,7 +416,7 @@ def _bars(console: Console) -> Iterator[Progress]:
 
 
 def _device(text: str) -> str:
-    """The device to use, checked before the training."""
+    """Return the device to use; raise an error now if it is not available, not after the training starts."""
     if text == "cpu":
         return text  # without importing torch
     import torch
@@ -430,13 +430,13 @@ def _device(text: str) -> str:
 
 
 def _folder(path: Path) -> Path:
-    """The folder, created, and checked before the training."""
+    """Create a folder and check that files can be written to it, before the training starts."""
     import tempfile
 
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OptionError(f"--out {path} cannot be made: {error.strerror or error}. Choose another.") from error
+        raise OptionError(f"--out {path} cannot be created: {error.strerror or error}. Choose another.") from error
     try:
         with tempfile.TemporaryFile(dir=path):
             pass
@@ -450,7 +450,7 @@ def _folder(path: Path) -> Path:
 
 @app.command()
 def table(
-    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A table with a line of column names.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A CSV file whose first line has the column names.")],
     target: Annotated[str, typer.Option("--target", help="Predict this column.")],
     out: Annotated[Path, typer.Option("--out", help="Write to FILE.html, or to index.html in this folder.")] = Path(
         "table"
@@ -530,7 +530,7 @@ def list_experiments(
 
     for folder in folders or ():
         if not folder.is_dir():
-            raise OptionError(f"--in {folder}: no such folder. Give one that `pathlens run` was given as --out.")
+            raise OptionError(f"--in {folder}: no such folder. Give the --out folder of `pathlens run`.")
     status = _results(folders or [Path("runs"), Path("demo"), Path("results")])
     columns = ("name", "what", "data", "quick", "paper", "operations", "status")
     table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -638,7 +638,7 @@ def doctor() -> None:
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the published sets and tables of this machine, and the folders that are searched."""
+    """Show which data sets and tables are on this machine, and the folders that are searched."""
     from pathlens.data import store, table_names
 
     console = _console()
@@ -651,7 +651,7 @@ def data_list() -> None:
 def data_check(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Sets to check; default: all.")] = None,
 ) -> None:
-    """Decode sets and compare every checksum. Exit code 1 if one is corrupt, or is named and absent."""
+    """Decode data sets and compare every checksum. Exit code 1 if one is corrupt, or if a named one is absent."""
     from pathlens.data import store
 
     console = _console()
@@ -667,7 +667,7 @@ def data_import(
     path: Annotated[Path, typer.Argument(metavar="FOLDER_OR_ARCHIVE", help="The published files.")],
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Sets to import; default: all.")] = None,
 ) -> None:
-    """Check published sets and copy them into the data folder of Pathlens."""
+    """Check published data sets and copy them into the data folder of Pathlens."""
     from pathlens.budgets import human_bytes
     from pathlens.data import store
 

@@ -1,6 +1,6 @@
 """Every exception and warning of the package, and errors for unknown names and missing optional packages.
 
-A message has what failed and where, what was expected, what was given, and one remedy.
+A message states what failed and where, what was expected, what was given, and one remedy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EmptyDataError(PathlensError, ValueError):
 
 
 class UnknownNameError(PathlensError, KeyError):
-    """A name (kind, data set, optimiser, experiment) that is not on the list."""
+    """A name (kind, data set, optimizer, experiment) that is not known."""
 
     def __str__(self) -> str:  # KeyError would print the repr of its argument
         return str(self.args[0])
@@ -110,7 +110,7 @@ class RowIndexError(PathlensError, IndexError):
 
 
 class RegionError(PathlensError, ValueError):
-    """A region is not available: gates that are no half-spaces, an empty or unbounded set, a bad path."""
+    """A region is not available: gates that are not half-spaces, an empty or unbounded set, an invalid path."""
 
 
 # --- files -----------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class DataCorruptError(FileFormatError):
 
 
 class StoreError(PathlensError, OSError):
-    """A kernel or data set cannot be written: disk full, read-only, or in use. Finished parts stay."""
+    """A kernel or data set cannot be written: disk full, read-only, or in use. Finished parts are kept."""
 
 
 class StoreWarning(PathlensWarning):
@@ -148,7 +148,7 @@ class StoreWarning(PathlensWarning):
 
 
 class ResumeWarning(PathlensWarning):
-    """Training resumes under another thread count, torch version or device: the bits may differ."""
+    """Training resumes with another thread count, torch version or device, so results may differ by rounding."""
 
 
 # --- clusters --------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class DivergedError(PathlensError, RuntimeError):
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is not on a list, with the closest match.
+    """The error for an unknown name, with the closest known name.
 
     >>> print(unknown_name("kind", "dlng", ["dlgn", "relu"]))
     Unknown kind 'dlng'. Did you mean 'dlgn'? Known: dlgn, relu.
@@ -192,7 +192,7 @@ EXTRAS = {
 
 
 def need_extra(extra: str, package: str, purpose: str) -> MissingExtraError:
-    """The error for an optional package that is absent.
+    """The error for an optional package that is not installed.
 
     >>> print(need_extra("plot", "matplotlib", "drawing figures"))
     drawing figures needs matplotlib, which is not installed. Run: pip install 'pathlens[plot]'
@@ -201,7 +201,7 @@ def need_extra(extra: str, package: str, purpose: str) -> MissingExtraError:
 
 
 def import_extra(module: str, purpose: str) -> Any:
-    """Import an optional module; without it, raise the error of `need_extra`."""
+    """Import an optional module; if it is not installed, raise the error of `need_extra`."""
     top = module.partition(".")[0]
     try:
         importlib.import_module(top)

@@ -1,7 +1,7 @@
 """Atomic writes, JSON documents with a schema and a checksum, and decoders for files of unknown origin.
 
-The decoders raise ValueError for anything wrong with a file, and compare the sizes that it declares with the sizes that
-it has before they allocate memory.
+The decoders raise ValueError for an invalid file, and compare the sizes that it declares with its real size before they
+allocate memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMAT_VERSION = 1  # of every document
 
 @contextmanager
 def replacing(path: Path, confirm: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """A temporary path that replaces ``path`` on success: a crash leaves the old file or the new one.
+    """Yield a temporary path, renamed to ``path`` on success; after a crash ``path`` is the old or the new file.
 
     ``confirm`` is called just before the file is renamed, and may raise.
     """
@@ -51,7 +51,7 @@ def replacing(path: Path, confirm: Callable[[], None] = lambda: None) -> Iterato
 
 
 def write_atomically(path: Path, data: Any, confirm: Callable[[], None] = lambda: None) -> None:
-    """Write bytes to a file that is complete or not there; ``confirm`` as in `replacing`."""
+    """Write bytes to a file; after a crash it is complete or absent. ``confirm`` is as in `replacing`."""
     with replacing(path, confirm) as temporary, open(temporary, "xb") as stream:
         stream.write(data)
 
@@ -64,7 +64,7 @@ def file_checksum(path: Path, algorithm: str = "sha256") -> str:
 
 def sync_folder(folder: Path) -> None:
     """Write renames in a folder to disk."""
-    if os.name != "posix":  # elsewhere a folder cannot be opened, and a rename needs no such help
+    if os.name != "posix":  # other systems cannot open a folder and do not need this
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -75,7 +75,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Wait for a lock on a folder and hold it; False where the system or the file system has no such locks.
+    """Wait for a lock on a folder and hold it; yields False if the system or the file system has no such locks.
 
     The lock is on the folder itself, so no file is left behind; the system releases it when the process ends.
     """
@@ -126,7 +126,7 @@ D = TypeVar("D", bound=Document)
 def parse_json(text: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
     """Parse a JSON text; raises ValueError if it is not JSON or is nested too deeply.
 
-    ``constant`` is called for NaN, Infinity and -Infinity, which are numbers without it.
+    ``constant`` is called for NaN, Infinity and -Infinity; by default these are read as numbers.
 
     >>> parse_json("[1, 2.5]")
     [1, 2.5]
@@ -172,7 +172,7 @@ def to_json(document: Document) -> dict[str, Any]:
 def from_json(document: Any, kind: type[D], where: str | Path, error: type[FileFormatError] = FileFormatError) -> D:
     """Check format, version, checksum and fields of a parsed document, and return it with its types.
 
-    Errors name ``where`` it was found.
+    ``where`` is the path or name that errors mention.
     """
     tag = str(kind.__struct_config__.tag)
     found = document.get("format") if isinstance(document, dict) else type(document).__name__
@@ -180,7 +180,7 @@ def from_json(document: Any, kind: type[D], where: str | Path, error: type[FileF
         raise error(f"{where}: expected a {tag} file, found {found!r}. Load it with the class that wrote it.")
     if document.get("version") != FORMAT_VERSION:
         raise error(
-            f"{where}: format version {document.get('version')!r}, this Pathlens reads version {FORMAT_VERSION}. "
+            f"{where}: format version {document.get('version')!r}, expected version {FORMAT_VERSION}. "
             "Use the Pathlens version that wrote it."
         )
     try:
@@ -194,7 +194,7 @@ def from_json(document: Any, kind: type[D], where: str | Path, error: type[FileF
         return msgspec.convert(content, kind, str_keys=True)
     except msgspec.ValidationError as e:
         name = tag.removeprefix("pathlens.")
-        raise error(f"{where}: the {name} lacks or misstates a field ({e}). Save it again.") from e
+        raise error(f"{where}: a field of the {name} is missing or invalid ({e}). Save it again.") from e
 
 
 def write_document(path: Path, document: Document) -> None:
@@ -204,7 +204,7 @@ def write_document(path: Path, document: Document) -> None:
 
 
 def read_document(path: Path, kind: type[D], error: type[FileFormatError] = FileFormatError) -> D:
-    """Read a document that `write_document` wrote; refuses any file that is damaged or of another kind or version."""
+    """Read a document of `write_document`; raises an error if it is damaged or of another kind or version."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as e:
@@ -240,28 +240,28 @@ def gunzip(data: bytes, most: int) -> bytes:
 
 
 def read_npy(stream: BinaryIO, size: int) -> np.ndarray:
-    """The array of an NPY file of ``size`` bytes, which must be what its header declares; never one of objects."""
+    """Read an NPY file of ``size`` bytes; raises ValueError if its header declares another size, or objects."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         version = np.lib.format.read_magic(stream)
         if version not in readers:
-            raise ValueError(f"NPY version {version} is not known")
+            raise ValueError(f"NPY version {version} is not supported")
         shape, _, dtype = readers[version](stream)
         if dtype.hasobject or dtype.itemsize == 0 or any(k < 0 for k in shape):
-            raise ValueError(f"an array of shape {shape} and dtype {dtype} is not read")
+            raise ValueError(f"an array of shape {shape} and dtype {dtype} is not supported")
         declared = stream.tell() + math.prod(shape) * dtype.itemsize
         if declared != size:
-            raise ValueError(f"its header declares {declared} bytes, it has {size}")
+            raise ValueError(f"its header declares {declared} bytes, but it has {size}")
         stream.seek(0)
         return np.lib.format.read_array(stream, allow_pickle=False)
     except ValueError:
         raise
-    except Exception as error:  # numpy's parser of headers raises many kinds
+    except Exception as error:  # numpy's header parser raises many types of errors
         raise ValueError(f"not an NPY file ({type(error).__name__}: {error})") from error
 
 
 def read_npz(data: bytes, most: int, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an NPZ file by name, all or those of ``names``, at most ``most`` bytes together.
+    """Read the arrays of an NPZ file by name: all, or only ``names``; at most ``most`` bytes together.
 
     >>> buffer = io.BytesIO()
     >>> np.savez_compressed(buffer, a=np.arange(3))
@@ -282,7 +282,7 @@ def read_npz(data: bytes, most: int, names: Collection[str] | None = None) -> di
                 left -= entry.file_size
                 if left < 0:
                     raise ValueError(f"it unpacks to more than {most} bytes")
-                # with these two methods zipfile unpacks no more than it is asked to read
+                # with these two methods zipfile decompresses only as many bytes as are read
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise ValueError(f"{entry.filename!r} is compressed by a method that NPZ files do not use")
                 with archive.open(entry) as stream:

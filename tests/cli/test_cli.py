@@ -156,7 +156,7 @@ def test_an_artifact_of_an_older_schema_is_made_anew_or_named(tmp_path: Path) ->
         file.write_text(file.read_text().replace('"schema": 2', '"schema": 1'))
     output = " ".join(invoke("run", "fake.one", "--device", "cpu").split())
     assert "fake.one reproduced" in output and "kept from" not in output
-    assert "No page: Artifact" in output and "schema version 1; this Pathlens reads 2. Run the experiment" in output
+    assert "No page: Artifact" in output and "schema version 1, expected 2. Run the experiment" in output
     assert "The page" in invoke("run", "fake.one", "fake.two", "--device", "cpu")
 
 
@@ -216,7 +216,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(tmp_path: Pat
     (tmp_path / "file").write_text("")
     for command in (["run", "fake.one"], ["demo"]):
         output = invoke(*command, "--device", "cpu", "--out", "file/o", code=1)
-        assert "--out file/o cannot be made: " in output and "Choose another." in output
+        assert "--out file/o cannot be created: " in output and "Choose another." in output
     assert not TRAININGS
 
 

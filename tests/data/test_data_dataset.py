@@ -51,7 +51,7 @@ INFINITE[0] = float("-inf")
         (OptionError, "positive integer", {"x": X, "y": LABELS, "task": "classification"}),
         (OptionError, "for regression", {"x": X, "y": Y, "classes": 2}),
         (OptionError, "'ranking'", {"x": X, "y": Y, "task": "ranking"}),
-        (ShapeError, "come together", {"x": X, "y": Y, "x_test": X}),
+        (ShapeError, "both x_test and y_test or neither", {"x": X, "y": Y, "x_test": X}),
         (ShapeError, "as in the training rows", {"x": X, "y": Y, "x_test": torch.ones(3, 5), "y_test": torch.ones(3)}),
         (ShapeError, "y_test has 5", {"x": X, "y": Y, "x_test": X, "y_test": Y[:5]}),
         (ShapeError, "marks\\['top'\\]", {"x": X, "y": Y, "marks": {"top": torch.ones(5)}}),

@@ -457,7 +457,7 @@ def test_a_regression_reaches_a_value_from_either_side():
     down = hat.counterfactual(X[0], at_most=at - 0.5, within=X)
     assert up.nearest and up.after >= at + 0.5 and up.before == at == down.before
     assert down.nearest and down.after <= at - 0.5
-    with pytest.raises(OptionError, match="which is at most"):
+    with pytest.raises(OptionError, match="which is already at most"):
         hat.counterfactual(X[0], at_most=at + 1)
     farther = hat.counterfactual(X[0], at_least=at + 0.25, within=X, margin=0.25)
     assert farther.after >= at + 0.5 and farther.distance == pytest.approx(up.distance)
@@ -482,7 +482,7 @@ def test_what_cannot_be_asked_is_said(flowers):
     row = X[50:51]
     for error, match, given_ in (
         (LabelError, "no class 7; there are 0, 1, 2", {"target": 7}),
-        (OptionError, "is predicted 1 already", {"target": 1}),
+        (OptionError, "is already 1", {"target": 1}),
         (UnknownNameError, "sepal width", {"keep": "sepal widht (cm)"}),
         (OptionError, "no feature 4; they are 0 to 3", {"keep": 4}),
         (UnknownNameError, "petal", {"whole": ["petal"]}),

@@ -38,5 +38,5 @@ def test_a_ridge_is_chosen_by_leaving_rows_out():
 
 @pytest.mark.parametrize("ridge", ["some", -1, None, float("inf")])
 def test_a_wrong_ridge_is_said_before_anything_is_trained(ridge):
-    with pytest.raises(OptionError, match="PathKernelRegressor: ridge must be 'auto' or a number that is not negative"):
+    with pytest.raises(OptionError, match="PathKernelRegressor: ridge must be 'auto' or a finite number of at least 0"):
         PathKernelRegressor(ridge=ridge).fit([[0.0], [1.0]], [0.0, 1.0])

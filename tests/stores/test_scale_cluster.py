@@ -105,7 +105,7 @@ def test_streams_go_to_workers_as_frozen_weights_and_data(make: Any, client: Any
 def test_errors_of_a_block_arrive_and_finished_blocks_stay(client: Any, tmp_path: Path) -> None:
     x = torch.ones(30, 1)
     x[25:] = 1e30
-    with pytest.raises(ScaleError, match=r"beyond torch.float32.*of 6 blocks are finished and stay"):
+    with pytest.raises(ScaleError, match=r"beyond torch.float32.*of 6 blocks are finished and kept"):
         GramSum.from_factors([[("x", x)]]).to_zarr(tmp_path / "k", client=client, block=10)
     assert (0, 0) in recorded(tmp_path / "k") and (2, 2) not in recorded(tmp_path / "k")
 

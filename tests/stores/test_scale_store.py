@@ -268,7 +268,7 @@ def test_a_worker_of_a_run_that_was_given_up_writes_nothing(tmp_path: Path, monk
         return real(job, i, j)
 
     monkeypatch.setattr(writing, "write_block", overtaken)
-    with pytest.raises(StoreError, match=r"another run has taken over.*4 of 10 blocks are finished"):
+    with pytest.raises(StoreError, match=r"another call is writing to this store now.*4 of 10 blocks are finished"):
         write(K, tmp_path / "k")
     assert not (tmp_path / "k" / "c" / "1" / "1").exists()
 
@@ -382,7 +382,7 @@ def test_a_full_or_failing_disk_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "open", failing, raising=False)
-        with pytest.raises(StoreError, match=rf"c/0/3 cannot be written.*{text}.*3 of 10 blocks are finished and stay"):
+        with pytest.raises(StoreError, match=rf"c/0/3 cannot be written.*{text}.*3 of 10 blocks are finished and kept"):
             write(K, tmp_path / "k")
     assert not list((tmp_path / "k").rglob("*.part"))
     report = write(K, tmp_path / "k")
@@ -431,7 +431,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda d: d["attributes"]["pathlens"].update(version=99), "version 99, this Pathlens reads version 1"),
+        (lambda d: d["attributes"]["pathlens"].update(version=99), "version 99, expected version 1"),
         (lambda d: d["attributes"]["pathlens"].update(symmetric=False), "edited or damaged"),
         (lambda d: d["attributes"]["pathlens"].update(format="pathlens.record"), "expected a pathlens.matrix file"),
         (lambda d: d["attributes"].clear(), "a Zarr array that Pathlens did not write"),

@@ -198,9 +198,9 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: Stopping(patience=1.5), "patience must be an integer of at least 1, got 1.5"),
     (lambda: Stopping(loss_below="low"), "loss_below must be a number"),
     (lambda: Teacher(3), "expected a trained network, got int"),
-    (lambda: Keep("first"), "epochs is a sequence"),
-    (lambda: pl.train(pl.models.relu(2, (4,)), DATA, epochs=1, callbacks=Follow()), "callbacks is a sequence"),
-    (lambda: pl.train(pl.models.relu(2, (4,)), DATA, epochs=1, callbacks=[3]), "callbacks is a sequence"),
+    (lambda: Keep("first"), "epochs must be a sequence"),
+    (lambda: pl.train(pl.models.relu(2, (4,)), DATA, epochs=1, callbacks=Follow()), "callbacks must be a sequence"),
+    (lambda: pl.train(pl.models.relu(2, (4,)), DATA, epochs=1, callbacks=[3]), "callbacks must be a sequence"),
 ]
 
 

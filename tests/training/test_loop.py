@@ -51,9 +51,9 @@ def test_histories_are_drawn(data):
 
 @pytest.mark.parametrize("name", ["epochs", "losses"])
 def test_one_epoch_instead_of_a_list_is_refused(data, name):
-    with pytest.raises(errors.OptionError, match=f"{name} is a sequence, got 1. Give"):
+    with pytest.raises(errors.OptionError, match=f"{name} must be a sequence, got 1. Give"):
         Keep(**{name: 1})
-    with pytest.raises(errors.OptionError, match=r"epochs is a sequence, got 1\. Give"):
+    with pytest.raises(errors.OptionError, match=r"epochs must be a sequence, got 1\. Give"):
         pl.train(pl.models.dlgn(2, (4,)), data, epochs=1, keep=1)
 
 
@@ -141,7 +141,7 @@ def test_an_epoch_after_the_last_is_said_to_be_one(data):
 
 @pytest.mark.parametrize("epoch", [-1, 3, 1.5])
 def test_an_epoch_that_there_is_not_cannot_be_kept(data, epoch):
-    with pytest.raises(errors.OptionError, match=rf"keep names epoch {epoch}, and epochs=2 has 0 .* to 2\."):
+    with pytest.raises(errors.OptionError, match=rf"keep contains epoch {epoch}, expected 0 .* to epochs=2\."):
         pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep=[1, epoch], progress=False)
 
 
@@ -241,8 +241,8 @@ BAD = [
     (lambda: pl.train(relu(), (X, Y), epochs=1, seeds=3), errors.OptionError, r"Give range\(3\)"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, device="gpu"), errors.OptionError, "device 'gpu' cannot be used"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, device="meta"), errors.OptionError, "holds no numbers"),
-    (lambda: pl.train(X, (relu(), Y), epochs=1), errors.OptionError, "a network .* first, got Tensor"),
-    (lambda: pl.train([relu(), 3], (X, Y), epochs=1), errors.OptionError, "first, got int"),
+    (lambda: pl.train(X, (relu(), Y), epochs=1), errors.OptionError, "first argument must be a network .*, got Tensor"),
+    (lambda: pl.train([relu(), 3], (X, Y), epochs=1), errors.OptionError, "first argument must be .*, got int"),
     (lambda: pl.train(torch.nn.ReLU(), (X, Y), epochs=1), errors.OptionError, "ReLU has no parameters"),
     (lambda: pl.train(relu(), (X, None), epochs=1), errors.DTypeError, "targets must be numbers, got NoneType"),
     (lambda: pl.train(relu(), (X, ["a"] * 10), epochs=1), errors.DTypeError, "Classes are numbered 0, 1"),

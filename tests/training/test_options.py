@@ -330,7 +330,7 @@ BAD = [
     (
         {"net": pl.models.dlgn(2, (4,)), "settings": [{"beta": 4}], "beta": lambda progress: 9.0},
         errors.OptionError,
-        "settings give β too",
+        "settings also set beta",
     ),
     ({"stopping": Stopping(patience=3)}, errors.OptionError, r"validation=\(X, y\)"),
     ({"stopping": 0, "validation": (X, Y)}, errors.OptionError, "patience must be an integer of at least 1, got 0"),

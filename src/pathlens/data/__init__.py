@@ -105,7 +105,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str, /, **options: Any) -> DataSet:
-    """A data set by name; the options are those of the function of that name. Hyphens count as underscores.
+    """Load a data set by name, with the options of the function of the same name. Hyphens count as underscores.
 
     Examples
     --------

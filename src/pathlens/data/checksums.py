@@ -1,7 +1,7 @@
 """The published image sets on disk: file names, folders and checksums.
 
-A checksum of a file shows which file is damaged. The SHA-256 of a decoded uint8 array holds for every form of a set.
-None is known for CIFAR-100, which is checked by the published MD5 of its archive or of its batch files.
+A checksum of a file shows which file is damaged. The SHA-256 of a decoded uint8 array is the same for every form of a
+set. No such SHA-256 is known for CIFAR-100, which is checked by the published MD5 of its archive or of its batch files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Form:
     name: FormName
     splits: Mapping[str, tuple[str, ...]]  # split -> the files it needs, in the order of the rows
     folders: tuple[str, ...]  # under a data folder; the first is where an import puts the files
-    digests: Mapping[str, str] = field(default_factory=dict)  # file -> checksum, where one is known
+    digests: Mapping[str, str] = field(default_factory=dict)  # file -> checksum, if one is known
     archive: str = ""  # a tar.gz of the folder, looked for beside each of `folders`
     archive_digest: str = ""
 

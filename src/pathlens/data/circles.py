@@ -57,7 +57,7 @@ def circle(
     seed : int
         Seed of the noise.
     test_points : int
-        Rows of a noiseless test set, on evenly spaced angles half a step off, ``2π(i + ½) / test_points``.
+        Rows of a noiseless test set at the evenly spaced angles ``2π(i + ½) / test_points``.
     dtype : torch.dtype
         Everything is computed in float64 and rounded once.
 
@@ -121,7 +121,7 @@ def circle_control(name: str, *, points: int = 1024, **options: Any) -> DataSet:
     ``swapped``  sin 12θ         sin θ       the preferred direction
     ===========  ==============  ==========  ================================================
 
-    Further options are those of `circle`, and override the control's own.
+    Further options are passed to `circle` and override the values in the table.
 
     Examples
     --------

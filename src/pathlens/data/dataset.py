@@ -26,10 +26,10 @@ Task = Literal["regression", "classification"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DataSet:
-    """Rows and targets for training, optionally for testing, checked when made and never changed after.
+    """Rows and targets for training, and optionally for testing; they are checked once and cannot be changed.
 
-    Regression targets always have shape (n, c), the shape of a network's output, so that a loss cannot broadcast
-    (n, 1) against (n,); a given (n,) becomes (n, 1). Class labels have shape (n,) and dtype int64.
+    Regression targets always have shape (n, c), the shape of a network's output, so a loss cannot broadcast (n, 1)
+    against (n,); targets of shape (n,) become (n, 1). Class labels have shape (n,) and dtype int64.
 
     Parameters
     ----------
@@ -38,17 +38,17 @@ class DataSet:
     y : Tensor, shape (n, c) or (n,)
         Targets: floating for regression, integers in 0..classes-1 for classification.
     x_test, y_test : Tensor, optional
-        The same for rows held out.
+        Inputs and targets of the test rows.
     name : str
         Shown by ``repr``.
     task : {"regression", "classification"}
     classes : int, optional
         Number of classes; needed for classification only.
     info : mapping
-        How the set was made: options, source, statistics. Not per row.
+        How the set was made: options, source, statistics. Nothing that belongs to single rows.
     marks, marks_test : mapping of str to Tensor with n rows
-        Facts about single rows (the angle on the circle, whether a row is simple); they follow their rows through
-        `subsample`, `only` and `to`.
+        One value for each row (the angle on the circle, whether a row is simple); `subsample`, `only` and `to` keep
+        them with their rows.
 
     Notes
     -----
@@ -88,10 +88,10 @@ class DataSet:
         if self.task == "regression" and self.classes is not None:
             raise OptionError(f"{where}: classes is {self.classes!r} for regression. Leave it out.")
         if (self.x_test is None) != (self.y_test is None):
-            raise ShapeError(f"{where}: x_test and y_test come together; one of them is None.")
+            raise ShapeError(f"{where}: expected both x_test and y_test or neither; one of them is None.")
         x, y = _rows(where, "", self.x, self.y, self.task, self.classes)
         if self.classes is not None:
-            self._put(classes=int(self.classes))  # of NumPy, as the largest label of an array plus one is
+            self._put(classes=int(self.classes))  # a NumPy integer, such as the largest label of an array plus one
         self._put(x=x, y=y, info=dict(self.info), marks=_marks(where, "marks", self.marks, len(x)))
         if self.x_test is None or self.y_test is None:
             if self.marks_test:
@@ -107,7 +107,7 @@ class DataSet:
         self._put(x_test=x_test, y_test=y_test, marks_test=_marks(where, "marks_test", self.marks_test, len(x_test)))
 
     def _put(self, **values: Any) -> None:
-        for key, value in values.items():  # the dataclass is frozen for users; construction is the one exception
+        for key, value in values.items():  # the dataclass is frozen, except during construction
             object.__setattr__(self, key, value)
 
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ class DataSet:
     def subsample(
         self, n: int | None = None, seed: int = 0, *, per_class: int | None = None, n_test: int | None = None
     ) -> DataSet:
-        """A random part of the training rows, in their order; for classes, in the classes' proportions.
+        """Draw a random subset of the training rows, in their order; for classes, in the classes' proportions.
 
         Parameters
         ----------
@@ -202,12 +202,12 @@ class DataSet:
         return torch.cat(kept).sort().values
 
     def only(self, *classes: int | str) -> DataSet:
-        """The rows of some classes, in their order, with labels 0, 1, … in the order in which the classes are named.
+        """Keep the rows of some classes, in their order; labels become 0, 1, … in the order of the arguments.
 
         Parameters
         ----------
         classes : int or str
-            Labels, or names as in ``info["label_names"]`` where there are any.
+            Labels, or names from ``info["label_names"]`` if there are any.
 
         Examples
         --------
@@ -346,7 +346,7 @@ def _rows(where: str, suffix: str, x: Any, y: Any, task: Task, classes: int | No
 
 
 def _finite(where: str, label: str, value: Tensor) -> None:
-    lo, hi = torch.aminmax(value)  # NaN and infinity both show in the extremes, and nothing is allocated
+    lo, hi = torch.aminmax(value)  # the extremes reveal NaN and infinity without allocating memory
     if not bool(torch.isfinite(lo) & torch.isfinite(hi)):
         bad = int((~torch.isfinite(value)).sum())
         raise NotFiniteError(

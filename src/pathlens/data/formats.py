@@ -1,7 +1,7 @@
 """Decoders from bytes to uint8 arrays for the forms of the image sets: idx, CIFAR batches, packed WebP strips.
 
 Pickles are read with an unpickler that builds plain containers and byte arrays only. It can still take any amount of
-time and memory, so only published files are given to it. The other decoders are bounded for any input.
+time and memory, so it is used only for published files. The other decoders use bounded memory for any input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlens.errors import FileFormatError, import_extra
 from pathlens.files import gunzip, read_npz
 
 Bytes = NDArray[np.uint8]
-_MOST_BYTES = 1 << 26  # of an unpacked file; the largest, MNIST's training images, has 47,040,016
+_MOST_BYTES = 1 << 26  # bytes of an unpacked file; the largest, MNIST's training images, has 47,040,016
 SIDE = 32  # CIFAR images are 32 x 32 x 3, planar: 1,024 bytes of red, then green, then blue
 
 
@@ -42,7 +42,7 @@ def read_idx(data: bytes, where: str, most: int = _MOST_BYTES) -> Bytes:
     if len(data) < 4 + 4 * rank:
         raise FileFormatError(f"{where}: {len(data)} bytes, too short for the header of a rank-{rank} idx file.")
     shape = struct.unpack(f">{rank}I", data[4 : 4 + 4 * rank])
-    size = math.prod(shape)  # exact, where NumPy's product of a hostile header may overflow
+    size = math.prod(shape)  # exact Python integers: NumPy's product could overflow for a hostile header
     body = memoryview(data)[4 + 4 * rank :]
     if len(body) != size:
         raise FileFormatError(f"{where}: the header promises {shape} = {size} bytes, there are {len(body)}.")
@@ -70,8 +70,9 @@ def read_cifar_binary(data: bytes, where: str, label_bytes: int) -> tuple[Bytes,
 def read_cifar_python(data: bytes, where: str, label_keys: tuple[str, ...]) -> tuple[Bytes, Bytes]:
     """A CIFAR Python batch (a pickle): labels (n, len(label_keys)) and images (n, 32, 32, 3).
 
-    The pickle may hold dictionaries, lists, strings, numbers and uint8 arrays; anything else is refused and not run.
-    Compare the checksum of the data first: a pickle of a few bytes can take gigabytes, or forever.
+    The pickle may contain dictionaries, lists, strings, numbers and uint8 arrays; anything else raises an error and is
+    not executed. Compare the checksum of the data first: a pickle of a few bytes can take gigabytes of memory, or never
+    end.
     """
     batch = _restricted_load(data, where)
     if not isinstance(batch, dict):
@@ -95,10 +96,10 @@ def read_cifar_python(data: bytes, where: str, label_keys: tuple[str, ...]) -> t
 
 
 def read_webp_strips(data: bytes, where: str, most: int = 50_000) -> Bytes:
-    """A packed part, lossless WebP strips 32 pixels wide with images stacked, one file after another; (n, 32, 32, 3).
+    """Decode concatenated lossless WebP files, each a stack of images 32 pixels wide, to (n, 32, 32, 3).
 
-    A WebP file's length is its bytes 4 to 8 (little-endian) plus 8, so the part needs no index. It may hold ``most``
-    images.
+    Bytes 4 to 8 of a WebP file are its length minus 8 (little-endian), so the part needs no index. It may hold at most
+    ``most`` images.
     """
     Image = import_extra("PIL.Image", f"reading the packed images in {where}")
     strips, at, left = [], 0, most
@@ -111,7 +112,7 @@ def read_webp_strips(data: bytes, where: str, most: int = 50_000) -> Bytes:
             raise FileFormatError(f"{where}: the WebP file at byte {at} ends at byte {end}, the part at {len(data)}.")
         try:
             with Image.open(io.BytesIO(data[at:end]), formats=("WEBP",)) as image:
-                width, height = image.size  # of the header: no pixel is decoded yet
+                width, height = image.size  # reads the header only: no pixel is decoded yet
                 fits = width == SIDE and height % SIDE == 0
                 strip = np.asarray(image.convert("RGB")) if fits else None
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -132,7 +133,7 @@ def read_webp_strips(data: bytes, where: str, most: int = 50_000) -> Bytes:
 
 
 def read_labels_npz(data: bytes, where: str, key: str) -> Bytes:
-    """One label array (uint8) of a packed set's ``labels.npz``; object arrays are refused."""
+    """One label array (uint8) of a packed set's ``labels.npz``; object arrays raise an error."""
     try:
         labels = read_npz(data, 1 << 20, (key,))[key]
     except (ValueError, KeyError) as error:
@@ -147,7 +148,7 @@ def _planar(rows: Bytes) -> Bytes:
 
 
 class _PickledArray:
-    """Replaces a NumPy array in a pickle: keeps its state as data, so that no NumPy unpickling code runs."""
+    """Replaces a NumPy array in a pickle: keeps its state as plain data and runs no NumPy code."""
 
     def __init__(self, *_: Any) -> None:
         self.state: Any = None

@@ -29,8 +29,8 @@ def mnist(*, split: SplitChoice = "both", flatten: bool = False, standardise: bo
     flatten : bool
         x of shape (n, d) instead of (n, channels, height, width).
     standardise : bool
-        Per channel, (x - mean) / std with the mean and standard deviation of the *training* pixels, whatever the split.
-        Otherwise pixels are v / 255, in [0, 1].
+        Per channel, (x - mean) / std with the mean and standard deviation of the *training* pixels, also for
+        split="test". Otherwise pixels are v / 255, in [0, 1].
 
     Returns
     -------
@@ -92,7 +92,7 @@ def binary_mnist(
     classes : (int, int)
         The two digits.
     labels : (float, float) or None
-        Their targets, as regression; None gives classification with labels 0 and 1.
+        Regression targets of the two digits; None gives classification with labels 0 and 1.
     split, flatten, standardise
         As for `mnist`; standardising uses all training digits.
     """
@@ -109,7 +109,7 @@ def binary_mnist(
 
 
 def mnist_random_labels(seed: int = 0, **options: Any) -> DataSet:
-    """MNIST with training labels drawn uniformly and independently from the ten classes; the test labels stay true.
+    """MNIST with training labels drawn uniformly and independently from the ten classes; test labels are unchanged.
 
     Mark ``original``: the true labels. Further options as for `mnist`.
     """
@@ -121,13 +121,13 @@ def mnist_random_labels(seed: int = 0, **options: Any) -> DataSet:
 
 
 def mnist_random_pixels(seed: int = 0, **options: Any) -> DataSet:
-    """MNIST with the pixels of each image, train and test, permuted: another permutation for each image.
+    """MNIST with the pixels of each training and test image permuted, by a different permutation for each image.
 
     Further options as for `mnist`. O(n d).
     """
     full = mnist(**options)
     rng = np.random.default_rng(seed)
-    if options.get("split") == "test":  # their orders are drawn after those of the training rows
+    if options.get("split") == "test":  # permutations of test rows are drawn after those of training rows
         rng.permuted(np.zeros((store.facts_of("mnist").rows["train"], full.d), np.uint8), axis=1)
 
     def shuffle(x: Tensor) -> Tensor:
@@ -163,15 +163,15 @@ def modified_fashion_mnist(
     Parameters
     ----------
     scrambled : sequence of int
-        The classes to cut up; the paper's are 5 to 9. Swapping them for (0, 1, 2, 3, 4) is the control.
+        The classes to scramble; the paper scrambles 5 to 9. The control scrambles (0, 1, 2, 3, 4) instead.
     clusters : int
         Clusters in each of them.
     seed : int
         Seeds k-means and the labels.
     split, flatten, standardise
-        As for `mnist`. The training rows are read in any case: the clusters are fitted on them.
+        As for `mnist`. The training rows are always read, because the clusters are fitted on them.
     restarts : int
-        k-means runs per class, best kept.
+        Number of k-means runs per class; the best is kept.
 
     Returns
     -------
@@ -186,8 +186,8 @@ def modified_fashion_mnist(
 
     Notes
     -----
-    About two seconds on one core. The same seed gives the same clusters on one machine; another scikit-learn version
-    or thread count may move a few rows, which ``info["cluster_sizes"]`` shows.
+    About two seconds on one core. The same seed gives the same clusters on one machine; another scikit-learn version or
+    thread count may assign a few rows differently; compare ``info["cluster_sizes"]``.
     """
     cut = sorted(set(scrambled))
     if len(cut) != len(scrambled) or not cut or not set(cut) <= set(range(10)):
@@ -259,9 +259,9 @@ def _cluster(
 def digits(*, split: SplitChoice = "both", flatten: bool = False, standardise: bool = False) -> DataSet:
     """scikit-learn's handwritten digits: 1,437 + 360 images, 8 × 8, ten classes. Always available.
 
-    The split is fixed: the last 360 rows are the test set. Rows are ordered by writer, so those are largely of other
-    writers, which is harder and more realistic than a shuffled split. Pixels are v / 16, in [0, 1]; options as for
-    `mnist`.
+    The split is fixed: the last 360 rows are the test set. Rows are ordered by writer, so most test rows are by other
+    writers than the training rows, which is harder and more realistic than a shuffled split. Pixels are v / 16, in [0,
+    1]; options as for `mnist`.
 
     Examples
     --------
@@ -286,7 +286,7 @@ def digits(*, split: SplitChoice = "both", flatten: bool = False, standardise: b
 
 def _load(name: str, split: SplitChoice, flatten: bool, standardise: bool, coarse: bool = False) -> DataSet:
     facts = store.facts_of(name)
-    # standardising the test rows needs the training rows' statistics
+    # test rows are standardised with the statistics of the training rows
     needed = [part for part in store.BOTH if split in ("both", part) or (standardise and part == "train")]
     parts = {part: store.load_split(name, part) for part in needed}
     if coarse:
@@ -339,7 +339,7 @@ def _assemble(
 def _to_tensor(images: Bytes) -> Tensor:
     """(n, h, w) or (n, h, w, channels) bytes as float32 (n, channels, h, w)."""
     planes = images[:, None] if images.ndim == 3 else np.moveaxis(images, 3, 1)
-    # the axes are moved on the bytes, a quarter of the memory traffic of moving floats; the copy is always writable
+    # transposing bytes takes a quarter of the memory traffic of transposing floats; the copy is always writable
     return torch.from_numpy(np.array(planes, order="C")).float()
 
 
@@ -347,7 +347,7 @@ def _statistics(images: Bytes, top: int) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per channel of v / top, exact from the histogram of byte values."""
     channels = images[..., None] if images.ndim == 3 else images
     planes = [torch.from_numpy(channels[..., k].flatten()) for k in range(channels.shape[-1])]
-    # torch counts bytes as they are, NumPy would make 64-bit integers of them first
+    # torch counts bytes directly; NumPy would convert them to 64-bit integers first
     counts = torch.stack([torch.bincount(plane, minlength=256) for plane in planes]).numpy()
     value = np.arange(256)
     total = counts.sum(1)

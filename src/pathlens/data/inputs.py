@@ -1,4 +1,4 @@
-"""The forms in which data is accepted everywhere: `as_inputs` and `as_pair` read any of them.
+"""`as_inputs` and `as_pair` read data in every form that the package accepts.
 
 Conversion to a network's dtype and device is `pathlens.recording.as_rows`.
 """
@@ -27,8 +27,8 @@ def as_inputs(data: Any) -> Any:
 
     Returns
     -------
-    Tensor or what was given
-        Arrays are not converted: `pathlens.recording.as_rows` does.
+    Tensor or the given object
+        Arrays are not converted; use `pathlens.recording.as_rows` for that.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def as_inputs(data: Any) -> Any:
 
 
 def as_pair(data: Any, *, where: str = "data") -> tuple[Any, Any]:
-    """Inputs X and targets y of data in any accepted form that has targets.
+    """The inputs X and targets y of data in any accepted form that has targets.
 
     Parameters
     ----------
@@ -80,10 +80,10 @@ def as_pair(data: Any, *, where: str = "data") -> tuple[Any, Any]:
 
 
 def as_numbers(value: Any) -> Tensor:
-    """Targets, weights, labels or a matrix as a detached tensor, in the precision and order they were given in.
+    """Targets, weights, labels or a matrix as a detached tensor, in their precision and order.
 
-    torch alone would round the numbers of a list to float32, look up a pandas column by its labels, and refuse an array
-    with negative strides. Tensors and arrays are not copied unless that is necessary.
+    `torch.as_tensor` would round the numbers of a list to float32, look up a pandas column by its labels, and raise an
+    error for an array with negative strides. Tensors and arrays are copied only if necessary.
 
     Examples
     --------

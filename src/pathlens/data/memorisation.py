@@ -15,7 +15,7 @@ def identical_inputs(n: int = 200, *, seed: int = 0, dtype: torch.dtype = torch.
     """n equal inputs with random targets: x_s = 1, y_s ~ U[-1, 1] (DGN, Experiment 1).
 
     The input Gram matrix is all ones, rank 1: only gates can distinguish the rows. No function of x fits the targets;
-    gates that are a table per example do.
+    gates from a table, one row per example, can.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def unfittable(x: Tensor | Sequence[float] = (1.0, 1.0), *, dtype: torch.dtype =
     Parameters
     ----------
     x : Tensor or sequence, shape (d,)
-        Any vector but zero.
+        Any nonzero vector.
 
     Examples
     --------

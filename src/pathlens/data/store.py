@@ -1,7 +1,7 @@
 """The published image sets on this machine: finding, checking, importing and caching them.
 
-Nothing is downloaded. A file is compared with its checksum, where one is known, before it is decoded; a file that fails
-is reported and left unchanged.
+Nothing is downloaded. If the checksum of a file is known, it is compared before the file is decoded; a file that does
+not match is reported and left unchanged.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Source:
         return all((self.place / name).is_file() for name in self.form.files(tuple(splits)))
 
     def status(self, state: State, detail: str) -> SetStatus:
-        """The status of the set, found here."""
+        """The status of a set with this source."""
         return SetStatus(self.facts.name, self.facts.title, state, self.describe(), self.place, detail)
 
 
@@ -70,7 +70,7 @@ class Source:
 class Loaded:
     """The decoded arrays of one split, the form they were read from, and whether a checksum confirms them.
 
-    The form and not the folder: it is written to artifacts, which must not name folders of this machine.
+    The form is kept, not the folder, because artifacts contain it and must not name folders of this machine.
     """
 
     arrays: dict[str, Bytes]
@@ -150,9 +150,9 @@ def facts_of(name: str) -> SetFacts:
 
 
 def status(names: Sequence[str] | None = None) -> list[SetStatus]:
-    """The status of each published set, from checksums of files alone; `check` also decodes.
+    """The status of each published set, from the checksums of its files; `check` also decodes them.
 
-    About half a second for each 150 MB on disk. Never raises for absent or broken files.
+    Takes about half a second for each 150 MB on disk. Absent or broken files raise no error.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def status(names: Sequence[str] | None = None) -> list[SetStatus]:
 
 
 def check(name: str) -> SetStatus:
-    """Decode a set completely, without the cache, and compare every array with its checksum; seconds for CIFAR."""
+    """Decode a set completely, without the cache, and compare every array with its checksum; CIFAR takes seconds."""
     facts = facts_of(name)
     source = find(facts)
     if source is None:
@@ -192,7 +192,7 @@ def import_from(path: str | os.PathLike[str], names: Sequence[str] | None = None
     path : path
         A folder, or one ``cifar-*.tar.gz``.
     names : sequence of str, optional
-        Only these sets; all that are recognised if None.
+        Sets to import; None imports all that are recognised.
 
     Returns
     -------
@@ -201,7 +201,7 @@ def import_from(path: str | os.PathLike[str], names: Sequence[str] | None = None
     Raises
     ------
     DataMissingError
-        Nothing is recognised, or a set named in `names` is not there.
+        No set is recognised, or a set named in `names` is not found.
     DataCorruptError
         A recognised file fails its check; nothing is copied.
     StoreError
@@ -268,7 +268,7 @@ def find(facts: SetFacts, splits: Sequence[Split] = BOTH) -> Source | None:
 
 
 def _places(facts: SetFacts, form: Form, root: Path) -> Iterator[Source]:
-    """Where a form may be under a data folder: its folders, then its archive beside each of them."""
+    """The places where a form may be in a data folder: its folders, then its archive beside each of them."""
     for folder in form.folders:
         yield Source(facts, form, root / folder)
     if form.archive:
@@ -329,7 +329,7 @@ def _read(source: Source, split: Split) -> Loaded:
 
 
 def _mismatch(path: Path, expected: str, data: bytes | None = None) -> list[str]:
-    """A message if a file, or the data read from it, has another checksum; else nothing."""
+    """A message if a file, or the data read from it, does not have its checksum; otherwise an empty result."""
     algorithm = "md5" if len(expected) == 32 else "sha256"
     if data is None:
         found = file_checksum(path, algorithm)
@@ -353,18 +353,19 @@ def _sha256(array: Bytes) -> str:
 
 
 def _largest(facts: SetFacts, split: Split) -> int:
-    """More bytes than the files of a split have in any form: a pickle as text has one and a half times those of its
-    images, and an image has less than 64 bytes of its own."""
+    """An upper bound of the bytes of a split's files in any form.
+
+    A pickle as text takes one and a half times the bytes of its images, plus less than 64 bytes for each image."""
     return 2 * facts.rows[split] * (math.prod(facts.image) + 64) + 8192
 
 
 def _read_files(source: Source, split: Split) -> dict[str, bytes]:
-    """The bytes of a split's files, with their checksums wherever those are known.
+    """Read the files of a split, and compare their checksums if these are known.
 
     Raises
     ------
     DataCorruptError
-        A checksum does not agree, or a file is larger than any of this set; nothing is decoded then.
+        A checksum does not match, or a file is larger than any file of this set. Nothing is decoded in this case.
     """
     facts, form, names = source.facts, source.form, source.form.splits[split]
     if source.archived:
@@ -441,7 +442,7 @@ def _check_shapes(facts: SetFacts, split: Split, arrays: dict[str, Bytes], sourc
         if top >= classes:
             raise FileFormatError(f"{source.place}: {split} {name} go up to {top}, expected at most {classes - 1}")
         counts = np.bincount(arrays[name], minlength=classes)
-        # CIFAR-100 is published with equally many images per class: the one check left where no checksum is known
+        # without a checksum, one check remains: CIFAR-100 has the same number of images in each class
         if not facts.arrays and not np.all(counts == n // classes):
             raise FileFormatError(
                 f"{source.place}: {split} {name} occur {counts.min()} to {counts.max()} times, "
@@ -472,7 +473,7 @@ def _status(facts: SetFacts) -> SetStatus:
 
 
 def _find_for_import(facts: SetFacts, origin: Path) -> Source | None:
-    """A copy of the set at `origin`, or a broken one that can only be this set, so that its error is reported."""
+    """A copy of the set at `origin`; also a broken copy that can only be this set, whose error is then reported."""
     for form in facts.forms:
         if origin.is_file():
             # browsers rename downloads ("cifar-10-python (1).tar.gz"), so the checksum is compared as well
@@ -489,7 +490,7 @@ def _find_for_import(facts: SetFacts, origin: Path) -> Source | None:
 
 
 def _belongs(source: Source) -> bool:
-    """Whether files directly in the given folder are of this set: MNIST and Fashion-MNIST have the same names."""
+    """Whether files directly in the given folder belong to this set: MNIST and Fashion-MNIST use the same names."""
     form, facts = source.form, source.facts
     if form.name not in ("idx.gz", "idx"):
         return True
@@ -498,7 +499,7 @@ def _belongs(source: Source) -> bool:
     path = source.place / form.splits["test"][1]
     if path.stat().st_size > _largest(facts, "test"):
         return False
-    try:  # unpacked files have no checksum: the labels decide
+    try:  # unpacked files have no checksum: compare the labels
         labels = formats.read_idx(path.read_bytes(), str(path), 8 + facts.rows["test"])
     except FileFormatError:
         return False
@@ -527,7 +528,7 @@ def _copy_file(origin: Path, target: Path) -> None:
         shutil.copyfile(origin, temporary)
         if file_checksum(temporary) != file_checksum(origin):
             raise DataCorruptError(
-                f"{origin}: the copy in {target.parent} differs from it, and was dropped. Check the disk."
+                f"{origin}: the copy in {target.parent} differs from it and was deleted. Check the disk."
             )
 
 
@@ -544,12 +545,12 @@ def _cache_paths(facts: SetFacts, split: str) -> dict[str, Path]:
 
 
 def _read_cache(facts: SetFacts, split: Split) -> Loaded | None:
-    """The cached arrays if every one has its checksum, else None: a damaged cache counts as none."""
+    """The cached arrays if all have their checksums; None if the cache is absent or damaged."""
     paths = _cache_paths(facts, split)
     try:
         if facts.arrays:
             expected = {name: facts.arrays[f"{split}_{name}"] for name in paths}
-        else:  # no published array checksum: the one recorded when a checked archive was decoded
+        else:  # no published array checksum: use the one recorded when a checked archive was decoded
             expected = parse_json((_decoded_folder() / f"{facts.name}-{split}.json").read_bytes())
         arrays = {}
         for name, path in paths.items():

@@ -1,7 +1,7 @@
 """Real tables with a target: a folder ``tabular`` of ``.csv.gz`` files that its ``manifest.json`` describes.
 
-Columns are numbers or strings, with missing cells; they are neither encoded nor imputed. `read_csv` reads CSV files of
-users.
+Columns are numbers or strings, with missing cells; they are neither encoded nor imputed. `read_csv` reads your own CSV
+files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlens.errors import DataCorruptError, DataMissingError, FileFormatError,
 from pathlens.files import gunzip, parse_json
 
 TARGET = "target"  # the last column of every file
-_MOST_BYTES = 1 << 26  # of an unpacked file
+_MOST_BYTES = 1 << 26  # bytes of an unpacked file
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Table:
     name : str
     task : {"classification", "regression"}
     columns : dict name → array (n,)
-        Numbers as float64 with NaN for a missing cell, strings as objects with None for one.
+        Numbers as float64, with NaN for a missing cell; strings as objects, with None for a missing cell.
     target : array (n,)
-        Numbers for regression; labels are int64 where all of them are whole numbers, else strings.
+        Numbers for regression. Labels are int64 if all of them are whole numbers, otherwise strings.
     categorical : tuple of str
-        Columns whose values have no order; those that are coded by whole numbers hold numbers.
+        Columns whose values have no order; they hold numbers if categories are coded by whole numbers.
     info : dict
         The manifest's entry: source, licence, notes.
 
@@ -100,7 +100,7 @@ class Table:
 
 
 def table_names() -> tuple[str, ...]:
-    """The tables found on this machine, sorted; empty where there is no ``tabular`` folder."""
+    """The tables found on this machine, sorted; empty if there is no ``tabular`` folder."""
     found = _manifest()
     return () if found is None else tuple(sorted(found[1]))
 
@@ -139,7 +139,7 @@ def table(name: str) -> Table:
     digest = hashlib.sha256(data).hexdigest()
     if digest != entry.sha256:
         raise DataCorruptError(
-            f"Table {name!r}: {path} ({len(data)} bytes) has SHA-256 {digest[:12]}…, its manifest has "
+            f"Table {name!r}: {path} ({len(data)} bytes) has SHA-256 {digest[:12]}…, the manifest has "
             f"{entry.sha256[:12]}…. The file was left as it is; get it again."
         )
     return _parse(path, data, entry, info)
@@ -163,7 +163,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def _manifest() -> tuple[Path, dict[str, tuple[_Entry, dict[str, Any]]]] | None:
-    """The first ``tabular`` folder with a manifest, and its entries by name, checked and as they are."""
+    """The first ``tabular`` folder with a manifest, and its entries by name, checked and unchecked."""
     for root in data_folders():
         path = root / "tabular" / "manifest.json"
         if not path.is_file():
@@ -216,7 +216,7 @@ def _numbers(name: str, column: str, cells: tuple[str, ...]) -> np.ndarray:
 
 # --- CSV files of users ------------------------------------------------------------------------------------------
 
-_MARKS = (  # byte-order marks; that of UTF-32 begins with that of UTF-16
+_MARKS = (  # byte-order marks; the mark of UTF-32 begins with the mark of UTF-16
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -224,17 +224,17 @@ _MARKS = (  # byte-order marks; that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _SEPARATORS = ",;\t|"
-_SAMPLE = 100  # rows that the separator is found by
+_SAMPLE = 100  # rows that are used to find the separator
 _WITH_COMMA = re.compile(r"[+-]?(?=,?\d)(\d+|\d{1,3}(\.\d{3})+)?(,\d+)?([eE][+-]?\d+)?")  # 1,5 or 1.234,5 or 12
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")  # 1,234: may also be a number with three decimals
 _WITH_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
 
 
 def read_csv(path: str | Path) -> tuple[Any, list[str]]:
-    """A CSV file with a line of column names as a pandas table, and notes on what had to be guessed.
+    """Read a CSV file with a header as a pandas table, and return notes on what had to be guessed.
 
-    Encodings are UTF-8, UTF-16 and UTF-32 by their byte-order marks, and Windows-1252 where a file is not UTF-8.
-    Columns are separated by commas, semicolons, tabs or bars. Where commas do not separate columns, numbers may have
+    Encodings are UTF-8, UTF-16 and UTF-32 by their byte-order marks, and Windows-1252 if a file is not UTF-8.
+    Columns are separated by commas, semicolons, tabs or bars. If commas do not separate columns, numbers may have
     decimal commas. Files that end in .gz, .bz2, .xz or .zip are decompressed.
 
     Raises
@@ -281,7 +281,7 @@ def _decompressed(path: Path) -> bytes:
 
 
 def _decoded(data: bytes, notes: list[str]) -> str:
-    """The text of a file, by its byte-order mark, as UTF-8, or else as Windows-1252; ValueError if it is none."""
+    """Decode a file by its byte-order mark, as UTF-8, or as Windows-1252; raises ValueError if it is not text."""
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), None)
     try:
         try:
@@ -299,14 +299,14 @@ def _decoded(data: bytes, notes: list[str]) -> str:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise ValueError(
-            f"line {line} has a zero byte, as in UTF-16 without a byte-order mark or in a file that is no text; save "
+            f"line {line} has a zero byte, as in UTF-16 without a byte-order mark or in a file that is not text; save "
             "the file as UTF-8"
         )
     return text
 
 
 def _separator(text: str) -> str:
-    """The character by which most of the first rows fall into as many cells as the header, and into the most."""
+    """The character that splits most first rows into as many cells as the header; of several, the one with most."""
     head = text.splitlines()[: _SAMPLE + 1]
 
     def fits(separator: str) -> tuple[int, int]:
@@ -323,7 +323,7 @@ def _separator(text: str) -> str:
 
 
 def _refuse_uneven(text: str, separator: str) -> None:
-    """ValueError if a row has more cells than the header: pandas would use its first cells as names of rows."""
+    """Raise ValueError if a row has more cells than the header: pandas would use its first cells as row names."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     header = next(filter(None, reader), [])
     for row in reader:
@@ -336,7 +336,7 @@ def _refuse_uneven(text: str, separator: str) -> None:
 
 
 def _with_decimal_commas(path: Path, frame: Any, notes: list[str]) -> Any:
-    """A table whose columns of text such as 1,5 are numbers, unless they may be thousands."""
+    """Convert columns of text such as 1,5 to numbers, unless their commas may separate thousands."""
     words = {name: column for name, column in frame.items() if column.dtype.kind == "O"}
     cells = {name: column.dropna().astype(str).str.strip() for name, column in words.items()}
     with_comma = {name: values[values.str.contains(",", regex=False)] for name, values in cells.items()}

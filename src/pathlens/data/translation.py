@@ -28,7 +28,8 @@ _LABELS = {"01": (1.0, 0.0), "pm1": (1.0, -1.0)}
 def ring_covariance(d: int, xi: float) -> Tensor:
     """The Gaussian covariance C_ij = exp(-δ_ij² / ξ²), δ_ij = min(|i-j|, d-|i-j|); note: no factor 2.
 
-    Circulant, but not always positive: at d = 40 its smallest eigenvalue is -2e-3 for ξ = 8. Float64, shape (d, d).
+    It is circulant, but not always positive definite: at d = 40 and ξ = 8 its smallest eigenvalue is -2e-3. Float64,
+    shape (d, d).
 
     Examples
     --------
@@ -48,9 +49,9 @@ def ring_covariance(d: int, xi: float) -> Tensor:
 def nlgp_covariance(d: int, xi: float, gain: float, *, convention: Convention = "lufkin") -> Tensor:
     """The exact covariance ⟨x_i x_j⟩ of the NLGP inputs of one class.
 
-    ``asin(s g² C_ij / (1 + s g² C_ii)) / asin(κ)``, ``κ = s g² / (1 + s g²)``, s = 2 (Lufkin) or 1 (Ingrosso–Goldt).
-    C is the covariance of the samples: its negative eigenvalues clipped, and 1e-3 on its diagonal for
-    Ingrosso–Goldt. Where neither applies, C_ii = 1, the variance is exactly 1, and this is asin(κ C_ij) / asin(κ).
+    ``asin(s g² C_ij / (1 + s g² C_ii)) / asin(κ)``, ``κ = s g² / (1 + s g²)``, s = 2 (Lufkin) or 1 (Ingrosso–Goldt). C
+    is the covariance of the samples: its negative eigenvalues clipped, and 1e-3 on its diagonal for Ingrosso–Goldt. If
+    neither applies, C_ii = 1, the variance is exactly 1, and this is asin(κ C_ij) / asin(κ).
 
     Parameters
     ----------
@@ -79,13 +80,13 @@ def nlgp_covariance(d: int, xi: float, gain: float, *, convention: Convention = 
     s, _ = _check_nlgp(d, gain, convention)
     c = _clipped_spectrum(d, xi, convention)[1]
     a = s * gain**2
-    # for large g the arcsine is that of a number near 1; the quotient of two such arcsines cancels the rounding
+    # for large g both arcsines are of numbers near 1, and their rounding errors cancel in the quotient
     return _circulant(torch.asin(a * c / (1 + a * c[0])) / math.asin(a / (1 + a)))
 
 
 @dataclass(frozen=True)
 class NLGP:
-    """A sampler of nonlinear Gaussian process data: fresh batches, as the localisation experiments train on.
+    """A sampler of nonlinear Gaussian process data; the localisation experiments train on such fresh batches.
 
     ``z ~ N(0, C)`` on the ring, ``C_ij = exp(-δ_ij²/ξ²)``, and ``x = erf(g z)/Z`` with ``Z² = (2/π) asin(2g²/(1+2g²))``
     (Lufkin), or ``x = erf(g z/√2)/Z`` with ``Z² = (2/π) asin(g²/(1+g²))`` and 1e-3 added to the diagonal of C
@@ -147,7 +148,7 @@ class NLGP:
     def sample(self, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """n fresh rows: x (n, d) and y (n, 1), on the generator's device.
 
-        Half of the rows, in random places, have label 1; an odd row out is a fair coin.
+        Half of the rows, at random positions, have label 1; if n is odd, the label of one row is random.
         """
         ones = _balanced("NLGP", n, generator)
         z = torch.randn(n, self.d, generator=generator, device=ones.device, dtype=self.dtype)
@@ -189,8 +190,8 @@ def nlgp(
 class SinglePulse:
     """A sampler of single pulses: one run of ones on a ring of zeros, whose length depends on the class.
 
-    Start ~ U{0..d-1}, length ~ U(lengths of the class), wrapping around; then, with `flip`, x → 1 - x with
-    probability ½ for each row by itself; then 0 and 1 are mapped to `support`.
+    Start ~ U{0..d-1}, length ~ U(lengths of the class), wrapping around; then, with `flip`, x → 1 - x with probability
+    ½, independently for each row; then 0 and 1 are mapped to `support`.
 
     Parameters
     ----------
@@ -254,8 +255,8 @@ class SinglePulse:
         return found
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """n fresh rows: x (n, d) and y (n, 1), on the generator's device; half the rows, in random places, have
-        label 1, and an odd row out is a fair coin. O(n d)."""
+        """n fresh rows: x (n, d) and y (n, 1), on the generator's device; half of the rows, at random positions, have
+        label 1; if n is odd, the label of one row is random. O(n d)."""
         ones = _balanced("SinglePulse", n, generator)
         device = ones.device
         start = torch.randint(self.d, (n,), generator=generator, device=device)
@@ -269,7 +270,7 @@ class SinglePulse:
         return self._values(on), _targets(ones, self.labels, self.dtype)
 
     def enumerate(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Every possible row once per way to draw it: x (n, d), y (n, 1) and probabilities (n,), float64, summing to 1.
+        """All possible rows, one for each way to draw it: x (n, d), y (n, 1), probabilities (n,) with sum 1; float64.
 
         n = d · (number of lengths of both classes) · (2 if flipping).
         """
@@ -361,7 +362,7 @@ def _fixed(name: str, sampler: NLGP | SinglePulse, n: int, n_test: int, seed: in
 
 
 def _balanced(where: str, n: int, generator: torch.Generator | None) -> Tensor:
-    """Which rows have label 1: ⌊n/2⌋ of them, plus a coin for an odd row out, in random places."""
+    """Which rows have label 1: ⌊n/2⌋ at random positions, and one more with probability ½ if n is odd."""
     if n < 1:
         raise OptionError(f"{where}: n={n} rows, expected at least 1.")
     device = generator.device if generator is not None else torch.device("cpu")
@@ -401,7 +402,7 @@ def _clipped_spectrum(d: int, xi: float, convention: str) -> tuple[Tensor, Tenso
     """Eigenvalues (clipped at zero) and first row of the Gaussian covariance of the samples."""
     row = ring_covariance(d, xi)[0].clone()
     row[0] += _CONVENTIONS[convention][1]
-    # eigenvalues of the size of rounding would be noise of size √1e-16 in the root: they are clipped as well
+    # eigenvalues of the size of rounding errors are clipped too: they would be noise of size √1e-16 in the root
     spectrum = torch.fft.fft(row).real
     spectrum = torch.where(spectrum > 1e-14 * spectrum.max(), spectrum, torch.zeros_like(spectrum))
     return spectrum, torch.fft.ifft(spectrum).real

@@ -1,6 +1,6 @@
 """`DLGNClassifier` and `DLGNRegressor`: deep linearly gated networks behind scikit-learn's interface.
 
-A fitted estimator keeps the hard half-spaces and their values alone, so that it explains exactly what it predicts.
+A fitted estimator keeps only the hard half-spaces and their values, so it explains exactly what it predicts.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         raise NotImplementedError
 
     def _choose_outputs(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
-        """Names of the outputs, the output that explains each row, and the sign with which it does."""
+        """Names of the outputs, the output that is explained for each row, and its sign."""
         raise NotImplementedError
 
     # --- explaining ----------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         terms : int or None
             Features per rule in the text; None shows all.
         top : int, optional
-            Only the most important ones.
+            Number of rules to return; default: all.
 
         Returns
         -------
@@ -178,17 +178,18 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         """Each prediction as an exact sum of contributions of last-layer half-spaces, and a bias.
 
         Half-spaces that contain the same training rows are one term. The repr prints the relative error of the sum and
-        the cancellation. Memory n·c·w numbers; time O(c·w²) for each row, and by features for each gate that switches
-        between the means and a row.
+        the cancellation. Takes n·c·w numbers of memory and O(c·w²) time for each row; with ``layer=0``, O(c·w²) for
+        each gate that switches between the means and a row.
 
         Parameters
         ----------
         X : (n, d)
         layer : int, optional
             Split by the half-spaces of this layer instead, counted from 1 as in `rules`; later biases are a separate
-            term. 0 splits by features: the contribution of each along the segment from the means r of training to the
-            row x, with f(r) as the first term. Inside a cell feature j contributes ∂f/∂x_j times its change; where a
-            gate with normal n switches, f jumps, and the jump is divided in proportion to n_j (x_j − r_j).
+            term. 0 splits by features: contributions are accumulated along the segment from the means r of the training
+            rows to the row x, with f(r) as the first term. Inside a cell, feature j contributes ∂f/∂x_j times its
+            change; where a gate with normal n switches, f jumps, and the jump is divided in proportion to n_j (x_j −
+            r_j).
         of : optional
             The class, or the index of the target, to explain; by default the predicted class (the second of two
             classes), or the first target.
@@ -205,7 +206,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
     def plot_explanation(self, x: Any, *, k: int = 8, layer: int | None = None, of: Any = None, ax: Any = None) -> Any:
         """The largest contributions to the prediction of one row, x of shape (d,) or (1, d); returns the axes.
 
-        `layer` and `of` are those of `explain`.
+        `layer` and `of` are as in `explain`.
         """
         return self.explain(_as_table(x), layer=layer, of=of).plot(0, k, ax)
 
@@ -248,9 +249,9 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
     ) -> Path:
         """Write a page about the model, evaluated and explained on held-out rows; returns its path.
 
-        The page shows the score and that of the simplest prediction, the influence of each feature, the most
-        important half-spaces, and a few explained rows, each with the smallest change that gives another prediction.
-        It is written from a `ModelReport`, which is saved as a JSON file of the same name.
+        The page shows the score, the score of the simplest prediction, the influence of each feature, the most
+        important half-spaces, and a few explained rows, each with the smallest change that gives another prediction. It
+        is written from a `ModelReport`, which is saved as a JSON file of the same name.
 
         Parameters
         ----------
@@ -301,13 +302,13 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
     # --- files -------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write `path`.safetensors and `path`.json: nothing in them is code, and edits are noticed."""
+        """Write `path`.safetensors and `path`.json; they contain no code, and checksums detect edits."""
         check_is_fitted(self)
         save_estimator(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; refuses files that were truncated, edited, or hold another kind of estimator."""
+        """Read files of `save`; raises an error if they were truncated or edited, or are of another estimator."""
         return load_estimator(cls, path)
 
 
@@ -316,9 +317,11 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
     """Classifier whose features are exactly intersections of half-spaces: a deep linearly gated network.
 
     Training starts with soft gates σ(β·q) and raises β to `beta[1]`, as `hardening` selects; then the values are
-    trained alone on the hard gates q > 0. Predictions are those of the hard network:
-    h_l = 1(N_l x + o_l > 0) ⊙ (U_l h_{l−1} + b_l).
-    Inputs are standardised inside; every half-space is reported in the units of the data.
+    trained alone on the hard gates q > 0. Predictions are the outputs of the hard network:
+
+        h_l = 1(N_l x + o_l > 0) ⊙ (U_l h_{l−1} + b_l)
+
+    Inputs are standardised internally; every half-space is reported in the units of the data.
 
     Parameters
     ----------
@@ -330,32 +333,35 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         Epochs of a phase that learns the data; a hardening phase after it takes half as many, the values alone a tenth.
         "auto" is 60, adjusted to between 300 and 1,200 steps, and at least 20.
     batch_size : int, "auto" or None
-        "auto" is 64 rows, None all rows. Where all rows are in one batch, a row of weight k equals k copies of it.
+        "auto" is 64 rows, None all rows. If all rows are in one batch, a row of weight k is equivalent to k copies of
+        it.
     learning_rate : float
         Initial learning rate of AdamW; it falls to zero along a cosine.
     weight_decay : float or "auto"
-        "auto" is 2500 / (sum of the weights), between 1.5 and 10, times (widest layer) / 64. From 100 rows on, this and
-        3, 1/3, 1/10 and 1/30 times it train on four fifths of the rows, and the one with the lowest squared error (of
-        probabilities or targets) on the others fits all rows. Where a fifth has fewer than 500 rows, several of them
-        are held out in turn, until they have 500 rows or all five were held out.
+        "auto" is 2500 / (sum of the weights), between 1.5 and 10, times (widest layer) / 64. With 100 rows or more,
+        this value and 3, 1/3, 1/10 and 1/30 times it are compared: networks are trained on four fifths of the rows, and
+        the value with the lowest squared error (of probabilities or targets) on the remaining fifth is used to fit all
+        rows. If a fifth has fewer than 500 rows, several of them are held out in turn, until they have 500 rows
+        together or all five were held out.
     beta : (float, float)
         Sharpness of the gates at the start and at the end.
     hardening : {"auto", "follow", "anneal"}
-        * "follow": soft gates learn the data; then β grows while the network learns to predict what the soft one
-          predicted. Sharp gates can memorise noise, and here they never see it.
-        * "anneal": β grows while the data are learned. Sharp gates fit what soft ones cannot.
-        * "auto": "follow" where targets are noisy, that is, where a soft network is wrong on more than a twentieth of
-          the training rows, or an annealed one leaves more than a quarter of a real target's variance; else "anneal".
+        * "follow": soft gates learn the data; then β grows while the network learns to reproduce the predictions of
+          the soft network. Sharp gates can memorise noise; here they are never trained on it.
+        * "anneal": β grows while the network learns the data. Sharp gates can fit what soft gates cannot.
+        * "auto": "follow" if targets are noisy, that is, if a soft network is wrong on more than a twentieth of the
+          training rows, or an annealed one leaves more than a quarter of a real target's variance; else "anneal".
     n_restarts : int
-        Networks trained at once from different seeds; with "follow" all harden towards what the soft ones predict on
-        average. The one with the lowest training loss (validation loss with `early_stopping`) is kept.
+        Number of networks trained at once from different seeds; with "follow" all of them learn to reproduce the mean
+        prediction of the soft networks. The one with the lowest training loss (validation loss with `early_stopping`)
+        is kept.
     early_stopping : bool
         Hold out `validation_fraction` of the rows and stop when their loss has not improved for `patience` epochs.
     class_weight : dict, "balanced" or None
         Factors on the weights of the rows of each class, as in scikit-learn; classes that a dict leaves out have 1.
         "balanced" gives every class the same sum of weights: its factor is (sum of the sample weights) / (number of
-        classes × that sum in the class). A fit with class weights is the fit with the weights that they make, in all
-        that counts weights: the loss, held-out losses, means and standard deviations, importances.
+        classes × sum of the sample weights of the class). The products of sample weights and class weights are used
+        wherever weights are: in the loss, held-out losses, means and standard deviations, and importances.
     random_state : int, RandomState or None
         An int makes fits reproducible.
     verbose : bool
@@ -417,30 +423,30 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         margin: float = 0.0,
         seconds: float = 10.0,
     ) -> Counterfactual:
-        """The smallest change of a row that gives it another class, and a proof of how small it could be.
+        """The smallest change of a row that gives it another class, with a proved lower bound of its distance.
 
-        Distances are Σ_j |change of feature j| / (its standard deviation in training), so that few features change.
-        The new values are rounded away from x to few decimals, so that the printed values have the other prediction;
-        this adds at most a thousandth to the distance.
+        Distances are Σ_j |change of feature j| / (its standard deviation in training); with this distance few features
+        change. The new values are rounded away from x to few decimals, so the printed values also have the new
+        prediction; this adds at most a thousandth to the distance.
 
         Parameters
         ----------
         x : (d,) or (1, d)
         target : label, optional
-            The class to reach; any other than that of x if not given.
+            The class to reach; by default any class other than the predicted class of x.
         within : (n, d), optional
-            Rows such as those of training. No feature leaves the range that it has there and in x, neighbouring columns
-            of 0 and 1 of which each row has exactly one, a category, keep exactly one, and the search starts from these
+            Rows such as the training rows. No feature leaves the range that it has in these rows and x. One-hot columns
+            (adjacent columns of 0 and 1 with exactly one 1 in each row) stay one-hot. The search starts from these
             rows.
         keep : feature or sequence of features
-            Names or indices of those that must not change.
+            Names or indices of features that must not change.
         whole : "auto" or sequence of features
-            Features that must be integers, besides the categories; "auto" are those that are integers in all of
-            `within` and in x.
+            Features that must be integers, besides one-hot columns. "auto" selects the features that are integers in x
+            and in all rows of `within`.
         margin : float
-            How far beyond the decision boundary to go, in units of the decision function: the new class is to be at
-            least exp(margin) times as probable as each other class, or, without `target`, as the class of x. Of two
-            classes it then has a probability of at least 1 / (1 + exp(−margin)): 0.73 with 1, 0.9 with 2.2. With 0
+            How far beyond the decision boundary to go, in units of the decision function: the new class must be at
+            least exp(margin) times as probable as each other class, or, without `target`, as the class of x. With two
+            classes its probability is then at least 1 / (1 + exp(−margin)): 0.73 for a margin of 1, 0.9 for 2.2. With 0
             the row is just beyond the boundary.
         seconds : float
             Time limit of the search and the proof. With many hundred features it may be exceeded by a second.
@@ -448,14 +454,13 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         Returns
         -------
         Counterfactual
-            With its `distance`, and the lower bound `at_least`. If the proof was finished they are equal up to rounding
-            of the values; `unrounded` is the distance without it.
+            It has the `distance` and its lower bound `at_least`. If the proof was finished, they are equal up to the
+            rounding of the values; `unrounded` is the distance before rounding.
 
         Notes
         -----
-        The solver is HiGHS, which is part of scipy. Version 1.12 (scipy 1.17) has a print that no option switches off:
-        with integer features, a line that ends in ``tmpSolver.run();`` sometimes appears on the standard output. It can
-        be ignored.
+        The solver is HiGHS, which is part of scipy. Version 1.12 (scipy 1.17) sometimes prints a line that ends in
+        ``tmpSolver.run();`` to the standard output if there are integer features. No option switches it off; ignore it.
 
         Examples
         --------
@@ -471,10 +476,10 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
 
         def wanted(f: np.ndarray) -> tuple[Goal, str]:
             now = int(np.flatnonzero(self.classes_ == self.decode_predictions(f[None])[0])[0])
-            names = [repr(label) for label in self.classes_.tolist()]  # 'no', where numpy writes np.str_('no')
+            names = [repr(label) for label in self.classes_.tolist()]  # 'no' instead of np.str_('no')
             asked = None if target is None else self._number_of("counterfactual", target)
             if asked == now:
-                raise OptionError(f"counterfactual: the row is predicted {names[now]} already.")
+                raise OptionError(f"counterfactual: the prediction for the row is already {names[now]}.")
             by = f" with a margin of {beyond:g}" if beyond else ""
             if len(f) == 1:
                 return Goal(np.array([[1.0 - 2 * now]]), np.full(1, beyond)), names[1 - now] + by
@@ -499,7 +504,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         return labels, outputs.argmax(axis=1) if k is None else np.full(len(outputs), k), 1.0
 
     def _number_of(self, who: str, label: Any) -> int:
-        """Where a class is in ``classes_``."""
+        """The index of a class in ``classes_``."""
         found = [k for k in range(len(self.classes_)) if self.classes_[k] == label]
         if not found:
             known = ", ".join(str(known) for known in self.classes_)
@@ -510,8 +515,8 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
 class DLGNRegressor(TargetsMixin, _BaseDLGN):
     """Regressor whose features are exactly intersections of half-spaces: a deep linearly gated network.
 
-    As `DLGNClassifier`, with squared error; the target is standardised inside and predictions are in its units. One
-    target or several.
+    As `DLGNClassifier`, with squared error and one target or several; targets are standardised internally, and
+    predictions are in their units.
 
     Parameters
     ----------
@@ -549,9 +554,9 @@ early_stopping, validation_fraction, patience, random_state, verbose
         Parameters
         ----------
         at_least, at_most : float
-            What the prediction has to reach: one of the two.
+            Bound that the prediction must reach; pass one of the two.
         margin : float
-            How far beyond that value the prediction is to be, in the units of the target.
+            How far beyond the bound the prediction must be, in the units of the target.
         x, within, keep, whole, seconds
             As in `DLGNClassifier.counterfactual`.
 
@@ -568,15 +573,15 @@ early_stopping, validation_fraction, patience, random_state, verbose
             raise OptionError("counterfactual: give either at_least or at_most.")
         sign, value = (1.0, at_least) if at_most is None else (-1.0, at_most)
         if not (isinstance(value, Real) and np.isfinite(value)):
-            raise OptionError(f"counterfactual: at_least and at_most are finite numbers, got {value!r}.")
+            raise OptionError(f"counterfactual: at_least and at_most must be finite numbers, got {value!r}.")
         bound = float(value) + sign * _check_margin(margin)
 
         def wanted(f: np.ndarray) -> tuple[Goal, str]:
             what = f"{'at least' if sign > 0 else 'at most'} {bound:g}"
             if len(f) != 1:
-                raise OptionError(f"counterfactual: the model has {len(f)} targets. Fit one to the target in question.")
+                raise OptionError(f"counterfactual: the model has {len(f)} targets. Fit a model of one target.")
             if sign * f[0] >= sign * bound:
-                raise OptionError(f"counterfactual: the row is predicted {f[0]:g}, which is {what} already.")
+                raise OptionError(f"counterfactual: the prediction for the row is {f[0]:g}, which is already {what}.")
             return Goal(np.array([[sign]]), np.array([sign * bound])), what
 
         return self._counterfactual(x, wanted, within, keep, whole, seconds)

@@ -36,7 +36,7 @@ class Rule:
     text : str
         The inequality as text, rounded; features in order of |coefficient| × standard deviation.
     names : tuple of str
-        Column names; empty where the model was fitted to an array.
+        Column names; empty if the model was fitted to an array.
     """
 
     layer: int
@@ -163,7 +163,7 @@ def inequality(
     order = [int(j) for j in np.argsort(-influence, kind="stable") if influence[j] > 0]
     if not order:
         return "always open" if offset > 0 else "never open"
-    # half-spaces do not change under a positive factor: take one that keeps the numbers near one
+    # a positive factor does not change a half-space: choose one that gives numbers near one
     factor = 10.0 ** -np.floor(np.log10(np.abs(normal[order]).max()) + 1e-12)
     factor = 1.0 if 0.1 <= np.abs(normal[order]).max() < 10 else factor
     shown = order if terms is None else order[:terms]
@@ -204,7 +204,7 @@ class PredictionExplanation(Explanation):
     labels : tuple of str
         Names of the outputs.
     chosen : (n,)
-        The output explained for each row: the one given, else the predicted class, or 0.
+        The output explained for each row: the selected one; by default the predicted class, or 0 for regression.
     rules : tuple of G str
         The half-space of each group; for layer 0, the features.
     layer, layers : int
@@ -343,7 +343,7 @@ def _by_half_spaces(
     parts, rest = model.split(X, layer)
     shares = model.open_shares[layer - 1]
     groups = model.groups
-    if layer < len(model.hidden):  # only the last layer's groups are stored: here, gates always open or always closed
+    if layer < len(model.hidden):  # groups are stored for the last layer only: group gates that never switch
         first = {share: int(np.argmax(shares == share)) for share in (0.0, 1.0)}
         groups = np.array([first.get(float(share), unit) for unit, share in enumerate(shares)])
     leaders, member_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)

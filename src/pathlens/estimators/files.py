@@ -42,8 +42,8 @@ def save_estimator(estimator: Any, path: str | Path) -> None:
     parameters = estimator.get_params()
     if not (parameters["random_state"] is None or isinstance(parameters["random_state"], Integral)):
         raise OptionError(
-            f"{name}.save: random_state is a {type(parameters['random_state']).__name__}, which a file "
-            "cannot hold. Use an int: estimator.set_params(random_state=0)."
+            f"{name}.save: random_state is a {type(parameters['random_state']).__name__}, which cannot "
+            "be saved. Use an int: estimator.set_params(random_state=0)."
         )
     names = estimator.feature_names_in_.tolist() if hasattr(estimator, "feature_names_in_") else None
     classes = None
@@ -52,7 +52,7 @@ def save_estimator(estimator: Any, path: str | Path) -> None:
         listed = labels.tolist()
         if not all(isinstance(v, (str, bool, int, float)) for v in listed):
             raise OptionError(f"{name}.save: class labels must be strings or numbers to be written to a file.")
-        # the dtype keeps numpy strings and Python strings apart
+        # the dtype distinguishes numpy strings from Python strings
         classes = ClassLabels(listed, "object" if labels.dtype == object else labels.dtype.str)
     tensors = {k: torch.tensor(a) for k, a in estimator.model_.arrays().items()}
     header = EstimatorHeader(
@@ -99,7 +99,7 @@ def _labels(values: list[Any], dtype: str) -> np.ndarray:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Mapping):  # keys of JSON are strings, but labels may be numbers
+    if isinstance(value, Mapping):  # JSON keys are strings, but labels may be numbers
         return {"keys": _plain(list(value)), "values": _plain(list(value.values()))}
     return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
 

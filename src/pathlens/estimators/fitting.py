@@ -1,4 +1,4 @@
-"""From validated arrays to a `HalfSpaceModel`: standardise, choose the weight decay, train until gates are hard.
+"""Fit a `HalfSpaceModel` to validated arrays: standardise, choose the weight decay, train until gates are hard.
 
 The training itself is `pathlens.hardening.train_hard`.
 """
@@ -30,7 +30,7 @@ from pathlens.regions.halfspace_model import ONE_AT_A_TIME, HalfSpaceModel
 
 @dataclass(frozen=True)
 class Standardizer:
-    """x ↦ (x − centre) · factor, with factor 0 for a constant column, which then has no influence."""
+    """x ↦ (x − centre) · factor; the factor of a constant column is 0, so it has no influence."""
 
     centre: np.ndarray
     factor: np.ndarray
@@ -81,7 +81,7 @@ def fit(
     X : (n, d) float64
     Y : (n,) integer labels, or (n, c) float64 targets
     weights : (n,)
-        Positive. A weight of 3 equals three copies of the row.
+        Positive. A row of weight 3 is equivalent to three copies of it.
     classes : int or None
         Number of classes; None for regression.
     validation : (X, Y, weights), optional
@@ -141,8 +141,8 @@ def _choose_weight_decay(
 ) -> float:
     """The candidate with the lowest squared error on held-out folds, after a whole first phase.
 
-    The squared error of probabilities (Brier score) is compared, not the cross-entropy: a few confident mistakes decide
-    the latter, which prefers a decay so strong that all probabilities are timid.
+    For classes this is the squared error of the probabilities (Brier score). Cross-entropy is dominated by a few
+    confident mistakes, and prefers a decay so strong that no prediction is confident.
     """
     if len(recipe.decays) == 1:
         return recipe.weight_decay

@@ -19,8 +19,8 @@ from pathlens.estimators.dlgn import DLGNClassifier, DLGNRegressor
 from pathlens.estimators.tables import is_numeric
 
 _KINDS = ("auto", "classification", "regression")
-_CATEGORIES = 50  # a text column with more values is taken for names, dates or free text
-_FEW = 10  # a column of integers with at most so many values is taken for classes
+_CATEGORIES = 50  # a text column with more distinct values is treated as names, dates or free text
+_FEW = 10  # an integer column with at most this many distinct values is treated as classes
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
     ----------
     frame : DataFrame
     target : str
-        The column to predict; rows without it are left out.
+        The column to predict; rows without a value in it are left out.
     kind : {"auto", "classification", "regression"}
-        "auto" classifies text, booleans and integers with at most ten values.
+        "auto" is classification for text, booleans, and integers with at most ten values.
     held_out : float
         Share of the rows that are held out.
     **options
@@ -94,7 +94,7 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
     if len(frame) < 8 or (classes and y.nunique() < 2):
         raise EmptyDataError(
             f"{len(frame)} rows with {y.nunique()} values of {target!r} are too few to fit and to "
-            "evaluate a model. Give at least 8 rows, and two classes."
+            "evaluate a model. At least 8 rows and two classes are needed."
         )
     size = max(round(held_out * len(y)), y.nunique() if classes else 1)
     if size > len(y) - (y.nunique() if classes else 1):
@@ -115,7 +115,7 @@ def fit_table(frame: Any, target: str, kind: str = "auto", held_out: float = 0.2
 
 
 def refuse_infinite(frame: Any) -> None:
-    """Raise an error that names row and column where a table holds an infinite number."""
+    """Raise an error that names row and column if a table holds an infinite number."""
     for name, column in frame.items():
         if not is_numeric(column):
             continue
@@ -146,7 +146,7 @@ def _plain(column: Any) -> Any:
 
 
 def _encoder(frame: Any) -> tuple[Any, list[str]]:
-    """A transformer that makes all columns numeric, and notes on what it leaves out and fills in."""
+    """A transformer that makes all columns numeric, and notes on columns it leaves out and cells it fills in."""
     numeric, text, left_out = [], [], []
     for name, column in frame.items():
         values = column.nunique()

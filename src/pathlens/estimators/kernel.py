@@ -45,7 +45,7 @@ class _BasePathKernel(BaseEstimator):
             raise unknown_name("kernel", self.kernel, _KERNELS)
         if self.ridge != "auto" and not (isinstance(self.ridge, Real) and 0 <= float(self.ridge) < np.inf):
             raise OptionError(
-                f"{type(self).__name__}: ridge must be 'auto' or a number that is not negative, got {self.ridge!r}."
+                f"{type(self).__name__}: ridge must be 'auto' or a finite number of at least 0, got {self.ridge!r}."
             )
         share = weights / weights.sum()
         self._scale = (
@@ -54,7 +54,7 @@ class _BasePathKernel(BaseEstimator):
             else Standardizer(np.zeros(X.shape[1]), np.ones(X.shape[1]))
         )
         self._x = self._scale(X)
-        # a copy: the network may be trained further, and parameters may be set anew
+        # a copy, because the caller may train the network further or set other parameters
         self._given, self._kind = copy.deepcopy(self.network), self.kernel
         if self._given is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -66,8 +66,8 @@ class _BasePathKernel(BaseEstimator):
         if np.ptp(weights) > 0:  # weighted least squares: K and targets times √w
             K = K * GramSum.from_factors([[("√w", torch.from_numpy(root).to(K.dtype))]])
         self._coefficients = np.zeros_like(targets)
-        if float(K.trace()) > 0:  # else no path is active on any row, and the prediction is the mean
-            # k copies of all rows have k times the weight against the same ridge
+        if float(K.trace()) > 0:  # otherwise no path is active on any row, and the prediction is the mean
+            # k copies of all rows count k times as much against the same ridge
             ridge = self.ridge if self.ridge == "auto" else float(self.ridge) / each
             found = kernel_regression(K, torch.from_numpy(root * (targets - self._mean)), K, ridge=ridge)
             self.ridge_ = found.ridge * each
@@ -102,21 +102,23 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
     Parameters
     ----------
     kernel : {"overlap", "npk", "ntk"}
-        Shared active paths; paths times inputs, which has no constant feature; the tangent kernel (trace over outputs).
+        "overlap": shared active paths; "npk": paths times inputs, without a constant feature; "ntk": the tangent kernel
+        (trace over outputs).
     network : nn.Module, optional
-        The network whose kernel is used, on X as given. Without one, a DLGN is trained on standardised inputs, and the
-        kernel is that of its hard gates.
+        The network whose kernel is used, on X without standardisation. By default a DLGN is trained on standardised
+        inputs, and the kernel uses its hard gates.
     ridge : float or "auto"
         In units of the kernel's mean diagonal. "auto" minimises the leave-one-out squared error, given the network;
         `ridge_` is the value used.
     class_weight : dict, "balanced" or None
-        As in `DLGNClassifier`: of the network that is trained and of the regression, whose squared errors are weighted.
+        As in `DLGNClassifier`; applies to the network that is trained and to the squared errors of the kernel
+        regression.
     hidden, epochs, learning_rate, weight_decay, random_state, verbose
-        Of the network that is trained, as in `DLGNClassifier`.
+        Parameters of the network that is trained, as in `DLGNClassifier`.
 
     Notes
     -----
-    n³/3 operations by Cholesky where n² numbers fit the memory budget, else conjugate gradients.
+    n³/3 operations by Cholesky if n² numbers fit the memory budget, otherwise conjugate gradients.
 
     Examples
     --------
@@ -150,7 +152,7 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
 class PathKernelRegressor(TargetsMixin, _BasePathKernel):
     """Kernel ridge regression with the kernel of a gated network.
 
-    Parameters are those of `PathKernelClassifier`, without `class_weight`.
+    Parameters are as in `PathKernelClassifier`, without `class_weight`.
 
     Examples
     --------

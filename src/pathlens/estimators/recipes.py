@@ -14,10 +14,10 @@ _BATCH = 64  # rows per step with batch_size="auto"; small batches generalised b
 _EPOCHS = (20, 60)  # epochs="auto": 60 epochs, but 300 to 1200 steps, and at least 20 epochs
 _STEPS = (300, 1200)
 _DECAY = (1.5, 2500.0, 10.0)  # weight_decay="auto": 2500 / n between 1.5 and 10, for layers of 64 units;
-_WIDTH = 64  # AdamW lets weights grow to 1/decay; narrow layers add up fewer of them and need less decay
+_WIDTH = 64  # AdamW lets weights grow to 1/decay; narrow layers sum fewer weights and need less decay
 TUNED_FROM = 100  # rows; from here on weight_decay="auto" compares multiples of that value on held-out rows
 DECAY_FACTORS = (1.0, 3.0, 1 / 3, 1 / 10, 1 / 30)
-FOLDS, HELD_OUT_ROWS = 5, 500  # as many of the five folds are held out as have 500 rows together
+FOLDS, HELD_OUT_ROWS = 5, 500  # folds (of five) are held out in turn until they have 500 rows together
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "learning_rate": (lambda v: _is_number(v) and v > 0, "a positive number"),
     "weight_decay": (
         lambda v: v == "auto" or (_is_number(v) and v >= 0),
-        "'auto' or a number that is not negative",
+        "'auto' or a number of at least 0",
     ),
     "beta": (_is_beta, "(start, end) with 0 < start ≤ end, such as (4, 1000)"),
     "hardening": (
@@ -89,7 +89,7 @@ _DEFAULTS: dict[str, Any] = {  # of estimators that have fewer parameters
 
 
 def resolve_recipe(estimator: Any, n: int, total: float, seed: int) -> Recipe:
-    """The recipe of an estimator for n rows whose weights sum to `total`; a wrong parameter is an error.
+    """The recipe of an estimator for n rows whose weights sum to `total`; raises an error for an invalid parameter.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def resolve_recipe(estimator: Any, n: int, total: float, seed: int) -> Recipe:
         wanted_steps = min(max(_STEPS[0], _EPOCHS[1] * steps), _STEPS[1])
         epochs = max(_EPOCHS[0], -(-wanted_steps // steps))
     factors = DECAY_FACTORS if decay == "auto" and n >= TUNED_FROM else DECAY_FACTORS[:1]
-    if decay == "auto":  # a function of the total weight, so that a weight of k equals k copies
+    if decay == "auto":  # a function of the total weight, so a row of weight k is equivalent to k copies
         decay = min(max(_DECAY[0], _DECAY[1] / total), _DECAY[2]) * max(given["hidden"]) / _WIDTH
     return Recipe(
         hidden=tuple(int(w) for w in given["hidden"]),

@@ -17,7 +17,7 @@ from pathlens.explanations import to_plain
 from pathlens.progress import track
 from pathlens.regions.counterfactuals import Counterfactual
 
-_MOST_CLASSES = 12  # a confusion matrix is shown for at most so many classes
+_MOST_CLASSES = 12  # a confusion matrix is shown for at most this many classes
 _MOST_TERMS = 8  # features listed for one row
 Value = str | bool | int | float
 
@@ -27,7 +27,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelScore(_Document, frozen=True):
-    """A model and its score; None where the score is undefined."""
+    """A model and its score; None if the score is undefined."""
 
     what: str
     score: float | None
@@ -106,7 +106,7 @@ class NearestChange(_Document, frozen=True):
 
 
 class ExplainedRow(_Document, frozen=True):
-    """One prediction as a sum: value = base + Σ terms + rest; and the smallest change that gives another one."""
+    """One prediction as a sum, value = base + Σ terms + rest, and the smallest change that gives another prediction."""
 
     title: str
     row: int
@@ -312,12 +312,12 @@ def _explain_row(
 def _nearest_change(
     model: Any, x: Any, predicted: np.ndarray, row: int, within: Any, seconds: float
 ) -> tuple[NearestChange | None, str]:
-    """The nearest row with another class, or with the median of all predictions; else the reason why there is none."""
+    """The nearest row with another class, or with the median of all predictions; or the reason why there is none."""
     options: dict[str, Any] = {"within": within, "seconds": seconds}
     if not hasattr(model, "classes_"):
         middle = float(np.median(predicted))
         if predicted[row] == middle:
-            return None, "The prediction is the median of all predictions already."
+            return None, "The prediction is already the median of all predictions."
         options["at_most" if predicted[row] > middle else "at_least"] = middle
     try:
         return NearestChange.of(model.counterfactual(x, **options)), ""

@@ -52,7 +52,7 @@ def validate_table(estimator: Any, X: Any, *y: Any, **how: Any) -> Any:
 
 
 def check_range(estimator: Any, X: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """Return X, or raise an error where a value is so far from the training rows that outputs would overflow.
+    """Return X, or raise an error if a value is so far from the training rows that outputs would overflow.
 
     Parameters
     ----------

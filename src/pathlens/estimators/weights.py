@@ -1,6 +1,6 @@
-"""Targets and weights of rows: those given to `fit`, checked, and times the class weights.
+"""Targets and weights of rows: checks of the arguments of `fit`, and products with class weights.
 
-A weight of 3 equals three copies of a row; rows of weight zero count as absent.
+A row of weight 3 is equivalent to three copies of it; rows of weight zero count as absent.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def with_class_weight(who: str, weights: np.ndarray, y: np.ndarray, class_weight
         return weights
     classes, labels = np.unique(y, return_inverse=True)
     totals = np.bincount(labels, weights)
-    there = totals > 0  # rows of weight zero, and classes with no others, count as absent
+    there = totals > 0  # rows of weight zero count as absent, and so do classes that have no other rows
     if isinstance(class_weight, Mapping):
         factors = _weights_of_classes(who, class_weight, classes[there].tolist())
     elif isinstance(class_weight, str) and class_weight == "balanced":
@@ -103,7 +103,7 @@ def with_class_weight(who: str, weights: np.ndarray, y: np.ndarray, class_weight
 
 
 def _weights_of_classes(who: str, class_weight: Mapping[Any, Any], classes: list[Any]) -> np.ndarray:
-    """The weight of each class, 1 for those that the mapping leaves out."""
+    """The weight of each class; 1 for classes that the mapping leaves out."""
     for label, weight in class_weight.items():
         if not (isinstance(weight, Real) and 0 <= float(weight) < np.inf):
             raise OptionError(
@@ -111,7 +111,7 @@ def _weights_of_classes(who: str, class_weight: Mapping[Any, Any], classes: list
             )
     left_out = [label for label in classes if label not in class_weight]
     unknown = [label for label in class_weight if label not in classes]
-    if left_out and unknown:  # an unknown class alone is allowed: a fold may lack one
+    if left_out and unknown:  # an unknown class is allowed if no class is left out: a fold may lack one
         raise LabelError(
             f"{who}: class_weight has {', '.join(map(repr, unknown))}, which are not in y, and leaves "
             f"out {', '.join(map(repr, left_out))}. Use the labels of y as keys."

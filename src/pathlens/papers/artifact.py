@@ -1,7 +1,7 @@
 """The saved result of an experiment: its measurements and the paper's claims, as one JSON and one NPZ file.
 
-Verdicts and the REDUCED mark are computed from the numbers. Torch is not imported, so that pages can be made on a
-machine that cannot train.
+Verdicts and the REDUCED mark are computed from the numbers. Torch is not imported, so pages can be made on a machine
+that cannot train.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["SCALES", "SCHEMA", "Artifact", "environment", "float32", "load", "lo
 
 SCHEMA = 2
 _FORMAT = "pathlens-artifact"
-_MOST_BYTES = 1 << 28  # of all arrays of an artifact together: a small file from elsewhere must not fill the memory
+_MOST_BYTES = 1 << 28  # bytes of all arrays of an artifact: a small file of unknown origin must not fill the memory
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(\.[a-z0-9_]+)+")
 _GATES = re.compile(r"(soft|hard)\b.*")
@@ -43,7 +43,7 @@ SCALES = ("quick", "paper")
 
 @dataclass(frozen=True, eq=False)
 class Artifact:
-    """Everything one experiment produced, ready to be written, read and drawn.
+    """The complete result of one experiment, which can be saved, loaded and drawn.
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ class Artifact:
     metrics : dict
         Nested dicts and lists of plain numbers. NaN becomes None, numpy scalars become Python numbers.
     paper_config : dict
-        The paper's own sizes. Where ``config`` (or the number of seeds, under ``"seeds"``) differs, the artifact is
-        REDUCED.
+        The paper's own sizes. If ``config`` (or the number of seeds, under ``"seeds"``) differs from them, the artifact
+        is REDUCED.
     paper_numbers : dict
         The paper's results, to print beside ours.
     deviations : sequence of Deviation
@@ -69,10 +69,10 @@ class Artifact:
     arrays : dict of ndarray
         Never of dtype object.
     figures : sequence of Panel
-        What a page draws of the arrays; a panel that refers to an array that is not there is refused.
+        The panels that a page draws from the arrays; a panel that refers to a missing array raises an error.
     duration_seconds, created, environment, source
-        Filled by :func:`pathlens.papers.experiment.perform`; ``created`` is ISO 8601 in UTC, ``source`` the SHA-256
-        of the file that registered an experiment of the user's own, empty for those of the package.
+        Filled by :func:`pathlens.papers.experiment.perform`; ``created`` is ISO 8601 in UTC, ``source`` the SHA-256 of
+        the file that registered an experiment outside the package, and empty for experiments of the package.
 
     Examples
     --------
@@ -124,7 +124,7 @@ class Artifact:
             values = tuple(getattr(self, name))
             for value in values:
                 if not isinstance(value, kind):
-                    raise OptionError(f"{where}.{name} holds {kind.__name__}, got {type(value).__name__}.")
+                    raise OptionError(f"{where}.{name} must contain {kind.__name__}, got {type(value).__name__}.")
             object.__setattr__(self, name, values)
         object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
         object.__setattr__(self, "duration_seconds", float(self.duration_seconds))
@@ -132,7 +132,7 @@ class Artifact:
             _check_time(self.created, where)
         arrays = {key: np.asarray(value) for key, value in self.arrays.items()}
         for key, array in arrays.items():
-            # the last two are parameters of numpy's own writer
+            # the last two are parameter names of numpy's writer
             if not key.isidentifier() or array.dtype.hasobject or key in ("file", "allow_pickle"):
                 raise OptionError(
                     f"{where}.arrays: {key!r} of dtype {array.dtype} cannot be stored. Use an identifier "
@@ -150,7 +150,7 @@ class Artifact:
 
     @property
     def reductions(self) -> dict[str, tuple[Any, Any]]:
-        """Where this run differs from the paper's sizes: name → (ours, the paper's)."""
+        """The sizes that differ from the paper's: name → (ours, the paper's)."""
         ours = {**self.config, "seeds": len(self.seeds)}
         return {key: (ours.get(key), value) for key, value in self.paper_config.items() if ours.get(key) != value}
 
@@ -160,7 +160,7 @@ class Artifact:
         return bool(self.reductions)
 
     def reduced_row(self, claim: Claim) -> bool:
-        """Whether the row of this claim is REDUCED: by itself, or because the whole artifact is."""
+        """Whether the row of this claim is REDUCED, alone or because the whole artifact is."""
         return self.reduced or claim.reduced
 
     def verdict_of(self, claim: Claim) -> Verdict:
@@ -178,8 +178,8 @@ class Artifact:
         """Write ``<name>.<scale>.json`` and its arrays into ``folder`` and return the path of the JSON.
 
         The arrays go first, under a name that contains their SHA-256; the JSON that names them is renamed into place
-        last. A crash at any moment leaves the previous artifact complete, and of several processes that save the same
-        one the last decides.
+        last. A crash at any moment leaves the previous artifact complete. If several processes save the same artifact,
+        the last one wins.
 
         Examples
         --------
@@ -203,7 +203,8 @@ class Artifact:
                 before = set(target.glob(f"{self.name}.{self.scale}.*.npz"))
                 write_atomically(arrays_path, data)
                 write_atomically(path, text.encode())
-                # only now does nothing refer to them; without a lock they may be another's, whose JSON is still to come
+                # no JSON file refers to them any more; without a lock they may belong to another process that has not
+                # written its JSON
                 for stale in before - {arrays_path} if alone else ():
                     stale.unlink(missing_ok=True)
         except OSError as error:
@@ -274,12 +275,12 @@ def _list_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, _ArrayEntry]:
 
 
 def load(path: str | os.PathLike[str]) -> Artifact:
-    """Read one artifact and check it: schema version, its checksum and that of its arrays, fields, verdicts.
+    """Read one artifact and check it: schema version, checksums of the file and its arrays, fields, verdicts.
 
     Parameters
     ----------
     path : path
-        The JSON file; its arrays lie beside it.
+        The JSON file; the file of its arrays must be in the same folder.
 
     Raises
     ------
@@ -301,7 +302,7 @@ def load(path: str | os.PathLike[str]) -> Artifact:
     if version != SCHEMA:
         newer = isinstance(version, int) and version > SCHEMA
         remedy = "Install a newer Pathlens." if newer else _AGAIN
-        raise ArtifactError(f"Artifact {file} has schema version {version!r}; this Pathlens reads {SCHEMA}. {remedy}")
+        raise ArtifactError(f"Artifact {file} has schema version {version!r}, expected {SCHEMA}. {remedy}")
     try:
         content = _untag_infinities(verify_checksum(document))
     except (ValueError, TypeError, RecursionError) as error:
@@ -321,7 +322,7 @@ def load(path: str | os.PathLike[str]) -> Artifact:
     except OptionError as error:
         raise ArtifactError(f"Artifact {file} holds an invalid entry: {error}") from error
     if [claim.reduced for claim in artifact.claims] != list(map(artifact.reduced_row, artifact.claims)):
-        raise ArtifactError(f"Artifact {file} is REDUCED, but not all of its rows say so. {_AGAIN}")
+        raise ArtifactError(f"Artifact {file} is REDUCED, but not all of its rows are marked. {_AGAIN}")
     computed = [claim.verdict for claim in artifact.claims]
     if (verdicts, found.verdict, found.reduced) != (computed, artifact.verdict, artifact.reduced):
         raise ArtifactError(
@@ -354,7 +355,7 @@ _AGAIN = "Run the experiment again to replace it."
 
 
 def natural_order(name: str) -> list[tuple[int, Any]]:
-    """A key to sort names by, numbers in numeric order."""
+    """The sort key of a name, with numbers in numeric order."""
     return [(1, int(part)) if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name) if part]
 
 
@@ -363,7 +364,7 @@ def _refuse_constant(constant: str) -> None:
 
 
 def _load_arrays(entry: _ArraysEntry, file: Path) -> dict[str, np.ndarray]:
-    # a plain name only: an artifact from elsewhere must not make us open files outside its folder
+    # a plain name only: an artifact of unknown origin must not open files outside its folder
     if Path(entry.file).name != entry.file or "\\" in entry.file:
         raise ArtifactError(f'Artifact {file}: "arrays" does not name a file beside it. {_AGAIN}')
     path = file.parent / entry.file
@@ -393,7 +394,7 @@ def _load_arrays(entry: _ArraysEntry, file: Path) -> dict[str, np.ndarray]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """The same value made of dict, list, str, bool, int, float and None alone; NaN becomes None."""
+    """Convert a value to dict, list, str, bool, int, float and None; NaN becomes None."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     elif isinstance(value, np.generic):
@@ -415,7 +416,7 @@ def _plain(value: Any, where: str) -> Any:
     )
 
 
-_TAG = "$float"  # JSON has no infinity; {"$float": "inf"} stands for it
+_TAG = "$float"  # JSON has no infinity; it is stored as {"$float": "inf"}
 
 
 def _tag_infinities(value: Any) -> Any:
@@ -444,7 +445,7 @@ def _check_time(text: str, where: str) -> None:
 def environment(**more: Any) -> dict[str, Any]:
     """Versions and hardware of this process; keyword arguments are added (``device="cpu"``).
 
-    Threads are reported only if torch is already loaded: asking must not load it.
+    Threads are reported only if torch is already loaded: this function does not load it.
 
     Examples
     --------
@@ -459,7 +460,7 @@ def environment(**more: Any) -> dict[str, Any]:
     for package in ("pathlens", "torch", "numpy", "scipy"):
         try:
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # run from src without installing
+        except importlib.metadata.PackageNotFoundError:  # the package is not installed but run from src
             found[package] = getattr(sys.modules.get(package), "__version__", None)
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -1,6 +1,6 @@
 """Claims as inequalities with a verdict, and deviations from a paper.
 
-A verdict is computed from measured numbers and is never typed. Results on disk are in artifact.
+A verdict is computed from measured numbers, never written by hand. Results on disk are in artifact.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and range of the values that are there, and how many of them there are."""
+    """Median and range of the values that are present, and the numbers of present and missing values."""
 
     median: float | None
     low: float | None
@@ -42,46 +42,47 @@ class Spread:
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of a paper as an inequality, with what would be seen if it were false.
+    """One sentence of a paper as an inequality, with the value to expect if it were false.
 
-    The verdict follows from the measured values v_s, one per seed, and the threshold τ: with S values in total,
-    of which some may be missing, it is
+    The verdict follows from the measured values v_s, one per seed, and the threshold τ. With S values in total, some of
+    which may be missing, it is
 
     * 'reproduced' if #{s : v_s ⋚ τ} ≥ ``agree``·S,
     * 'not reproduced' if #{s : v_s present and not v_s ⋚ τ} ≥ ``agree``·S,
     * 'cannot tell' otherwise, and whenever fewer than ``needs`` values are present.
 
-    A missing seed therefore never helps either side.
+    A missing seed therefore counts for neither side.
 
     Parameters
     ----------
     text : str
         The claim in words.
     above, below, at_least, at_most : float
-        The threshold τ, finite: one of the four, which says how a value is compared with it. It is stored as
-        ``threshold`` and ``comparison`` (">", "<", ">=", "<=").
+        The finite threshold τ. Give exactly one of the four; its name determines how a value is compared with it. It is
+        stored as ``threshold`` and ``comparison`` (">", "<", ">=", "<=").
     null : float
-        The value to expect if the claim were false. It must fail the comparison, or nothing could refute the claim.
+        The value to expect if the claim were false. It must fail the comparison; otherwise no value could refute the
+        claim.
     null_text : str
-        Where that number comes from.
+        Where the null comes from.
     measured : sequence of float or None
         One value per seed; NaN and None mean missing, infinity is a value ("never reached").
     paper : str
-        What the paper says, in its own numbers.
+        The numbers or words of the paper.
     unit : str
         Unit of the values, for display.
     row : str
-        The row of a table that this claim is about; claims that share a text and differ in row form the table.
+        The row of a table that this claim is about; claims with the same text and different rows form the table.
     needs : int
-        Fewest values that allow a verdict: 3, or 1 for what has no randomness.
+        Smallest number of values that allows a verdict: 3, or 1 for results without randomness.
     agree : float
         Share of all seeds that must agree, in (½, 1].
     origin : {"paper", "summary", "question", "ours"} or None
-        Who states the claim: the paper itself, a summary of it, a question that it leaves open, or we. None: not
+        Origin of the claim: the paper itself, a summary of it, a question that it leaves open, or ourselves. None: not
         assigned yet.
     reduced : bool
-        Whether this row alone was measured at other sizes than the paper's. Where the whole artifact is REDUCED, all of
-        its rows are, and a loaded one has True in each.
+        Whether this row was measured at other sizes than the paper's. If the whole artifact is REDUCED, all of its rows
+        are, and a loaded artifact has True in each.
 
     Examples
     --------
@@ -137,14 +138,14 @@ class Claim:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
                 raise OptionError(
-                    f"{where} needs a finite {name}, got {value!r}. State the number that decides it and "
-                    "the one that would be seen if the claim were false."
+                    f"{where} needs a finite {name}, got {value!r}. Give the threshold, and the value "
+                    "to expect if the claim were false."
                 )
             object.__setattr__(self, name, float(value))
         if _COMPARISONS[self.comparison](self.null, self.threshold):
             raise OptionError(
                 f"{where}: its null {self.null:g} already satisfies '{self.comparison} "
-                f"{self.threshold:g}', so nothing could refute it. Move the threshold past the null."
+                f"{self.threshold:g}', so no value could refute it. Move the threshold past the null."
             )
         if not 0.5 < self.agree <= 1 or self.needs < 1:
             raise OptionError(
@@ -153,9 +154,9 @@ class Claim:
         object.__setattr__(self, "measured", tuple(_number(value, where) for value in self.measured))
 
     def measure(self, values: Iterable[Any], row: str = "", *, reduced: bool = False) -> Claim:
-        """The same claim with one measured value per seed, and optionally the table row they belong to.
+        """The same claim with one measured value per seed, and optionally the table row that they belong to.
 
-        ``reduced`` marks the row REDUCED where it was measured at other sizes than the rest of the artifact.
+        ``reduced`` marks the row REDUCED if it was measured at other sizes than the rest of the artifact.
         """
         return dataclasses.replace(self, measured=tuple(values), row=row or self.row, reduced=reduced or self.reduced)
 
@@ -166,7 +167,7 @@ class Claim:
 
     @property
     def met(self) -> tuple[bool | None, ...]:
-        """Per seed: whether the value meets the threshold; None where it is missing."""
+        """For each seed, whether the value meets the threshold; None if it is missing."""
         compare = _COMPARISONS[self.comparison]
         return tuple(None if value is None else compare(value, self.threshold) for value in self.measured)
 
@@ -176,7 +177,7 @@ class Claim:
         met = self.met
         if sum(value is not None for value in met) < self.needs:
             return "cannot tell"
-        enough = self.agree * len(met) - 1e-9  # 0.8·5 must be 4, also in binary
+        enough = self.agree * len(met) - 1e-9  # 0.8·5 must be 4 despite binary rounding
         if met.count(True) >= enough:
             return "reproduced"
         if met.count(False) >= enough:
@@ -185,20 +186,20 @@ class Claim:
 
     @property
     def spread(self) -> Spread:
-        """Median and range over the seeds that are there."""
+        """Median and range over the seeds that are present."""
         there = sorted(value for value in self.measured if value is not None)
         missing = len(self.measured) - len(there)
         if not there:
             return Spread(None, None, None, 0, missing)
         low, high = there[(len(there) - 1) // 2], there[len(there) // 2]
-        # low + (high − low)/2 would be inf − inf for two seeds that never arrive
+        # low + (high − low)/2 would be inf − inf for two seeds that never reach the value
         median = low if low == high else (low + high) / 2
         return Spread(None if math.isnan(median) else median, there[0], there[-1], len(there), missing)
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """One line of the deviation ledger: what the paper says, what its code does where known, what we do, and why."""
+    """One deviation from a paper: what it states, what its code does (if known), what we do, and why."""
 
     paper: str
     ours: str
@@ -217,7 +218,7 @@ def check_texts(holder: Any, names: Iterable[str], where: str) -> None:
 
 
 def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict for several: any failure is a failure, all successes a success, anything else is 'cannot tell'.
+    """The verdict of several: 'not reproduced' if any is, 'reproduced' if all are, otherwise 'cannot tell'.
 
     Examples
     --------
@@ -235,7 +236,7 @@ def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def _number(value: Any, where: str) -> float | None:
-    """A float, or None for what is missing (None, NaN)."""
+    """A float, or None for a missing value (None, NaN)."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):

@@ -1,6 +1,6 @@
-"""What an experiment is, how a file declares one, how it is found and performed.
+"""The definition of an experiment, and functions that declare, find and run experiments.
 
-Running several experiments, in turn or in parallel, is in runner; torch is not imported here.
+The module runner runs several experiments, one after another or in parallel. Torch is not imported here.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Experiment:
     def __post_init__(self) -> None:
         if not self.claims:
             raise OptionError(
-                f"Experiment {self.name!r} states no claim. Give at least one Claim with a threshold and a null."
+                f"Experiment {self.name!r} has no claim. Give at least one Claim with a threshold and a null."
             )
 
     def sizes_at(self, scale: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ _REGISTERED: dict[str, Experiment] = {}
 
 
 def register(entry: Experiment) -> Experiment:
-    """Add an experiment to the list; two of the same name are refused."""
+    """Register an experiment; raises an error if its name is already registered."""
     if entry.name in _REGISTERED:
         raise OptionError(f"Experiment {entry.name!r} is registered twice. Give one of them another name.")
     _REGISTERED[entry.name] = entry
@@ -143,7 +143,7 @@ def experiment(
     Parameters
     ----------
     name : str
-        The argument of ``pathlens run``, such as ``"hs.fig4"``; the word before the dot stands for the paper.
+        The argument of ``pathlens run``, such as ``"hs.fig4"``; the word before the dot identifies the paper.
     title, what : str
         Heading, and one line for ``pathlens list``.
     claims : iterable of Claim
@@ -163,11 +163,11 @@ def experiment(
     data : iterable of str
         Image sets needed at paper scale (some are needed at quick scale too).
     paper : str
-        Title of the paper; by default that of the name's first word in :data:`pathlens.papers.PAPERS`.
+        Title of the paper; by default the entry of the name's first word in :data:`pathlens.papers.PAPERS`.
     shares : str
-        Experiments with the same word share trainings (:meth:`Run.once`) and run in one process.
+        Experiments with the same value share trainings (:meth:`Run.once`) and run in one process.
     choices : mapping
-        Size → further words that its list may contain, beside those in ``sizes``.
+        Size → further words that its list may contain, besides those in ``sizes``.
 
     Examples
     --------
@@ -208,7 +208,7 @@ def _checked_sizes(name: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
         if key == "seeds" or (isinstance(size, tuple) and len(size) != 2):
             raise OptionError(
                 f"Experiment {name!r}: the size {key!r} must be a pair (quick, paper) or one value for both, got "
-                f"{size!r}. The number of seeds is an argument of its own."
+                f"{size!r}. Give the number of seeds as seeds=…."
             )
     return dict(sizes)
 
@@ -239,9 +239,9 @@ class Run:
     progress : callable
         ``progress(what, done, total)``.
     changes : mapping
-        Sizes to use in place of the experiment's own: ``{"epochs": 30}``. At paper scale the artifact is then marked
-        REDUCED. If an experiment has a size for each of its networks, one value changes all of them, and a mapping
-        those that it names.
+        Sizes that replace those of the experiment: ``{"epochs": 30}``. At paper scale the artifact is then marked
+        REDUCED. If an experiment has a separate size for each of its networks, a single value changes all of them, and
+        a mapping changes the networks that it names.
     again : bool
         Start over: ignore the checkpoints of an earlier run.
 
@@ -306,9 +306,9 @@ class Run:
         panels : iterable of Panel
             What a page draws.
         deviations : iterable of Deviation
-            In addition to those of the experiment.
+            Deviations in addition to those of the experiment.
         seeds : sequence of int, optional
-            If other than the run's; empty for results without randomness.
+            Seeds, if they differ from those of the run; empty for results without randomness.
         config : mapping, optional
             Settings in addition to the sizes.
         """
@@ -336,7 +336,7 @@ class Run:
         return self.current
 
     def with_seeds(self, seeds: Iterable[int]) -> Run:
-        """This run with other seeds, the same object each time."""
+        """This run with other seeds; repeated calls return the same object."""
         chosen = tuple(seeds)
         if chosen == self.seeds:
             return self
@@ -349,13 +349,14 @@ class Run:
     def checkpoint(self, *words: str) -> Path | None:
         """Folder for the checkpoints of one training, or None if the run has no folder.
 
-        Runs with other seeds or changes have other folders, since `train` refuses the checkpoint of another training.
+        Runs with other seeds or changes have other folders, because `train` does not accept the checkpoint of another
+        training.
         """
         settings = json.dumps([self.seeds, dict(self.changes)], sort_keys=True, default=str)
         return self.checkpoint_folder(*words, _digest(settings))
 
     def checkpoint_folder(self, *words: str) -> Path | None:
-        """Folder named by these words alone, or None if the run has no folder.
+        """Folder whose name depends only on these words, or None if the run has no folder.
 
         If this run starts over, the folder, and files whose names begin with its name, are removed the first time.
         """
@@ -369,17 +370,17 @@ class Run:
         return folder
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """``compute()`` the first time a key is requested, the same object every later time.
+        """Return ``compute()`` the first time a key is requested, and the same object every later time.
 
-        Experiments that analyse one training in several ways share it through this method. The key must name
-        everything that the result depends on beyond this run's scale, seeds and device.
+        Experiments that analyse one training in several ways share it through this method. The key must contain
+        everything that the result depends on, except this run's scale, seeds and device.
         """
         if key not in self._results:
             start, used = time.perf_counter(), set(self._used)
             with self._exclusive(repr(key)):
                 self._results[key] = compute()
             self._seconds[key] = time.perf_counter() - start
-            self._used = used  # results that this one needed are part of its time
+            self._used = used  # the time includes the results that this one needs
         self._used.add(key)
         return self._results[key]
 
@@ -399,7 +400,7 @@ class Run:
 
 
 def _change(size: Any, value: Any) -> Any:
-    """The new value of a size; if there is one for each network, a mapping changes some and a value all of them."""
+    """The new value of a size; if networks have separate sizes, a mapping changes some and a value changes all."""
     if not isinstance(size, dict):
         return value
     return {**size, **value} if isinstance(value, Mapping) else dict.fromkeys(size, value)
@@ -473,7 +474,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Experiment:
-    """The experiment of that name.
+    """The experiment with this name.
 
     Raises
     ------
@@ -488,7 +489,7 @@ def find(name: str) -> Experiment:
 
 
 def select(patterns: Iterable[str]) -> list[Experiment]:
-    """The experiments that names, patterns such as ``hs.*``, Python files, or ``all`` stand for, each once."""
+    """The experiments given by names, patterns such as ``hs.*``, Python files, or ``all``, without duplicates."""
     chosen: dict[str, Experiment] = {}
     for pattern in patterns:
         if pattern.endswith(".py"):
@@ -520,7 +521,7 @@ def load_file(path: str | Path) -> list[Experiment]:
     before, name = set(_REGISTERED), f"_pathlens_{file.stem}_{_digest(str(file))}"
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
-    assert spec is not None  # there is a loader
+    assert spec is not None  # the loader exists
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))

@@ -107,9 +107,9 @@ def train_each(
 ) -> Runs:
     """Train a convolutional network from all of the run's seeds, or from those given; `more` are options of `train`.
 
-    All seeds are trained at once on a GPU, and one after the other on the CPU, where stacking k networks takes k times
-    the memory and saves no time. The weights are the same either way. The name of the checkpoint depends only on what
-    this training depends on, so that other runs find it too.
+    All seeds are trained at once on a GPU, and one after another on the CPU, where stacking k networks takes k times
+    the memory and saves no time. The weights are the same in both cases. The name of the checkpoint depends only on the
+    settings of this training, so other runs can use it too.
     """
     from pathlens.training import train
 
@@ -119,7 +119,7 @@ def train_each(
     for at_once in [list(seeds)] if on_gpu else [[seed] for seed in seeds]:
         words = "-".join(str(seed) for seed in at_once)
         given = options(run, label if on_gpu else f"{label}, seed {words}")
-        # on the CPU, capturing a step takes longer than it saves: convolutions outweigh dispatch
+        # on the CPU, capturing a step does not pay off, because convolutions dominate
         given |= {"seeds": at_once, "execution": dataclasses.replace(given["execution"], compile=on_gpu), **more}
         folder = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
         given["checkpoints"] = checkpoints_in(folder, every=1)
@@ -145,7 +145,7 @@ def own_folder(run: Run, *words: str, **settings: Any) -> Path | None:
 
 
 def remembered(file: Path | None, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of ``compute()``, plain numbers and lists, which is written to the file and read from it later."""
+    """The result of ``compute()``, plain numbers and lists; it is written to the file and later read from it."""
     if file is None:
         return compute()
     if not file.exists():
@@ -228,7 +228,7 @@ def hard_accuracies(runs: Runs, data: DataSet, device: str = "cpu") -> np.ndarra
 
 
 def hardened(net: Any) -> Any:
-    """A copy of a gated network, or of an encoding with a gated network behind it, with hard gates."""
+    """A copy of a gated network, or of an encoding followed by a gated network, with hard gates."""
     from torch import nn
 
     if isinstance(net, nn.Sequential):

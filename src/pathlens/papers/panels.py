@@ -1,7 +1,7 @@
-"""What a page draws of an artifact's arrays: :class:`Panel` and its :class:`Series`, as data and nothing else.
+""":class:`Panel` and its :class:`Series`: descriptions of what a page draws from an artifact's arrays.
 
-Experiments describe their panels, artifacts store and check the descriptions, and pages draw each kind. No drawing
-lives here, and no numbers: a series refers to an array by name.
+Experiments describe their panels, artifacts store and check the descriptions, and pages draw them. A series contains no
+numbers: it refers to an array by name.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Series(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     label : str
         The text in the legend, beside the row, or under the matrix.
     x : str
-        As ``values``, in place of the panel's own ``x``.
+        As ``values``; replaces the ``x`` of the panel.
     style : {"line", "dashed", "points"}
-        For lines: theory is best dashed, single measurements are points.
+        For lines. Use dashed lines for theory and points for single measurements.
     colour : {"", "ink", "muted", "relu", "dlgn", "frozen", "top", "violet", "sky"}
-        By default chosen from the label and the place. Where all series of a panel have the same one, the title of the
-        panel shows it.
+        By default chosen by label and position. If all series of a panel have the same colour, the title of the panel
+        shows it.
     colour_by : str
         For points: an array of the shape of ``values`` whose numbers give the colours; the panel becomes a map of the
         plane without axes.
@@ -104,13 +104,13 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     x : str
         The array along x, for lines, points, stacks and the columns of matrices; without it, positions count from 0.
     x_label, y_label : str
-        Names of the axes with their units. For strips y is the rows' own; for matrices they name columns and rows.
+        Names of the axes with their units. Strips have no y_label; for matrices they name columns and rows.
     x_scale, y_scale : {"linear", "log", "sqrt"}
         On a logarithmic axis values that are not above zero are drawn at the edge, which the caption mentions; an
-        x-axis begins at zero if there are zeros. For matrices ``y_scale`` is the scale of the colours, and only there
-        may it be ``"sqrt"``, which also clips the largest .2 % of the entries.
+        x-axis begins at zero if there are zeros. For matrices ``y_scale`` is the scale of the colours. Only matrices
+        may use ``"sqrt"``, which also clips the largest .2 % of the entries.
     marks : sequence of (float, str)
-        Reference lines across the values (of y; of x for strips; of rows and columns for matrices), with a word each.
+        Reference lines at values of y (of x for strips; of rows and columns for matrices), each with a label.
     diagonal : bool
         For points: draw y = x.
     slope : float or None
@@ -118,9 +118,9 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     ordered : bool
         Colours follow an order (depth, time) instead of distinguishing kinds.
     note : str
-        A few sentences under the panel: what to see.
+        A few sentences under the panel that explain it.
     x_ticks : sequence of (float, str)
-        For lines and stacks: the ticks of the x-axis and their words, in place of numbers.
+        For lines and stacks: the ticks of the x-axis and their labels.
     shade : (float, float) or None
         For lines and stacks: a range of x that is shaded.
     y_limits : (float, float) or None
@@ -172,7 +172,7 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
             raise OptionError(f"{where}: y_scale='sqrt' is for matrices.")
 
     def check(self, arrays: Mapping[str, np.ndarray], where: str) -> None:
-        """Raise an error unless all that it refers to is among ``arrays``, with a shape that its kind can draw."""
+        """Raise an error unless all arrays it refers to are in ``arrays``, with shapes that its kind can draw."""
         where = f"{where}, panel {self.title!r}"
         low, high = KINDS[self.kind]
         for one in self.series:
@@ -198,7 +198,7 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def _convert(described: Series | Panel, where: str) -> None:
-    """Bring each attribute to its annotated type, sequences to tuples, or raise an error that names it."""
+    """Convert each attribute to its annotated type, sequences to tuples, or raise an error that names it."""
     for name, kind in _type_hints(type(described)).items():
         value = getattr(described, name)
         try:
@@ -215,7 +215,7 @@ def _type_hints(described: type) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with Python's numbers in place of numpy's."""
+    """The value with numpy numbers converted to Python numbers."""
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
     return value.item() if isinstance(value, np.generic) else value

@@ -1,6 +1,6 @@
-"""Running several experiments, in turn or in several processes: skips finished ones and continues after failures.
+"""Run several experiments, one after another or in parallel: skips finished ones and continues after failures.
 
-Each artifact is saved as soon as its experiment ends. Nothing is printed or drawn here, and torch is not imported.
+Each artifact is saved as soon as its experiment ends. This module prints and draws nothing and does not import torch.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Plan:
     ----------
     scale : {"quick", "paper"}
     out : path
-        Gets ``artifacts/``, ``checkpoints/`` and, if something fails, ``errors/``.
+        Folder for ``artifacts/``, ``checkpoints/`` and, if an experiment fails, ``errors/``.
     seeds : int, optional
-        Number of seeds; by default each experiment's own.
+        Number of seeds; by default as each experiment declares.
     device : str
     changes : mapping
-        Sizes in place of the experiments' own; each must be a size of at least one of them.
+        Sizes that replace those of the experiments; each must be a size of at least one experiment.
     again : bool
         Start over: ignore existing artifacts and checkpoints.
     """
@@ -61,30 +61,29 @@ class Plan:
     again: bool = False
 
     def run(self, entry: Experiment, progress: Progress | None = None) -> Run:
-        """A run of this experiment, which others may share."""
+        """A run of this experiment, which other experiments may share."""
         seeds = tuple(range(self.seeds or entry.seed_count(self.scale)))
         run = Run(self.scale, seeds, self.device, self.out, changes=self.changes, again=self.again)
         return run if progress is None else replace(run, progress=progress)
 
     def path(self, entry: Experiment) -> Path:
-        """Where the experiment's artifact is."""
+        """Path of the experiment's artifact."""
         return self.out / "artifacts" / f"{entry.name}.{self.scale}.json"
 
     def check(self, chosen: Sequence[Experiment]) -> None:
-        """Raise an error for a change of an unknown size, or to a value of another kind than that size has."""
+        """Raise an error if a changed size is unknown, or if its new value is of another kind."""
         tables = [entry.sizes_at(self.scale) for entry in chosen]
         known = {key for sizes in tables for key in sizes} - {"seeds"}
         for key, value in self.changes.items():
             if key not in known:
                 raise OptionError(
-                    f"No experiment of this run has a size {key!r} to change. "
-                    f"There are: {', '.join(sorted(known)) or 'none'}."
+                    f"No experiment of this run has a size {key!r}. Sizes: {', '.join(sorted(known)) or 'none'}."
                 )
             sizes_here = [sizes[key] for sizes in tables if key in sizes]
             sizes_anywhere = [
                 entry.sizes_at(scale)[key] for entry in chosen if key in entry.sizes for scale in ("quick", "paper")
             ]
-            # None stands for all rows: it fits if the size is None at one of the scales
+            # None means all rows: it is accepted if the size is None at one of the scales
             fits = None in sizes_anywhere if value is None else any(_fits(value, size) for size in sizes_here)
             if not fits:
                 raise OptionError(
@@ -151,7 +150,8 @@ def run_all(
     chosen : sequence of Experiment
     plan : Plan
     jobs : int
-        Processes. Experiments that share trainings run in one of them; each process gets its share of the cores.
+        Number of processes. Experiments that share trainings run in the same process; each process gets its share of
+        the cores.
     progress : callable
         ``progress(what, done, total)``.
     ended : callable
@@ -163,7 +163,7 @@ def run_all(
     its artifacts are the same except for times.
     """
     plan.check(chosen)
-    if plan.again:  # now, so that a run that is interrupted and resumed without `again` does not find them
+    if plan.again:  # remove them now: a run that is interrupted and resumed without `again` must not find them
         for entry in chosen:
             plan.path(entry).unlink(missing_ok=True)
     outcomes: dict[str, Outcome] = {}
@@ -225,7 +225,7 @@ def _attempt(entry: Experiment, run: Run, plan: Plan) -> Outcome:
 
 @dataclass
 class _Worker:
-    """A process and the names of its unfinished experiments; it is running the first of them."""
+    """A process and the names of its unfinished experiments; the first of them is running."""
 
     process: Any
     names: list[str]
@@ -234,7 +234,7 @@ class _Worker:
 def _at_once(
     groups: list[list[Experiment]], plan: Plan, jobs: int, progress: Progress | None, note: Callable[[Outcome], None]
 ) -> None:
-    """Run each group in a process of its own, at most ``jobs`` at a time, the longest first."""
+    """Run each group in a separate process, at most ``jobs`` at a time, the longest first."""
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     waiting = sorted(groups, key=lambda group: sum(entry.minutes[plan.scale == "paper"] for entry in group))
     queue = [[entry.name for entry in group] for group in waiting]
@@ -296,7 +296,7 @@ def _work(names: list[str], files: set[str], plan: Plan, connection: Connection)
 
 
 def _end_with_parent() -> None:
-    """Exit if the parent is killed, so that no process writes where the next run reads."""
+    """Exit if the parent is killed, so no process writes to files that the next run reads."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,7 +1,8 @@
 """An executor for an existing Dask cluster, given by a client or an address.
 
-Shared data is sent as a worker plugin, because Dask also gives it to workers that start later: scattered data is lost
-with the worker that holds it. Every wait for the cluster is bounded, because a cluster without workers does not answer.
+Shared data is sent as a worker plugin, which Dask also sends to workers that start later; scattered data would be lost
+with the worker that holds it. Every wait for the cluster has a time limit, because a cluster without workers does not
+answer.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from pathlens.stores.executors import Executor, Item, client_error, pickle_error
 
 T = TypeVar("T")
 
-CONNECT_SECONDS = 15.0  # after which an address counts as unreachable
-START_SECONDS = 120.0  # after which workers that are being prepared count as dead; they may have to import torch
+CONNECT_SECONDS = 15.0  # seconds after which an address counts as unreachable
+START_SECONDS = 120.0  # seconds after which workers that do not start count as dead; they may have to import torch
 RETRIES = 3  # how often a task that Dask has lost is submitted again
-_CHECK_SECONDS = 2.0  # between checks for living workers
+_CHECK_SECONDS = 2.0  # seconds between checks for running workers
 
 _shared: dict[str, Any] = {}  # in a worker: the shared data that was sent to it, by key
 _one_task = threading.Lock()  # tasks use torch's own threads, and row streams are not thread-safe
 
 
 class _Share(distributed.WorkerPlugin):
-    """Holds the shared data in every worker, also in those that replace a dead one."""
+    """Holds the shared data in every worker, also in workers that replace a dead one."""
 
     def __init__(self, key: str, value: Any) -> None:
         self.key, self.value = key, value
@@ -96,7 +97,7 @@ class DaskExecutor(Executor):
             raise pickle_error(error) from error
         try:
             _within(START_SECONDS, lambda: self._client.register_plugin(plugin, name=key))
-        except Exception as error:  # raised in a worker, so of any kind
+        except Exception as error:  # raised in a worker: any type of exception
             raise ClusterError(
                 f"{self.place}: the workers could not be prepared ({type(error).__name__}: {error}). "
                 f"They need the same versions of pathlens and torch as this process."
@@ -106,8 +107,8 @@ class DaskExecutor(Executor):
             yield from self._run(key, function, iter(items), running)
         finally:
             if self._client.status == "running":
-                limit = min(self._timeout, CONNECT_SECONDS)  # without workers, nothing answers
-                with contextlib.suppress(Exception):  # the work is done; data left on the cluster does no harm
+                limit = min(self._timeout, CONNECT_SECONDS)  # without workers there is no answer
+                with contextlib.suppress(Exception):  # the work is finished; data left on the cluster does no harm
                     _within(limit, lambda: self._client.cancel(list(running)))
                     _within(limit, lambda: self._client.unregister_worker_plugin(key))
 
@@ -148,7 +149,7 @@ class DaskExecutor(Executor):
                         continue
                     else:
                         raise distributed.CancelledError
-                except TimeoutError:  # its worker has died with the result, which Dask computes again
+                except TimeoutError:  # its worker died with the result, which Dask computes again
                     running[future] = item
                     break
                 except distributed.CancelledError:
@@ -171,7 +172,7 @@ class DaskExecutor(Executor):
         return [future for future in futures if future.status != "pending"]
 
     def _check_connection(self) -> None:
-        """Raise if the connection to the scheduler is lost and Dask does not restore it in time."""
+        """Raise an error if the connection to the scheduler is lost and Dask does not restore it in time."""
         end = time.monotonic() + min(self._timeout, CONNECT_SECONDS)
         while self._client.status == "connecting" and time.monotonic() < end:
             time.sleep(0.05)
@@ -182,7 +183,7 @@ class DaskExecutor(Executor):
             )
 
     def _check_workers(self, seen: float) -> float:
-        """Raise if no worker was seen within the timeout; else return the time at which one was last seen."""
+        """Raise an error if no worker was seen within the timeout; otherwise return when one was last seen."""
         if time.monotonic() - seen < _CHECK_SECONDS:
             return seen
         self._check_connection()
@@ -190,7 +191,7 @@ class DaskExecutor(Executor):
         try:
             if _within(min(self._timeout, CONNECT_SECONDS), self._client.nthreads):
                 return time.monotonic()
-        except OSError:  # a TimeoutError is one, too
+        except OSError:  # this includes TimeoutError
             what = "the scheduler has not answered"
         if time.monotonic() - seen > self._timeout:
             raise ClusterError(

@@ -38,13 +38,14 @@ class Executor(ABC):
     def map(self, function: Callable[..., Any], shared: Any, items: Iterable[Item]) -> Iterator[Any]:
         """Yield (item, function(shared, *item)) as tasks finish, in any order.
 
-        ``shared`` is sent to every worker once. A task whose worker dies is run again, a few times; then a
-        `ClusterError` is raised. If a task fails, the running ones are finished and yielded before its error is raised.
+        ``shared`` is sent to every worker once. A task whose worker dies is repeated a few times before a
+        `ClusterError` is raised. If a task fails, the running tasks are finished and yielded before its error is
+        raised.
         """
 
 
 class SerialExecutor(Executor):
-    """Runs one task after the other in this process.
+    """Runs one task after another in this process.
 
     >>> list(SerialExecutor().map(lambda shared, k: shared * k, 10, [(1,), (2,)]))
     [((1,), 10), ((2,), 20)]
@@ -83,7 +84,7 @@ def pickle_error(error: Exception) -> ClusterError:
 
 
 def client_error(client: Any) -> OptionError:
-    """The error for a ``client=`` that is none."""
+    """The error for an invalid ``client=``."""
     return OptionError(
         f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or False for this "
         f"process; got {type(client).__name__} {client!r:.80}."
@@ -100,7 +101,7 @@ def open_executor(
     client
         ``"local"``: processes on this machine, started on entry and stopped on exit, connected by pipes. An address
         such as ``"tcp://host:8786"``: the Dask scheduler that listens there. A ``distributed.Client``: used as it is
-        and left open. False: no other process, this one.
+        and left open. False: this process.
     workers
         Number of processes of ``"local"``; default: one per processor.
     timeout

@@ -1,7 +1,7 @@
 """The files of a matrix store: a Zarr array whose chunks are blocks, a description, and checksums of finished blocks.
 
-Chunks are not compressed, so that parts of them are read by mapping the file. Nothing is unpickled. Zarr is imported
-when a store is created or opened.
+Chunks are not compressed, so parts of them can be read by mapping the file. Nothing is unpickled. Zarr is imported when
+a store is created or opened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlens.errors import FileFormatError, import_extra
 from pathlens.files import Document, file_checksum, from_json, read_document, sync_folder, to_json, write_document
 from pathlens.progress import track
 
-RESUME = "Call K.to_zarr(path) again with the same kernel: finished blocks are kept, missing and damaged ones computed."
+RESUME = "Call K.to_zarr(path) again with the same kernel to compute missing and damaged blocks; others are kept."
 
 
 def import_zarr() -> Any:
@@ -35,9 +35,9 @@ class MatrixDescription(Document, tag="pathlens.matrix", frozen=True, kw_only=Tr
     Attributes
     ----------
     name, formula
-        Shown to people.
+        Used in reprs and messages only.
     shape, dtype, symmetric
-        Of the matrix; the dtype is ``"float32"`` or ``"float64"``.
+        Properties of the matrix; the dtype is ``"float32"`` or ``"float64"``.
     block
         Rows and columns of a block, which is one chunk.
     fingerprint
@@ -100,7 +100,7 @@ class MatrixDescription(Document, tag="pathlens.matrix", frozen=True, kw_only=Tr
         return rows * (rows + 1) // 2 if self.symmetric else rows * cols
 
     def has(self, i: int, j: int) -> bool:
-        """Whether a block is one of those."""
+        """Whether a block is computed."""
         rows, cols = self.grid
         return (i if self.symmetric else 0) <= j < cols and 0 <= i < rows
 
@@ -121,7 +121,7 @@ class Store:
     path
         The folder: ``zarr.json`` and the chunks ``c/i/j`` are the Zarr array; ``pathlens/`` holds the other files.
     description
-        Of the matrix.
+        Description of the matrix.
     finished
         (i, j) → checksums of the chunk and, if symmetric, of its mirror image.
     damaged_rows
@@ -188,7 +188,7 @@ class Store:
     def read_finished(self) -> None:
         """Read the record of finished blocks."""
         self.finished, self.damaged_rows = {}, []
-        # the files that exist, not the rows that there should be: a description may claim any number of them
+        # read the files that exist, not the rows that the description declares: it may declare any number
         for file in sorted(self.own("finished").glob("*.json")):
             if not file.stem.isdecimal() or not int(file.stem) < self.description.grid[0]:
                 continue
@@ -250,7 +250,7 @@ class Store:
 
 
 def create_store(path: Path, description: MatrixDescription) -> Store:
-    """Create an empty store under a temporary name, then rename it, so that there is never half of one."""
+    """Create an empty store under a temporary name, then rename it, so an incomplete store never exists."""
     zarr = import_zarr()
     path.parent.mkdir(parents=True, exist_ok=True)
     building = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
@@ -279,11 +279,11 @@ def open_store(path: Path) -> Store:
     zarr = import_zarr()
     header = path / "zarr.json"
     if not header.is_file():
-        raise FileFormatError(f"{path}: there is no Zarr array at this path. Was it written there with K.to_zarr?")
+        raise FileFormatError(f"{path}: there is no Zarr array at this path. Write one with K.to_zarr(path).")
     try:
         array = zarr.open_array(str(path), mode="r")
         attributes = dict(array.attrs)
-    except Exception as error:  # zarr raises many kinds for a damaged zarr.json
+    except Exception as error:  # zarr raises many types of errors for a damaged zarr.json
         raise FileFormatError(
             f"{header}: not readable as a Zarr array ({type(error).__name__}: {error}). "
             f"It was left untouched; restore it from a copy."

@@ -1,7 +1,7 @@
-"""Worker processes on this machine, run by loky and connected by pipes, so that no other process can send them work.
+"""Worker processes on this machine, run by loky and connected by pipes, so no other process can send them work.
 
-Loky is used in place of `concurrent.futures.ProcessPoolExecutor` because that one imports the user's script again in
-every worker, which fails for scripts without a main guard.
+Loky is used because `concurrent.futures.ProcessPoolExecutor` imports the user's script again in every worker, which
+fails for scripts without a main guard.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from joblib.externals.loky import process_executor
 from pathlens.errors import ClusterError
 from pathlens.stores.executors import Executor, Item, default_workers, pickle_error, repeated_death_error
 
-RETRIES = 3  # how often a task is run again because its worker has died
-_HEARTBEAT_SECONDS = 0.5  # between heartbeats, and between checks of them
+RETRIES = 3  # how often a task is repeated because its worker has died
+_HEARTBEAT_SECONDS = 0.5  # seconds between heartbeats, and between checks of them
 
 
 # --- inside a worker -------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ _task: Callable[[bytes], bytes]
 def _start(heartbeat: str, log: str, parent: int) -> None:
     """Initialise a worker process: its output goes to the log file, and its heartbeats begin."""
     if hasattr(os, "setsid"):
-        os.setsid()  # an interrupt from the keyboard goes to the parent alone, which then stops the workers
+        os.setsid()  # only the parent handles a keyboard interrupt; it then stops the workers
     handle = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -76,7 +76,7 @@ def _start(heartbeat: str, log: str, parent: int) -> None:
         while os.getppid() == parent:
             os.utime(heartbeat)
             time.sleep(_HEARTBEAT_SECONDS)
-        if hasattr(os, "killpg"):  # the parent has ended: end at once, with the processes that a task has started
+        if hasattr(os, "killpg"):  # the parent has ended: end immediately, with all processes that a task has started
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
@@ -88,7 +88,7 @@ def _load(data: bytes) -> None:
     global _task
     try:
         _task = pickle.loads(data)
-    except Exception as error:  # of any class: an import or the object's own methods fail
+    except Exception as error:  # any type of exception: an import or the object's own methods may fail
         answer = pickle.dumps(("unprepared", f"{type(error).__name__}: {error}"))
         _task = lambda item: answer  # noqa: E731
 
@@ -119,7 +119,7 @@ class _Worker:
         return found
 
     def check(self, timeout: float) -> None:
-        """Stop the process if it is silent for too long. Counts checks: a suspended parent does not blame workers."""
+        """Stop the process if it sends no heartbeat for too long. Counts checks, as the parent may be suspended."""
         beat = self._heartbeat.stat().st_mtime_ns
         self.silent = self.silent + _HEARTBEAT_SECONDS if beat == self._last_beat else 0.0
         self._last_beat = beat
@@ -127,7 +127,7 @@ class _Worker:
             self.stop()
 
     def stop(self) -> None:
-        """End the process at once, with those that it has started: it holds nothing."""
+        """End the process, and all processes that it has started, immediately: it has no state to save."""
         self._pool.shutdown(kill_workers=True)
 
 
@@ -212,7 +212,7 @@ class ProcessExecutor(Executor, contextlib.AbstractContextManager["ProcessExecut
         """The answer of a worker: ("done", result), or a kind of failure and its error."""
         try:
             kind, value = pickle.loads(data)
-        except Exception as error:  # of any class: the object's own methods fail
+        except Exception as error:  # any type of exception: the object's own methods may fail
             kind, value = "unsendable", f"its result cannot be read here ({type(error).__name__}: {error})"
         if kind == "unsendable":
             value = ClusterError(f"{self.place}: task {item}: {value}. Use client=False.")

@@ -1,4 +1,4 @@
-"""Writing a matrix to disk block by block, so that an interrupted call is resumed by calling it again.
+"""Write a matrix to disk block by block; an interrupted call is resumed by calling it again.
 
 A worker computes a block, writes it under a temporary name, syncs it to disk and renames it; then this process records
 its checksum.
@@ -41,7 +41,7 @@ class StoreReport:
     path
         Folder of the store.
     blocks, computed, kept
-        Number of blocks, of those computed by this call, and of those that were finished before.
+        Number of all blocks, of blocks computed by this call, and of blocks that were finished before.
     repaired
         Blocks that were finished but damaged, and were computed again.
     block
@@ -95,7 +95,7 @@ class Job:
     source: BlockSource
 
     def check_run(self) -> None:
-        """Raise if another call of `write_store` has started since."""
+        """Raise an error if another call of `write_store` has started in the meantime."""
         try:
             current = self.store.own("run").read_text()
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class Job:
                 f"folder that this machine and all workers share, or use client='local'."
             ) from None
         if current != self.run:
-            raise StoreError(f"{self.store.path}: another run has taken over. This worker gives up.")
+            raise StoreError(f"{self.store.path}: another call is writing to this store now. This worker stops.")
 
 
 def write_block(job: Job, i: int, j: int) -> tuple[str, ...]:
@@ -166,16 +166,16 @@ def write_store(
     overwrite: bool = False,
     timeout: float = TIMEOUT,
 ) -> StoreReport:
-    """Write a matrix to a store, or finish one that was begun.
+    """Write a matrix to a store, or resume an interrupted call.
 
     Parameters
     ----------
     path
-        Folder of the store. One that holds another matrix is refused.
+        Folder of the store. An existing store of another matrix raises an error.
     source
         Computes the blocks.
     description
-        Of the matrix; the block size is filled in when the store is created.
+        Description of the matrix; the block size is filled in when the store is created.
     choose_block
         Called when the store is created; returns the edge of a block and the estimated seconds to compute one.
     client, workers, timeout
@@ -228,7 +228,7 @@ def _open_or_create(
 
 def _remove(path: Path) -> None:
     if not (path / "zarr.json").is_file():
-        raise StoreError(f"{path} exists and is not a Zarr array, so that it is not overwritten. Choose another path.")
+        raise StoreError(f"{path} exists and is not a Zarr array, so it is not overwritten. Choose another path.")
     with contextlib.suppress(FileFormatError), write_lock(open_store(path)):
         pass  # raises if another process is writing there
     away = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
@@ -254,7 +254,7 @@ def write_lock(store: Store) -> Iterator[None]:
                 f"{store.path} is being written by another process ({holder}). Wait for it, or end it "
                 f"and call again: its finished blocks are kept."
             ) from None
-        with contextlib.suppress(OSError):  # on a full disk; the name is only for the message above
+        with contextlib.suppress(OSError):  # the disk may be full; the file is used only for the message above
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
@@ -293,7 +293,7 @@ def _compute(
     workers: int | None,
     timeout: float,
 ) -> str:
-    """Compute the missing blocks; returns the place where."""
+    """Compute the missing blocks; returns where they were computed."""
     needed = sum(len(store.files(*pair)) for pair in missing) * store.chunk_bytes
     free = shutil.disk_usage(store.path).free
     if needed > free:
@@ -327,5 +327,5 @@ def _record_finished(store: Store, results: Iterator[Any], missing: list[tuple[i
                 bar.advance(entries(i, j))
         except PathlensError as error:
             total, done = store.description.blocks, len(store.finished)
-            error.args = (f"{error} {done} of {total} blocks are finished and stay.",)
+            error.args = (f"{error} {done} of {total} blocks are finished and kept.",)
             raise

@@ -30,7 +30,7 @@ def network_jacobian(net: nn.Module, X: Tensor, names: Sequence[str] | None = No
     rest = {k: v for k, v in everything.items() if k not in chosen}
 
     def f(parameters: list[Tensor]) -> Tensor:
-        buffers = {k: b.clone() for k, b in net.named_buffers()}  # a forward may edit them, and its input
+        buffers = {k: b.clone() for k, b in net.named_buffers()}  # forward may change them and its input in place
         out = torch.func.functional_call(net, {**buffers, **rest, **dict(zip(chosen, parameters))}, (X.clone(),))
         return out if out.ndim == 2 else out[:, None]
 
@@ -65,7 +65,7 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _plain_state(values: nn.Module) -> dict[str, Tensor]:
-    """Parameters and running means at zero, running variances at one, other buffers as they are."""
+    """Parameters and running means set to zero, running variances to one; other buffers unchanged."""
     state, parameters = {}, dict(values.named_parameters())
     for k, v in values.state_dict().items():
         learned = k in parameters or k.endswith(("running_mean", "num_batches_tracked"))
@@ -88,8 +88,8 @@ def _fixed(net: GatedNetwork, X: Tensor, hard: bool) -> tuple[nn.Module, list[Te
 def weight_set_features(net: GatedNetwork, X: Tensor, hard: bool = True, output: int = 0) -> Tensor:
     """φ_x(b) for every set b of weights with at most one of each layer, (n, number of sets).
 
-    The output is linear in each layer's weights, so that φ is found from outputs with one weight of a layer at 1 and
-    the others at 0 (or all at 0), and differences. Enumerates ∏_l (weights of layer l + 1) networks.
+    The output is linear in each layer's weights, so φ is found from differences of outputs with one weight of a layer
+    set to 1 and the others (or all) set to 0. Enumerates ∏_l (weights of layer l + 1) networks.
 
     >>> from pathlens import models
     >>> phi = weight_set_features(models.dln(2, hidden=(3,)).double(), torch.eye(2).double())
@@ -153,7 +153,7 @@ def _direct(
 
 
 def count_shared_paths(net: GatedNetwork, X: Tensor) -> Tensor:
-    """Λ by walking every path of hidden units that is active for both of two inputs, (n, n) integers.
+    """Λ by enumerating all paths of hidden units that are active for both inputs, (n, n) integers.
 
     >>> from pathlens import models
     >>> count_shared_paths(models.dln(2, hidden=(3, 4)).double(), torch.eye(2).double())

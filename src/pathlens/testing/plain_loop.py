@@ -1,4 +1,4 @@
-"""The reference of `pathlens.train`: one network, one batch after another, autograd and torch.optim.
+"""Reference implementation of `pathlens.train`: one network, one batch after another, autograd and torch.optim.
 
 It shares with the fast loop only the rule that derives generators from seeds.
 """

@@ -1,7 +1,7 @@
-"""Reference implementations from weights alone: networks written out, sums over all paths, all signs, autograd.
+"""Reference implementations that need only weights: explicit networks, sums over all paths, all signs, autograd.
 
-Slow and exact, for networks of a few units. The module imports nothing of the package, so that an error there cannot
-hide here. Weights are a list U_1, …, U_D of shapes (w_l, w_{l−1}), w_0 = d; gates are a list of shapes (n, w_l).
+Slow and exact, for networks of a few units. The module does not import the rest of the package, so it does not share
+its errors. Weights are a list U_1, …, U_D of shapes (w_l, w_{l−1}), w_0 = d; gates are a list of shapes (n, w_l).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Weights = Sequence[Tensor]
 
 
 def distance(found: Any, expected: Any) -> float:
-    """‖found − expected‖ / ‖expected‖ over all entries; the plain norm where nothing is expected.
+    """‖found − expected‖ / ‖expected‖ over all entries; ‖found‖ if all expected entries are zero.
 
     >>> distance([1.0, 2.0], [1.0, 1.0])
     0.7071067811865475
@@ -45,7 +45,7 @@ def preactivations(
     unit: Callable[[Tensor], Tensor] = torch.relu,
     biases: Sequence[Tensor | None] | None = None,
 ) -> list[Tensor]:
-    """q_l = W_l a(q_{l−1}) + b_l of every layer, a(q_0) read as x; `unit` is a, the identity makes a linear network.
+    """q_l = W_l a(q_{l−1}) + b_l of every layer, with a(q_0) = x. `unit` is a; the identity gives a linear network.
 
     >>> preactivations([torch.tensor([[1.0], [-1.0]])], torch.tensor([[3.0]]))
     [tensor([[ 3., -3.]])]
@@ -58,7 +58,7 @@ def preactivations(
 
 
 def linear(q: Tensor) -> Tensor:
-    """The identity: `preactivations(weights, X, linear)` are those of a deep linear network."""
+    """The identity: `preactivations(weights, X, linear)` computes a deep linear network."""
     return q
 
 
@@ -94,7 +94,7 @@ def gated_output(weights: Weights, gates: Weights, X: Tensor) -> Tensor:
 
 
 def all_paths(widths: Sequence[int]) -> Tensor:
-    """Every choice of one node per layer, (P, layers); the last layer runs fastest.
+    """All choices of one node per layer, (P, layers); the index of the last layer varies fastest.
 
     >>> all_paths((2, 2)).tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -163,7 +163,7 @@ def path_sum(weights: Weights, gates: Weights, X: Tensor, biases: Sequence[Tenso
 
 
 def _with_bias(W: Tensor, bias: Tensor | None) -> Tensor:
-    """[[W, b], [0, 1]]: a layer that reads and passes on a unit whose value is always 1."""
+    """[[W, b], [0, 1]]: a layer whose input and output have an additional unit with constant value 1."""
     extended = torch.nn.functional.pad(W, (0, 1, 0, 1))
     extended[-1, -1] = 1.0
     if bias is not None:
@@ -191,7 +191,7 @@ def tangent_kernel(f: Callable[[list[Tensor]], Tensor], weights: Weights) -> Ten
 
 
 def gated_kernel(weights: Weights, gates: Weights, X: Tensor) -> Tensor:
-    """The tangent kernel of the values behind fixed gates, (n, n)."""
+    """The tangent kernel of the values with fixed gates, (n, n)."""
     return tangent_kernel(lambda U: gated_output(U, gates, X), weights)
 
 
@@ -235,7 +235,7 @@ def over_signs(f: Callable[[list[Tensor]], Tensor], shapes: Sequence[Sequence[in
 
 
 def kernels_over_signs(gates: Weights, X: Tensor, shapes: Sequence[Sequence[int]], sigma: float) -> Tensor:
-    """The tangent kernel of the values behind fixed gates at every assignment of signs, (2^count, n, n)."""
+    """The tangent kernel of the values with fixed gates for every assignment of signs, (2^count, n, n)."""
     return over_signs(lambda weights: gated_kernel(weights, gates, X), shapes, sigma)
 
 
@@ -244,7 +244,7 @@ def kernels_over_signs(gates: Weights, X: Tensor, shapes: Sequence[Sequence[int]
 
 @dataclass(frozen=True)
 class Sector:
-    """Angles (start, end) of the plane on which all gates are constant, and those gates, layer by layer."""
+    """Interval (start, end) of angles in the plane on which all gates are constant, and these gates for each layer."""
 
     start: float
     end: float
@@ -265,7 +265,7 @@ class Sector:
 def sectors(layers: Weights, relu: bool) -> list[Sector]:
     """All cells of bias-free hidden layers on two inputs: cones, found by solving for the angles where a unit is zero.
 
-    With `relu` a layer reads the units that are on, else all of them (the linear gate network of a DLGN).
+    With `relu`, the input of a layer is the units that are on, otherwise all units (the linear gate network of a DLGN).
     """
     done: list[Sector] = []
 
@@ -281,7 +281,7 @@ def sectors(layers: Weights, relu: bool) -> list[Sector]:
             split(a, b, rows * on[:, None] if relu else rows, layer + 1, (*bits, tuple(on.tolist())))
 
     split(0.0, 2 * math.pi, np.eye(2), 0, ())
-    if len(done) > 1 and done[0].bits == done[-1].bits:  # the angle 0 is no boundary
+    if len(done) > 1 and done[0].bits == done[-1].bits:  # the angle 0 is not a boundary
         first, last = done[0], done.pop()
         done[0] = Sector(last.start - 2 * math.pi, first.end, first.bits)
     return done

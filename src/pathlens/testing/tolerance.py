@@ -1,7 +1,7 @@
-"""The one table of tolerances for kernels, by dtype, and the comparison that uses it.
+"""The table of tolerances for kernels, by dtype, and the comparison that uses it.
 
-Errors are scaled by √(k_ii·k_jj), never taken entry by entry: sums of Hadamard products cancel near zero, where the
-relative error of an entry says nothing. Counts are compared for equality, not here.
+Errors are relative to √(k_ii·k_jj), not to each entry: sums of Hadamard products cancel near zero, where the relative
+error of an entry is meaningless. Counts must be equal and are not compared here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 def scaled_error(got: Tensor, want: Tensor, rows: Tensor, cols: Tensor | None = None) -> float:
-    """max_ij |got_ij − want_ij| / √(k_ii·k_jj), in float64; where the scale is zero both must be zero.
+    """max_ij |got_ij − want_ij| / √(k_ii·k_jj), in float64; if the scale is zero, both must be zero.
 
     Parameters
     ----------
     got, want
         (n, m).
     rows, cols
-        k_ii (n,) and k_jj (m,), each row (column) with itself; one is enough where both agree.
+        k_ii (n,) and k_jj (m,), the kernel of each row (column) with itself; pass only `rows` if both are the same.
 
     Examples
     --------

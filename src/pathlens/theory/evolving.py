@@ -1,7 +1,7 @@
-"""Gradient flow of a one-layer ReLU network, exact from event to event: gates flip, and may slide on their boundary.
+"""Exact gradient flow of a one-layer ReLU network from event to event: gates flip, and may slide on their boundary.
 
-Between two events the network is a gated linear one, so its weights are a power series in t whose terms follow from
-each other. The closed form for fixed gates is in flow.
+Between two events the network is a gated linear network, so its weights are a power series in t with a simple
+recursion. The closed form for fixed gates is in flow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OFF, ON, SLIDING = 0, 1, 2
 _EVENT = np.dtype([("time", "f8"), ("row", "i4"), ("unit", "i4"), ("before", "i1"), ("after", "i1")])
 _REACH, _TERMS = 0.35, 12  # longest step times the largest rate, for which 0.35^13/13! < 2e-16
 _AT_ONCE = 200  # after this many events at one instant a plain gradient step is taken
-_TOUCH = 1e-14  # a pre-activation below this share of |x| |w| is zero: rounding
+_TOUCH = 1e-14  # a pre-activation below this share of |x| |w| counts as zero (rounding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +39,11 @@ class ReluFlow:
     state, start : int8 arrays (n, K)
         The gates at the end and at t = 0.
     steps, fallbacks : int
-        Number of power series summed, and of plain gradient steps taken where too many events shared one instant.
+        Number of summed power series, and of plain gradient steps taken because too many events shared one instant.
     seconds : float
 
-    A sliding gate belongs to a pre-activation that the flow holds at zero (both sides push towards it): it acts as a
-    gate between 0 and 1, and counts as off in gate bits, since a hard gate is q > 0.
+    A gate slides if the flow holds its pre-activation at zero, because both sides push towards zero. It acts as a gate
+    between 0 and 1, and counts as off in gate bits, since a hard gate is q > 0.
     """
 
     times: np.ndarray
@@ -82,7 +82,7 @@ class ReluFlow:
         return np.array([0.5 * p @ (f - y) ** 2 for f in outputs])
 
     def flipped_share(self) -> np.ndarray:
-        """Share of the n·K gate bits that differ from those at t = 0, at the times, shape (T,)."""
+        """Share of the n·K gate bits that differ from their values at t = 0, at the times, shape (T,)."""
         first = self.start == ON
         return np.array([((self.state_at(t) == ON) != first).mean() for t in self.times])
 
@@ -112,22 +112,23 @@ def relu_flow(
 ) -> ReluFlow:
     """Gradient flow of ŷ = (1/K) Σ_k relu(w_k·x) on ½⟨(y − ŷ)²⟩, with gates that evolve; exact up to rounding.
 
-    On a stretch without events W(t) = Σ_j W_j t^j with ``W_{j+1} = P(F_j)/(j+1)``, F the gradient's series and P the
-    projection that keeps sliding rows at w_k·x_s = 0. All w_k·x_s are polynomials; the earliest sign change is isolated
-    by their Bernstein coefficients, which cannot miss one. At a crossing with ẇ_k·x_s > 0 when off and < 0 when on,
-    both sides push back: the pair slides, with a gate α ∈ [0, 1] that holds it there, until α leaves [0, 1]. Several
-    events may share an instant: one crossing can release other rows of its unit, which are then handled one by one.
+    Between two events W(t) = Σ_j W_j t^j with ``W_{j+1} = P(F_j)/(j+1)``, where F is the series of the gradient and P
+    the projection that keeps sliding rows at w_k·x_s = 0. All w_k·x_s are polynomials; the earliest sign change is
+    isolated by their Bernstein coefficients, which cannot miss one. At a crossing with ẇ_k·x_s > 0 when off and < 0
+    when on, both sides push back, and the pair slides: a gate α ∈ [0, 1] holds w_k·x_s at zero, until α leaves [0, 1].
+    Several events may share an instant: one crossing can release other rows of its unit, which are then handled one by
+    one.
 
     Parameters
     ----------
     data : DataSet, (X, y), (X, y, p) or SinglePulse
-        Rows on one ray from the origin have equal gates and are computed as one; opposite rows have opposite gates.
+        Rows on one ray from the origin have the same gates and are merged; opposite rows have opposite gates.
     w0 : array (K, d)
     times : float or increasing array (T,)
         Times at which the weights are returned; the flow ends at the last.
     tau : float
     fallback : float, optional
-        Length of the plain gradient step that is taken where too many events share one instant; default 1e-4 of the
+        Length of the plain gradient step that is taken if too many events share one instant; default: 1e-4 of the
         longest step. Such steps are counted, with a warning.
     progress : bool
 
@@ -172,7 +173,7 @@ def relu_flow(
             found[i] = run.W
     if run.fallbacks:
         warnings.warn(
-            f"relu_flow: events piled up at one instant, so {run.fallbacks} plain gradient steps of {run.fallback:.1e} "
+            f"relu_flow: too many events at one instant, so {run.fallbacks} plain gradient steps of {run.fallback:.1e} "
             "were taken there; the result is accurate to about that step.",
             PathlensWarning,
             stacklevel=2,
@@ -184,7 +185,7 @@ def relu_flow(
 
 
 def _rays(rows: WeightedRows) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[list[int]], np.ndarray]:
-    """Rows on one ray c·x, c > 0, as one row x of weight Σ p c² and target Σ p c y / Σ p c²: the same gradients.
+    """Merge rows on one ray c·x, c > 0, into one row x of weight Σ p c² and target Σ p c y / Σ p c²: same gradients.
 
     Returns x (m, d), y (m,), weights (m,), the row numbers on each ray, and the number of the opposite ray or −1.
     """
@@ -217,17 +218,17 @@ class _FlowState:
         self.x, self.y, weight, self.members, self.opposite = _rays(rows)
         self.scale = weight / (len(w0) * tau)
         self.columns = np.ascontiguousarray(self.x.T)
-        # of two opposite rays only one is watched: the other has the opposite gate
+        # only one of two opposite rays is watched: the other has the opposite gate
         self.watched = (self.opposite < 0) | (np.arange(len(self.y)) < self.opposite)
         self.W, self.K, self.t = w0, len(w0), 0.0
         self.norms = np.sqrt((self.x**2).sum(1))
         self.state = (self.W @ self.columns > 0).astype(np.int8)
         self.on = (self.state == ON).astype(np.float64)
         self.sliding: dict[int, list[int]] = {}
-        self.hold: dict[int, np.ndarray] = {}  # unit -> −(X_S X_Sᵀ)⁻¹ X_S: the force's series to that of β
+        self.hold: dict[int, np.ndarray] = {}  # unit -> −(X_S X_Sᵀ)⁻¹ X_S: maps the series of the force to that of β
         self.projector: dict[int, np.ndarray] = {}
         self.just_left: set[tuple[int, int]] = set()
-        # the rate of any mode is at most λ_max⟨xxᵀ⟩/(Kτ), whatever the gates
+        # the rate of any mode is at most λ_max⟨xxᵀ⟩/(Kτ), for any gates
         second = (self.x * self.scale[:, None]).T @ self.x
         self.longest = self.gap = _REACH / max(float(np.linalg.eigvalsh(second)[-1]), 1e-300)
         self.fallback = fallback if fallback is not None else 1e-4 * self.longest
@@ -259,7 +260,7 @@ class _FlowState:
                 force[k][j] = F[k]
                 F[k] = P @ F[k]
             np.multiply(F, D / (j + 1), out=W[j + 1])
-            # each term is at most _REACH/(j+1) of the one before, so what follows a term this small is smaller still
+            # each term is at most _REACH/(j+1) of the previous one, so all later terms are smaller still
             if np.abs(W[j + 1]).max() <= 1e-16 * size:
                 p = j + 1
         return W[: p + 1], h[: p + 1], error[: p + 1], {k: f[:p] for k, f in force.items()}
@@ -277,7 +278,7 @@ class _FlowState:
         self.at_once = self.at_once + 1 if D * s <= 1e-14 * max(self.t, D) else 0
         if s > 0:
             self.just_left.clear()
-        # the next series reaches twice as far as events have lately lain apart
+        # the next series covers twice the recent distance between events
         gap = 0.7 * self.gap + 0.3 * D * s if event is not None else max(self.gap, 1.5 * D)
         self.gap = min(self.longest, max(gap, 1e-6 * self.longest))
         self.t = end if event is None and end - self.t == D else self.t + D * s
@@ -299,13 +300,13 @@ class _FlowState:
         found = h.reshape(len(h), -1)[:, pairs].T * (2.0 * self.on.reshape(-1)[pairs] - 1)[:, None]
         size = self.norms[row] * np.sqrt((self.W**2).sum(1))[unit]
         found[np.abs(found[:, 0]) <= _TOUCH * size, 0] = 0.0
-        for r, k in self.just_left:  # its pre-activation and its slope are zero at this instant
+        for r, k in self.just_left:  # its pre-activation and slope are zero at this instant
             for i in np.flatnonzero(pairs == k * len(self.y) + r):
                 found[i, 0] = 0.0
                 if abs(found[i, 1]) <= 1e-10 * np.abs(h[1, k]).max():
                     found[i, 1] = 0.0
         held = [(r, k) for k, members in self.sliding.items() for r in members]
-        if held:  # q ≤ β ≤ 0, of one degree less; where x has an opposite x', its pull −q' takes the place of 0
+        if held:  # q ≤ β ≤ 0, of one degree less; if x has an opposite x', the bound is −q' instead of 0
             beta = np.concatenate([self.hold[k] @ force[k].T for k in self.sliding])
             at = np.array([r for r, _ in held])
             pull = (error[:-1] * self.scale).T
@@ -364,7 +365,7 @@ class _FlowState:
         return out
 
     def constrain(self, unit: int) -> None:
-        """The projection that keeps the sliding rows of a unit at zero, and the map from force to β."""
+        """Compute the projection that keeps the sliding rows of a unit at zero, and the map from force to β."""
         members = self.sliding[unit]
         if not members:
             del self.sliding[unit], self.hold[unit], self.projector[unit]
@@ -376,7 +377,7 @@ class _FlowState:
         self.W[unit] = self.projector[unit] @ self.W[unit]
 
     def plain_step(self) -> None:
-        """One small gradient step with the present gates; sliding rows are determined anew afterwards."""
+        """Take one small gradient step with the current gates, then determine the sliding rows again."""
         h = self.W @ self.columns
         error = self.y - np.maximum(h, 0).sum(0) / self.K
         self.W = self.W + self.fallback * (((h > 0) * (self.scale * error)) @ self.x)

@@ -20,12 +20,12 @@ from pathlens.errors import DivergedError, OptionError, ShapeError
 from pathlens.theory.gates import gate_table, gated_inputs
 from pathlens.theory.inputs import WeightedRows, as_times, check_finite, check_positive, float_array, initial_weights
 
-CUTOFF = 1e-12  # eigenvalues below this share of the largest are zero; b has no part there but for rounding
+CUTOFF = 1e-12  # eigenvalues below this share of the largest count as zero; b has only rounding errors there
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """A = ⟨x̃x̃ᵀ⟩ (Kd, Kd), b = ⟨x̃y⟩ (Kd,) and ⟨y²⟩, from data or exact.
+    """A = ⟨x̃x̃ᵀ⟩ (Kd, Kd), b = ⟨x̃y⟩ (Kd,) and ⟨y²⟩, computed from data or exactly.
 
     Block (i, j) of A is Σ^xx(p_i, p_j) = ⟨g_i g_j xxᵀ⟩, block i of b is Σ^yx(p_i)ᵀ = ⟨g_i y x⟩ (eq. 6, 7).
 
@@ -75,7 +75,7 @@ class Moments:
 
 
 def nlgp_moments(sampler: NLGP, units: Sequence[str], *, coordinate: int = 0) -> Moments:
-    """Exact moments of NLGP inputs for gates that allow it: open ones, and the two sides of one coordinate.
+    """Exact moments of NLGP inputs for gates with a closed form: open gates, and the two sides of one coordinate.
 
     x and −x are equally likely, so ⟨1[x_c > 0] xxᵀ⟩ = ½Σ^xx exactly, and ⟨xy⟩ = 0. With a = s g² the arcsine law with
     infinite gain on one side gives ⟨sign(x_c) x_j⟩ = (2/π) asin(√a C_cj / √(C_cc (1 + a C_jj))) / Z for each class.
@@ -123,7 +123,7 @@ def _sign_moment(sampler: NLGP, label: int, c: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class _Modes:
-    """w = w0 + B (s(λ) ∘ r) for nonzero eigenvalues λ of A, drive r and directions B, a function of coefficients."""
+    """w = w0 + B (s(λ) ∘ r), with nonzero eigenvalues λ of A, drive r, and B as a function of coefficients."""
 
     eigenvalues: np.ndarray
     drive: np.ndarray
@@ -140,8 +140,8 @@ class GDLN:
 
         ``w(t) = w(0) + P [ (t/(Kτ)) φ(z) ∘ Pᵀ(b − A w(0)/K) ]``,   ``w(∞) = K A⁺b + (I − A⁺A) w(0)``,
 
-    for any w(0), also where A is singular (eigenvalues under 1e-12 of the largest are zero, where b has no part).
-    With fewer rows than weights the same flow is computed from the n × n matrix H = (GGᵀ) ∘ (XXᵀ).
+    for any w(0), even if A is singular (eigenvalues below 1e-12 of the largest count as zero; b is zero in their
+    directions). With fewer rows than weights the same flow is computed from the n × n matrix H = (GGᵀ) ∘ (XXᵀ).
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ class GDLN:
             A single-pulse sampler is enumerated: exact.
         w0 : array (K, d), optional
         form : {"auto", "primal", "dual"}
-            "auto" is dual where there are fewer rows than weights.
+            "auto" is dual if there are fewer rows than weights.
         allow_dead : bool
             Accept gates that are off on every row; their weights stay at their initial values.
         """
@@ -251,7 +251,7 @@ class GDLN:
         return self._modes.eigenvalues / (self.K**2 * self.tau)
 
     def _at(self, done: np.ndarray) -> np.ndarray:
-        """The weights where each mode has gone the given share of its way."""
+        """The weights when each mode has covered the given share of its distance to the limit."""
         m = self._modes
         return self.w0 + m.combine(done * self.K / m.eigenvalues * m.drive).reshape(self.w0.shape)
 
@@ -274,12 +274,12 @@ class GDLN:
     def iterate(self, k: int, step: float) -> np.ndarray:
         """The exact k-th iterate of gradient descent w ← w − step·∇loss/τ, without running it; (K, d).
 
-        With a = step·λ/(K²τ) each mode has gone the share 1 − (1 − a)^k of its way.
+        With a = step·λ/(K²τ), each mode has covered the share 1 − (1 − a)^k of its distance to the limit.
 
         Raises
         ------
         DivergedError
-            Where step ≥ 2K²τ/λ_max, which grows without bound.
+            If step ≥ 2K²τ/λ_max: the weights would grow without bound.
         """
         if k < 0 or int(k) != k:
             raise OptionError(f"GDLN.iterate: k={k!r}, expected a count of steps ≥ 0.")
@@ -290,7 +290,7 @@ class GDLN:
                 f"GDLN.iterate: step={step:g} diverges; the largest eigenvalue of A is {self.eigenvalues[-1]:.4g}. "
                 f"Take a step below {self.largest_step:.4g}."
             )
-        # for a < 1 through logarithms, which keeps all digits where a is small; beyond, powers of a negative number
+        # logarithms keep all digits for small a; for a ≥ 1, powers of a negative number
         small = np.minimum(a, 0.5)
         return self._at(np.where(a <= 0.5, -np.expm1(k * np.log1p(-small)), 1 - (1 - a) ** int(k)))
 

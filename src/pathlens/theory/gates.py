@@ -1,6 +1,6 @@
 """Gates of a gated linear network: K functions of x that switch K units, and constructors for common choices.
 
-A gate is on where its score is positive, as everywhere in the package.
+A gate is on if its score is positive, as in the whole package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Gates:
     Parameters
     ----------
     function : callable
-        X (n, d) → scores (n, K), arrays; a gate is on where its score is > 0.
+        Maps X (n, d) to scores (n, K); a gate is on if its score is > 0.
     name : str
         Shown in tables.
 
@@ -95,7 +95,7 @@ def random_half_spaces(K: int, d: int, *, seed: int = 0) -> Gates:
 
 
 def single(normal: Any = None) -> Gates:
-    """One gate: a half-space, or open everywhere (a linear network) where no normal is given.
+    """One gate: a half-space; without a normal it is always open (a linear network).
 
     Examples
     --------
@@ -143,7 +143,7 @@ def tiling(direction: Any, edges: Any) -> Gates:
 
 
 def redundant(gates: Gates, *, copies: int = 2) -> Gates:
-    """Every gate ``copies`` times, copies side by side: g_1, g_1, …, g_2, g_2, …
+    """Repeat every gate ``copies`` times: g_1, g_1, …, g_2, g_2, …
 
     Examples
     --------
@@ -161,7 +161,7 @@ def gate_table(gates: Any, X: np.ndarray, *, allow_dead: bool = False) -> np.nda
     Parameters
     ----------
     gates : Gates, function, array or network
-        A function of X returns scores; a gate is on where its score is positive. An array (n, K) is used unchanged, so
+        A function of X returns scores; a gate is on if its score is positive. An array (n, K) is used unchanged, so
         gates between 0 and 1 are possible. A network with one hidden layer of K units gives its hard gates.
     X : array (n, d)
     allow_dead : bool
@@ -187,7 +187,7 @@ def gate_table(gates: Any, X: np.ndarray, *, allow_dead: bool = False) -> np.nda
     if len(dead) and not allow_dead:
         raise OptionError(
             f"theory: gate {dead[0]} is off on all {len(X)} rows ({len(dead)} of {table.shape[1]} such "
-            "gates), so its weights never move. Drop it, or pass allow_dead=True."
+            "gates), so its weights never change. Drop it, or pass allow_dead=True."
         )
     return table
 

@@ -1,6 +1,6 @@
-"""Which gates are best: the least loss that a gating allows, in closed form, and searches for gatings that lower it.
+"""The smallest loss that a gating allows, in closed form, and searches for gatings with a low loss.
 
-For fixed gates the best weights are a regression of y on x̃ = g(x) ⊗ x, so each gating has one least loss.
+For fixed gates the best weights are a regression of y on x̃ = g(x) ⊗ x, so each gating has one smallest loss.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pathlens.theory.inputs import WeightedRows
 
 
 def gating_loss(gates: Any, data: Any, *, test: Any = None) -> Any:
-    """The least ⟨(y − ŷ)²⟩ over all weights, for fixed gates: ⟨y²⟩ − bᵀA⁺b (eq. 13 to 16, for any targets).
+    """The smallest ⟨(y − ŷ)²⟩ over all weights, for fixed gates: ⟨y²⟩ − bᵀA⁺b (eq. 13 to 16, for any targets).
 
     Without the factor ½ of the flows, as in the note.
 
     Parameters
     ----------
     gates : Gates, function, table (n, K) or network
-        Gates that never fire add nothing and are allowed. With `test`, not a table.
+        Gates that are always off are allowed and contribute nothing. With `test`, a table is not allowed.
     data : DataSet, (X, y), (X, y, p) or SinglePulse
     test : the same, optional
-        Rows to score the fitted weights on.
+        Rows on which the fitted weights are evaluated.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def gating_loss(gates: Any, data: Any, *, test: Any = None) -> Any:
 
     Notes
     -----
-    Exact. O(min(n, Kd)² max(n, Kd)). Near-zero directions of A are cut at 1e-12 of the largest.
+    Exact. O(min(n, Kd)² max(n, Kd)). Eigenvalues of A below 1e-12 of the largest count as zero.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def gating_loss(gates: Any, data: Any, *, test: Any = None) -> Any:
     U, s, Vt = np.linalg.svd(features, full_matrices=False)
     kept = s > math.sqrt(CUTOFF) * max(float(s[0]), 1e-300)
     inside = U[:, kept].T @ (rows.y * root)
-    # the residual itself, not ⟨y²⟩ minus its explained part, which would lose all digits of a good fit
+    # compute the residual directly: ⟨y²⟩ minus the explained part would lose all digits of a good fit
     loss = float(((rows.y * root - U[:, kept] @ inside) ** 2).sum())
     if test is None:
         return loss
@@ -67,13 +67,14 @@ def gating_loss(gates: Any, data: Any, *, test: Any = None) -> Any:
 def class_separation(gates: Any, data: Any) -> float:
     """L* = m₁ᵀ (⟨x̃x̃ᵀ⟩₁ + ⟨x̃x̃ᵀ⟩₀)⁺ m₁ for balanced labels 0 and 1: the loss is ½ − ½L* (eq. 16; eq. 18 corrected).
 
-    m₁ = ⟨x̃⟩ over label 1. Class means do not decide it: the second moments of the classes are needed, and the note's
-    eq. 18, which has products of means in their place, is 1 for every gating whose class means are independent.
+    m₁ = ⟨x̃⟩ over label 1. Class means are not enough: the second moments of the classes are needed. Eq. 18 of the
+    note, which has products of means instead, is 1 for every gating whose class means are independent.
 
     Raises
     ------
     LabelError
-        Where y holds anything but 0 and 1, or one class is absent. Both classes have weight ½, whatever their share.
+        If y holds values other than 0 and 1, or one class is absent. Both classes have weight ½, regardless of their
+        share.
 
     Examples
     --------
@@ -112,7 +113,7 @@ def off_diagonal_mass(gates: Any, data: Any) -> float:
 
 @dataclass(frozen=True)
 class Gating:
-    """One result of a search: the method, the gates, and the least loss on the rows and on test rows."""
+    """One result of a search: the method, the gates, and the smallest loss on the rows and on test rows."""
 
     method: str
     gates: Gates
@@ -122,14 +123,14 @@ class Gating:
 
 @dataclass(frozen=True)
 class GatingTable:
-    """Gatings sorted by loss (on test rows where there are any); iterate, index, or print."""
+    """Gatings sorted by loss (on test rows if there are any); iterate, index, or print."""
 
     rows: tuple[Gating, ...]
     K: int
 
     @property
     def best(self) -> Gating:
-        """The gating of least loss."""
+        """The gating with the smallest loss."""
         return self.rows[0]
 
     def by_method(self, method: str) -> list[Gating]:
@@ -184,7 +185,7 @@ def search_gatings(
     ----------
     data, test : as in `gating_loss`
     K : int
-        Gates.
+        Number of gates.
     methods : sequence of {"random", "tiling", "greedy", "soft", "network"}
         random: `trials` draws of K half-spaces. tiling: K slabs of equal weight along `trials` directions. greedy: one
         half-space at a time, the best of `trials` draws. soft: K half-spaces by gradient through gates σ(βv·x) whose
@@ -199,8 +200,8 @@ def search_gatings(
 
     Notes
     -----
-    The least loss is measured on the rows it was fitted to; with fewer than about ten rows per weight it is too
-    optimistic, so pass `test`. None of the methods is guaranteed to find the best gating.
+    The loss is measured on the rows used for fitting; with fewer than about ten rows per weight it is too optimistic,
+    so pass `test`. None of the methods is guaranteed to find the best gating.
 
     Examples
     --------
@@ -251,7 +252,7 @@ def _tiles(rows: WeightedRows, K: int, rng: np.random.Generator) -> Gates:
     v = rng.standard_normal(rows.d)
     along = rows.x @ v
     order = np.argsort(along)
-    # the cut after which the cumulated weight passes k/K, halfway to the next row
+    # cut where the cumulative weight exceeds k/K, halfway to the next row
     at = np.searchsorted(np.cumsum(rows.p[order]), np.arange(1, K) / K)
     at = np.minimum(at, rows.n - 2) if rows.n > 1 else at * 0
     edges = (along[order][at] + along[order][np.minimum(at + 1, rows.n - 1)]) / 2
@@ -268,7 +269,7 @@ def _greedy(rows: WeightedRows, K: int, trials: int, rng: np.random.Generator) -
 
 
 def _soft(rows: WeightedRows, K: int, steps: int, rng: np.random.Generator) -> Gates:
-    """Adam on the normals; for soft gates the least loss is a differentiable function of them."""
+    """Adam on the normals; with soft gates the smallest loss is a differentiable function of them."""
     x, y, p = (torch.from_numpy(a) for a in (rows.x, rows.y, rows.p))
     v = torch.from_numpy(rng.standard_normal((K, rows.d))).requires_grad_()
     optimiser = torch.optim.Adam([v], lr=0.1)

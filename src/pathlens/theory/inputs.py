@@ -16,7 +16,7 @@ from pathlens.errors import EmptyDataError, LabelError, NotFiniteError, OptionEr
 
 
 def float_array(value: Any) -> np.ndarray:
-    """A tensor (on any device, with or without gradient) or anything like an array, as float64 NumPy."""
+    """A tensor (on any device, with or without gradient) or array-like as a float64 NumPy array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().double().numpy()  # NumPy has no bfloat16
     return np.asarray(value, dtype=np.float64)
@@ -59,7 +59,7 @@ class WeightedRows:
         Raises
         ------
         ShapeError, EmptyDataError, NotFiniteError, OptionError
-            For rows and targets that do not match, no rows, NaN, or weights that are not probabilities.
+            If rows and targets do not match, there are no rows, a value is NaN, or weights are not probabilities.
         """
         if isinstance(data, WeightedRows):
             return data

@@ -1,6 +1,6 @@
 """Measures of localisation on a ring: how few neighbouring coordinates a receptive field uses, and where they lie.
 
-Each takes weights of shape (…, d) and returns one number per receptive field. A peak that sits on an offset (single
+Each takes weights of shape (…, d) and returns one number per receptive field. A peak on a constant offset (single
 pulses) needs ``centre="median"``. `sign_alternation` distinguishes a bump from a localised oscillation; the inverse
 participation ratio does not.
 """
@@ -24,7 +24,7 @@ def _fields(w: Any, where: str, centre: str | None) -> np.ndarray:
         fields = fields - np.median(fields, axis=-1, keepdims=True)
     elif centre is not None:
         raise OptionError(f"{where}: centre={centre!r}, expected None or 'median'.")
-    # no measure depends on scale, but fourth powers of very large or small weights do not fit a float
+    # no measure depends on scale, but fourth powers of very large or small weights overflow or underflow
     return np.ldexp(fields, -np.frexp(np.abs(fields).max(-1, keepdims=True))[1])
 
 
@@ -53,7 +53,7 @@ def ipr(w: Any, *, centre: str | None = None) -> np.ndarray:
 
 
 def ipr_references(d: int) -> dict[str, float]:
-    """Values of `ipr` for fields that are not localised, and for the most localised one.
+    """Values of `ipr` for fields that are not localised, and for the most localised field.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def arc90(w: Any, *, share: float = 0.9, centre: str | None = None) -> np.ndarra
     square = _fields(w, "arc90", centre) ** 2
     d = square.shape[-1]
     total = square.sum(-1)
-    # energy of every arc: windows on the ring laid out twice
+    # energy of every arc: windows on two copies of the ring in a row
     sums = np.concatenate([np.zeros((*total.shape, 1)), np.cumsum(np.concatenate([square, square], -1), -1)], -1)
     length = np.full(total.shape, np.nan)
     for arc in range(d, 0, -1):
@@ -88,8 +88,8 @@ def arc90(w: Any, *, share: float = 0.9, centre: str | None = None) -> np.ndarra
 def sign_alternation(w: Any, *, centre: str | None = None) -> np.ndarray:
     """Share of the neighbour products on the ring that is negative: Σ_i [−w_i w_{i+1}]₊ / Σ_i |w_i w_{i+1}|.
 
-    0 for a bump, 1 for an oscillation that changes sign at every step, one half for noise. Small coordinates count
-    little.
+    0 for a bump, 1 for an oscillation that changes sign at every step, one half for noise. Small coordinates have
+    little weight.
 
     Examples
     --------
@@ -141,7 +141,7 @@ def kurtosis(w: Any) -> np.ndarray:
 def circular_correlation(a: Any, b: Any, d: float) -> float:
     """How well positions a predict positions b on a ring of length d: mean cos(2π(a − b)/d).
 
-    1 where they are equal, 0 on average where one of them is uniform and unrelated; a common shift lowers the value.
+    1 if they are equal, 0 on average if one of them is uniform and independent; a common shift lowers the value.
 
     Examples
     --------

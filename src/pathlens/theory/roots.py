@@ -1,7 +1,7 @@
-"""The first root of many polynomials on [0, 1], without missing one.
+"""The first root of many polynomials on [0, 1]; no root is missed.
 
-By the variation-diminishing property a polynomial has no more roots in (0, 1) than its Bernstein coefficients change
-sign, so equal signs prove that there is none, and one change isolates a single root.
+By the variation-diminishing property, a polynomial has at most as many roots in (0, 1) as its Bernstein coefficients
+have sign changes. Equal signs prove that there is no root, and one change isolates a single root.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import comb
 
 import numpy as np
 
-_DEEPEST = 50  # halvings of [0, 1]: a cell of 1e-15 that is still undecided is a root touched without crossing
+_DEEPEST = 50  # halvings of [0, 1]: a cell of 1e-15 that is still undecided is a root without a sign change
 _GRID = 16
 
 
@@ -28,17 +28,17 @@ def bernstein_table(p: int) -> np.ndarray:
 
 
 def first_violation(coefficients: np.ndarray) -> tuple[float, int]:
-    """The smallest s in [0, 1] at which any of m polynomials turns negative, and its index; (1, −1) if none does.
+    """The smallest s in [0, 1] at which any of m polynomials becomes negative, and its index; (1, −1) if none does.
 
     Parameters
     ----------
     coefficients : array (m, p+1)
-        Of Σ_j c_j s^j, each non-negative at 0; s = 0 for one that is negative there.
+        Coefficients of Σ_j c_j s^j, non-negative at 0; for a polynomial that is negative there, s = 0.
 
     Notes
     -----
-    Exact up to rounding of the root: no crossing is missed, however short the stretch below zero, down to cells of
-    2^−50. O(m p²) for the test that settles nearly all of them.
+    Exact up to rounding of the root: no crossing is missed, however short the interval below zero, down to cells of
+    2^−50. The test that decides nearly all polynomials costs O(m p²).
 
     Examples
     --------
@@ -60,7 +60,7 @@ def first_violation(coefficients: np.ndarray) -> tuple[float, int]:
     best, which = 1.0, -1
     once = some[single]
     if len(once):
-        # only those that are below zero at the earliest grid point can be first
+        # only polynomials that are below zero at the earliest grid point can be first
         grid = np.arange(1, _GRID + 1) / _GRID
         values = coefficients[once] @ (grid ** np.arange(coefficients.shape[1])[:, None])
         values[:, -1] = -1.0
@@ -78,7 +78,7 @@ def first_violation(coefficients: np.ndarray) -> tuple[float, int]:
 
 
 def _changes(b: np.ndarray) -> np.ndarray:
-    """Sign changes along each row, zeros skipped."""
+    """Number of sign changes along each row, ignoring zeros."""
     signs = np.sign(b)
     for i in range(1, signs.shape[1]):
         signs[:, i] = np.where(signs[:, i] == 0, signs[:, i - 1], signs[:, i])
@@ -113,7 +113,7 @@ def _bracketed(c: list[float], low: float, high: float) -> float:
 
 
 def _isolate(b: np.ndarray, low: float, high: float, limit: float, c: list[float]) -> float | None:
-    """First crossing in [low, high) before `limit`, by halving (de Casteljau) until one sign change is left."""
+    """First crossing in [low, high) before `limit`, by halving (de Casteljau) until one sign change remains."""
     if low >= limit or not (b < 0).any():
         return None
     if _changes(b[None])[0] == 1 and b[0] >= 0 > b[-1]:

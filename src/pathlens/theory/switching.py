@@ -22,9 +22,9 @@ class Switching:
     Attributes
     ----------
     instants : array (m,)
-        T_i. Where sampled, T_i is the first recorded time after the change, so the true instant lies before it.
+        T_i. If sampled, T_i is the first recorded time after the change, so the true instant is earlier.
     changed : int array (m,)
-        Number of gates that differ from just before; 0 at T_0.
+        Number of gates that change at T_i; 0 at T_0.
     gates : int
         Number of gates: rows times units.
     exact : bool
@@ -42,13 +42,13 @@ class Switching:
 
 
 def switching_instants(run: ReluFlow | Trajectory) -> Switching:
-    """Switching instants of an exact flow, or those visible in the records of a training run.
+    """Switching instants of an exact flow, or of the records of a training run.
 
     Parameters
     ----------
     run : ReluFlow or Trajectory
-        A trajectory needs records at two moments or more (``keep=Keep(…, X=X)``); time is its epoch, or its step
-        where epochs are not known. A gate is its bit q > 0; a sliding gate of a flow counts as off.
+        A trajectory needs records at two moments or more (``keep=Keep(…, X=X)``); time is its epoch, or its step if
+        epochs are not known. A gate is its bit q > 0; a sliding gate of a flow counts as off.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def switching_instants(run: ReluFlow | Trajectory) -> Switching:
         )
     bits = [np.concatenate([b.cpu().numpy().ravel() for b in m.record.bits.values()]) for m in kept]  # type: ignore[union-attr]
     if len({b.shape for b in bits}) > 1:
-        raise RecordError("switching_instants: the records are of different rows. Record one batch throughout.")
+        raise RecordError("switching_instants: the records are of different rows. Record the same rows each time.")
     changed = np.array([0, *((a != b).sum() for a, b in itertools.pairwise(bits))])
     instants = np.array([0.0, *(m.step if m.epoch is None else m.epoch for m in kept[1:])])
     shown = (changed > 0) | (np.arange(len(kept)) == 0)

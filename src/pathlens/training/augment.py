@@ -1,6 +1,6 @@
 """Random shifts and flips of images, drawn per member and row, applied while a batch is fetched.
 
-One integer per row is drawn, so that the whole step, fetching included, can be one CUDA graph.
+Only one integer is drawn per row, so the whole step, including fetching the batch, can be one CUDA graph.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ MOVES = (2 * PAD + 1) ** 2 * 2  # vertical shifts × horizontal shifts × flippe
 
 
 def crop_flip(images: Tensor, rows: Tensor, moves: Tensor) -> Tensor:
-    """`images[rows]`, each shifted by up to 4 pixels either way (zeros come in) and flipped or not.
+    """`images[rows]`, each shifted by up to 4 pixels in each direction (padded with zeros) and possibly flipped.
 
     Parameters
     ----------
     images : Tensor (n, C, H, W)
     rows, moves : integer Tensors of one shape (…)
-        `moves` lie in 0 … MOVES − 1: vertical shift, horizontal shift, flip, as digits of a number.
+        `moves` are in 0 … MOVES − 1 and encode vertical shift, horizontal shift and flip as digits of a number.
 
     Returns
     -------

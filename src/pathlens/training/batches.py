@@ -21,7 +21,7 @@ _DIFFERENT_SHAPES = ("each tensor to be equal size", "resize storage that is not
 
 
 class _Default(int):
-    """A number that the caller did not give."""
+    """A default value, distinguishable from a number that the caller passed."""
 
 
 DEFAULT_BATCH_SIZE = _Default(32)
@@ -39,7 +39,7 @@ class RowBatches:
     batch_size : int or None
         The option of `train`, or of the DataLoader.
     steps : int or None
-        Batches of an epoch; None if their number is not known before its end.
+        Batches of an epoch; None if their number is not known in advance.
     fixed : bool
         Whether every epoch has the same rows.
     complete : bool
@@ -48,8 +48,8 @@ class RowBatches:
 
     fixed = complete = True
     steps: int | None
-    _generators: Sequence[torch.Generator] | None = None  # of random data; None if reading it draws no random numbers
-    _fresh = True  # whether the data of the first epoch, which was read early, is still to be used
+    _generators: Sequence[torch.Generator] | None = None  # None if reading the data draws no random numbers
+    _fresh = True  # whether the data of the first epoch, which was read in advance, has not been used yet
 
     def __init__(self, data: Data, batch_size: int | None) -> None:
         n = len(data.x)
@@ -57,7 +57,7 @@ class RowBatches:
         self.steps = math.ceil(n / self.batch)
 
     def batches(self, shuffles: Sequence[torch.Generator]) -> Iterator[tuple[Data, Tensor]]:
-        """For each step of one epoch some rows, and the indices of those that each member reads, (k, B).
+        """For each step of one epoch: some rows, and the indices (k, B) of the rows that each member reads.
 
         `shuffles` holds the generator of each of the k members.
         """
@@ -80,12 +80,12 @@ class RowBatches:
     def explain_single_row(self) -> str:
         """Why there is a batch of one row, and how to avoid it."""
         return (
-            f"{len(self.data.x)} rows in batches of {self.batch} leave one over. Choose another batch_size, or leave "
-            "out a row."
+            f"{len(self.data.x)} rows in batches of {self.batch} leave one row over. Choose another batch_size, or "
+            "leave out a row."
         )
 
     def state(self) -> dict[str, Tensor]:
-        """The random state that decides the rows of the next epochs, for a checkpoint."""
+        """The random state that determines the rows of the next epochs, for a checkpoint."""
         if self._generators is None:
             return {}
         states = {f"rows/{i}": g.get_state() for i, g in enumerate(self._generators)}
@@ -118,10 +118,10 @@ class SamplerBatches(RowBatches):
 
 
 class DatasetBatches(RowBatches):
-    """Rows of a Dataset, all read again in every epoch, so that random augmentation is drawn again.
+    """Rows of a Dataset, all read again in every epoch, so random augmentation differs between epochs.
 
-    The rows of an epoch are in memory together and shared by all members. `data` holds those of the first epoch at
-    first.
+    The rows of an epoch are in memory together and shared by all members. `data` initially holds the rows of the first
+    epoch.
     """
 
     fixed = False
@@ -152,9 +152,9 @@ class DatasetBatches(RowBatches):
 
 
 class LoaderBatches(RowBatches):
-    """The batches of a DataLoader, made anew in every epoch and shared by all members.
+    """The batches of a DataLoader, read again in every epoch and shared by all members.
 
-    The first batch is read at once, to check networks on it, and is used in the first epoch: nothing is read twice.
+    The first batch is read immediately, to check networks on it, and is then used in the first epoch.
     """
 
     fixed = complete = False
@@ -218,7 +218,7 @@ class LoaderBatches(RowBatches):
 
 
 def make_source(data: Any, batch_size: int | None, reader: DataReader, seed: int) -> RowBatches:
-    """The source of batches for the data of `train`; the seed is that of the evaluation rows of a sampler."""
+    """The source of batches for the data of `train`; for a sampler, `seed` is used to draw the evaluation rows."""
     kind = type(data).__name__
     if hasattr(data, "sample"):
         return SamplerBatches(data, batch_size, reader, seed)
@@ -246,7 +246,7 @@ def make_source(data: Any, batch_size: int | None, reader: DataReader, seed: int
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
-    """Batches of one pass; None of a stream, whose length is a guess, and of a sampler that has none."""
+    """Batches of one pass; None for a stream, whose length is only an estimate, and for a sampler without a length."""
     try:
         return None if isinstance(loader.dataset, IterableDataset) else len(loader)
     except TypeError:
@@ -268,7 +268,7 @@ def _items(dataset: Any) -> list[Tensor]:
 
 
 def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
-    """The rows of a Dataset that has them as tensors and returns them as they are; None of others."""
+    """The rows of a Dataset that stores them as tensors and returns them unchanged; None for other Datasets."""
     if type(dataset) is TensorDataset:
         return dataset.tensors
     if type(dataset) is Subset and (whole := _tensors(dataset.dataset)) is not None:
@@ -278,14 +278,14 @@ def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
 
 
 def _dataset_digest(dataset: Any, data: Data) -> str:
-    """Changes with the rows of a Dataset if they are tensors, else with its class, size and shapes."""
+    """A digest of the rows of a Dataset if they are tensors, otherwise of its class, size and shapes."""
     size = len(dataset) if hasattr(dataset, "__len__") else None
     shapes = [(t.shape[1:], t.dtype) for t in (data.x, data.y)]
     return digest([f"{type(dataset).__name__} {size} {shapes}", *(_tensors(dataset) or ())])
 
 
 def _generators(*owners: Any) -> list[torch.Generator]:
-    """The generators that these objects hold, and the Datasets that they are made of, each once."""
+    """The generators that these objects and the Datasets inside them hold, without duplicates."""
     found: dict[int, torch.Generator] = {}
     for owner in owners:
         while owner is not None:

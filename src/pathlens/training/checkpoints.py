@@ -1,7 +1,7 @@
 """Checkpoints of a training: safetensors + JSON, written atomically, the previous one kept.
 
-A checkpoint holds every number that decides the next epochs: weights, buffers, optimizer, generators, history, and the
-thread count and torch version for which the bits are the same.
+A checkpoint holds everything that determines the next epochs: weights, buffers, optimizer, generators and history. It
+also records the thread count and torch version, because results are the same bit for bit only if these are the same.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NAME = re.compile(r"checkpoint-(\d{8})\.json")
 
 
 def environment() -> dict[str, Any]:
-    """The versions and settings that must be equal for equal bits."""
+    """The versions and settings that must be the same to get the same bits."""
     return {"torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
 class CheckpointHeader(TensorHeader, tag="pathlens.checkpoint", frozen=True, kw_only=True):
-    """The JSON file of a checkpoint: everything but the tensors."""
+    """The JSON file of a checkpoint: everything except the tensors."""
 
     state: dict[str, Any]
 
@@ -46,13 +46,13 @@ def _stem(folder: Path, epoch: int) -> Path:
 
 def _remove(folder: Path, epochs: list[int]) -> None:
     for epoch in epochs:
-        # sorted, so that the JSON file is removed first: without it the rest does not count as a checkpoint
+        # sorted, so the JSON file is removed first; without it the other files do not count as a checkpoint
         for path in sorted(folder.glob(_stem(folder, epoch).name + ".*")):
             path.unlink(missing_ok=True)
 
 
 def save_checkpoint(folder: Path, epoch: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-    """Write the checkpoint of an epoch, then remove all but it and the one before."""
+    """Write the checkpoint of an epoch, then remove all others except the previous one."""
     header = CheckpointHeader(state=meta | {"epoch": epoch, "environment": environment()})
     save_tensors(_stem(folder, epoch), tensors, header)
     _remove(folder, saved_epochs(folder)[:-2])
@@ -61,13 +61,14 @@ def save_checkpoint(folder: Path, epoch: int, tensors: dict[str, Tensor], meta: 
 def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The newest checkpoint of this training, or None if there is none.
 
-    If nothing is scheduled by the number of epochs, a training may have more of them than the saved one. Which of the
-    next epochs are kept may change.
+    The training may have more epochs than the saved one, unless a schedule depends on the number of epochs. It may also
+    keep other epochs from now on.
 
     Raises
     ------
     CheckpointError
-        If it is truncated or corrupt (the message names the one before), or belongs to a training with other settings.
+        If it is truncated or corrupt (the message names the previous one), or belongs to a training with other
+        settings.
     """
     epochs = saved_epochs(folder)
     if not epochs:
@@ -90,7 +91,7 @@ def load_checkpoint(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Ten
 
 
 def _check_config(folder: Path, saved: dict[str, Any], config: dict[str, Any], epoch: int) -> None:
-    """Refuse the checkpoint of a training with other settings."""
+    """Raise an error if the checkpoint belongs to a training with other settings."""
     may_differ = set()
     if config["scheduler"] == "constant" and config["beta"] is None and saved.get("epochs", 0) <= config["epochs"]:
         may_differ.add("epochs")
@@ -125,7 +126,7 @@ class MomentFiles:
         return self.folder / "moments" / f"member{member:04d}-{number:04d}-{what}"
 
     def save(self, member: int, moments: Sequence[Moment]) -> list[list[Any]]:
-        """Write the moments that are not there yet; returns the numbers of all of them, for JSON."""
+        """Write the moments that have not been written yet; returns the numbers of all moments, for JSON."""
         for j, m in enumerate(moments):
             if (member, j) in self._written:
                 continue

@@ -1,4 +1,4 @@
-"""Short texts that identify tensors, networks and functions, so that a checkpoint belongs to one training."""
+"""Short texts that identify tensors, networks and functions; they tie a checkpoint to one training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def digest(parts: Iterable[str | Tensor]) -> str:
 
 
 def network_digest(members: Sequence[nn.Module], trained: str | None, fixed_beta: bool) -> str:
-    """Changes with everything that training does not change: layers, frozen weights, gates."""
+    """A digest of everything that training does not change: layers, frozen weights, gates."""
     parts: list[str | Tensor] = []
     learned = set(trained_names(trained, members[0]))
     for net in members:

@@ -42,12 +42,12 @@ class Data:
     weights: Tensor | None = None
 
     def fingerprint(self) -> str:
-        """Changes with any training row, target or weight."""
+        """A digest of all training rows, targets and weights."""
         return digest(t for t in (self.x, self.y, self.weights) if t is not None)
 
 
 def as_device(device: Any, where: str) -> torch.device:
-    """The device of that name, if this machine has it."""
+    """The device with this name; raises an error if this machine does not have it."""
     usable = "cpu or cuda" if torch.cuda.is_available() else "cpu; there is no CUDA device here"
     try:
         found = torch.device(device)
@@ -119,7 +119,7 @@ class DataReader:
             i = int(bad.nonzero()[0])
             raise NotFiniteError(f"train: weights must be finite and at least 0, weight {i} is {float(w[i]):g}.")
         if not bool((w > 0).any()):
-            raise OptionError("train: every weight is zero. At least one row must count.")
+            raise OptionError("train: every weight is zero. Give at least one row a positive weight.")
         return (w.double() / w.double().mean()).to(x.device, computes_in(self.net, x))
 
 

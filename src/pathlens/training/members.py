@@ -28,15 +28,15 @@ def make_members(
     settings: Sequence[Mapping[str, float]] | None,
     base: Mapping[str, float],
 ) -> tuple[list[nn.Module], list[dict[str, Any]]]:
-    """The networks that are trained together, and the seed and settings of each; `base` are the common settings."""
+    """The networks that are trained together, with the seed and settings of each; `base` has the common settings."""
     nets = [unwrapped(one) for one in (net if isinstance(net, Sequence) else [net])]
     for one in nets:
         if not isinstance(one, nn.Module):
-            raise OptionError(f"train: expected a network or a list of them first, got {type(one).__name__}.")
+            raise OptionError(f"train: first argument must be a network or list of networks, got {type(one).__name__}.")
         if next(one.parameters(), None) is None:
             raise OptionError(f"train: {type(one).__name__} has no parameters to train.")
     if isinstance(seeds, Integral):
-        raise OptionError(f"train: seeds are a sequence, one network each, got {seeds}. Give range({seeds}).")
+        raise OptionError(f"train: seeds must be a sequence, one seed per network, got {seeds}. Give range({seeds}).")
     if not isinstance(net, nn.Module):
         if seeds is not None or settings is not None:
             raise OptionError("train: give either a list of networks, or one network with seeds or settings.")
@@ -99,9 +99,9 @@ def initialise(net: nn.Module, seed: int) -> None:
             )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for m in reversed(plain):  # children first, so that the rule of a parent wins
+        for m in reversed(plain):  # children first, so the rule of a parent takes precedence
             _reset_method(m)()
-    for i, part in enumerate(gated):  # one seed for all would make parts of one shape equal
+    for i, part in enumerate(gated):  # with one seed for all, parts of the same shape would be equal
         part.reinitialise(seed if i == 0 else derive_seed(seed, f"part {i}"))
 
 

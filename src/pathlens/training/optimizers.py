@@ -24,14 +24,14 @@ OPTIMIZERS: dict[str, OptimizerFactory] = {
     "rmsprop": torch.optim.RMSprop,
 }
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-# they need the shape of each weight, or several evaluations in a step; `train` has the weights of a network as a vector
+# they need the shapes of weights or several evaluations per step; `train` passes the weights as one vector
 _UNSUPPORTED = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 
 def make_optimizer(
     optimizer: str | OptimizerFactory, leaves: Sequence[Tensor], settings: Sequence[Mapping[str, float]]
 ) -> Optimizer:
-    """An optimizer with one group for each leaf, which has the settings of that leaf: lr, weight_decay, …"""
+    """Make an optimizer with one parameter group for each leaf, with its settings: lr, weight_decay, …"""
     factory = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
     for name in ("lr", "weight_decay"):
         if name in getattr(factory, "keywords", {}):  # of a functools.partial
@@ -39,9 +39,9 @@ def make_optimizer(
     try:
         made = factory([{"params": [leaf], **s} for leaf, s in zip(leaves, settings)])
     except (TypeError, ValueError) as error:
-        raise OptionError(f"train: the optimizer cannot be made for the weights of a network: {error}") from error
+        raise OptionError(f"train: the optimizer cannot be created for the weights of a network: {error}") from error
     if not isinstance(made, Optimizer):
-        raise OptionError(f"train: optimizer must make a torch.optim.Optimizer, got {type(made).__name__}.")
+        raise OptionError(f"train: optimizer must return a torch.optim.Optimizer, got {type(made).__name__}.")
     if type(made).__name__ in _UNSUPPORTED:
         raise OptionError(
             f"train: {type(made).__name__} is not supported: the update of a weight may depend on its own gradients "
@@ -64,7 +64,7 @@ def make_optimizer(
 
 
 def in_cuda_graph(optimizer: Optimizer) -> bool:
-    """Whether a CUDA graph can hold the step of an optimizer."""
+    """Whether the step of an optimizer can be captured in a CUDA graph."""
     return all(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
 
 
@@ -84,7 +84,7 @@ def make_scheduler(factory: SchedulerFactory, optimizer: Optimizer) -> LRSchedul
     made = factory(optimizer)
     if not isinstance(made, LRScheduler):
         raise OptionError(
-            f"train: scheduler must make a torch.optim.lr_scheduler.LRScheduler, got {type(made).__name__}."
+            f"train: scheduler must return a torch.optim.lr_scheduler.LRScheduler, got {type(made).__name__}."
         )
     if isinstance(made, ReduceLROnPlateau):
         raise OptionError(

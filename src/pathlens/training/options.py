@@ -29,19 +29,19 @@ class Keep:
     Parameters
     ----------
     epochs : sequence of int
-        Epochs at which a Moment is kept: the weights, and the record on `X`. 0 is the initialisation, the last is the
-        `epochs` of `train`.
+        Epochs at which a Moment is kept: the weights, and the record on `X`. They range from 0, the initialisation, to
+        the `epochs` of `train`.
     losses : sequence of float
         A Moment is also kept when the loss is below one of these for the first time.
     X : inputs, optional
         Inputs on which the record of each Moment is taken. Default: Moments have no record.
     sensitivities : bool
-        False leaves the output sensitivities out of the records, and saves their backward pass.
+        False leaves out the output sensitivities, and the backward pass that computes them.
     evaluate : {"full", "running"}, optional
-        How the loss of an epoch is computed: in a pass over all data at its end, or as the mean over its batches.
-        Default: "running" for a DataLoader or an IterableDataset, whose first loss in the history is then that of the
-        first batch, and "full" for other data. A full pass reads a DataLoader once more after each epoch and before
-        the first one, which also advances its generators.
+        How the loss of an epoch is computed: "full" in a pass over all data at its end, "running" as the mean over its
+        batches. Default: "running" for a DataLoader or an IterableDataset, and "full" for other data. With "running",
+        the first loss in the history is the loss on the first batch. A full pass reads a DataLoader once more after
+        each epoch and before the first one, which also advances its generators.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Keep:
         for name in ("epochs", "losses"):
             given = getattr(self, name)
             if isinstance(given, Real | str):
-                raise OptionError(f"Keep: {name} is a sequence, got {given}. Give [{given}].")
+                raise OptionError(f"Keep: {name} must be a sequence, got {given}. Give [{given}].")
         object.__setattr__(self, "epochs", tuple(sorted(set(self.epochs))))
         object.__setattr__(self, "losses", tuple(self.losses))
         if self.evaluate not in (None, "full", "running"):
@@ -68,7 +68,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where and how often a training is saved, so that it resumes if interrupted.
+    """Where and how often a training is saved; an interrupted training resumes from there.
 
     Parameters
     ----------
@@ -99,9 +99,9 @@ class Execution:
     compile : bool
         Capture the step once and replay it; on CUDA also fuse it and run it as a CUDA graph.
     autocast : torch.dtype, optional
-        Lower precision of the forward pass, for example ``torch.bfloat16``. Weights and updates keep theirs.
+        Lower precision of the forward pass, for example ``torch.bfloat16``. Weights and updates keep their precision.
     threads : int, optional
-        CPU threads while training. Default: torch's setting, but one thread if a step is too small to share.
+        CPU threads while training. Default: torch's setting, but one thread if a step is too small to be split.
     """
 
     compile: bool = True
@@ -128,7 +128,7 @@ class Stopping:
         gets the weights of its best epoch. The training ends when every network has stopped; networks that have not
         stopped by the last epoch also get their best weights.
     loss_below : float, optional
-        The training ends when the loss of every network is below.
+        The training ends when the loss of every network is below this value.
     """
 
     patience: int | None = None
@@ -177,7 +177,7 @@ class TrainingState:
     epochs : int
         Number of epochs in all.
     losses : tuple of float
-        Loss of each network at this epoch; of a network that has stopped early, its last one.
+        Loss of each network at this epoch; for a network that has stopped early, its last loss.
     trajectories : tuple of Trajectory
         The trajectory of each network so far, with `history` and `moments`.
     """
@@ -232,7 +232,7 @@ class TrainingOptions:
         for epoch in self.keep.epochs:
             if epoch not in range(self.epochs + 1):
                 raise OptionError(
-                    f"train: keep names epoch {epoch}, and epochs={self.epochs} has 0 (initialisation) to "
+                    f"train: keep contains epoch {epoch}, expected 0 (initialisation) to epochs="
                     f"{self.epochs}. Leave it out, or train for longer."
                 )
         for what, value, known in (
@@ -247,11 +247,11 @@ class TrainingOptions:
             raise OptionError(f"train: clip must be positive, or None for no clipping, got {self.clip}.")
         if self.beta is not None and not callable(self.beta):
             raise OptionError(
-                f"train: beta is a schedule, a function of progress from 0 to 1, got {self.beta!r}. For a fixed β "
+                f"train: beta must be a schedule, a function of progress from 0 to 1, got {self.beta!r}. For a fixed β "
                 "build the network with it, or give settings=[{'beta': …}]."
             )
         if callable(self.callbacks) or not all(callable(callback) for callback in self.callbacks):
-            raise OptionError("train: callbacks is a sequence of functions. Give callbacks=[function].")
+            raise OptionError("train: callbacks must be a sequence of functions. Give callbacks=[function].")
 
     @property
     def loss_function(self) -> Loss:

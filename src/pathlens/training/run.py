@@ -27,11 +27,11 @@ from pathlens.training.stopping import EarlyStopping
 from pathlens.training.teacher import TeacherTargets
 
 _ROWS_AT_ONCE = 65536  # rows times members in one evaluation pass
-_NO_SIGNAL = 1e-7  # outputs that vary less than this, relative to the inputs, do not start to learn in float32
+_NO_SIGNAL = 1e-7  # a network whose outputs vary less than this, relative to the inputs, does not learn in float32
 
 
 class TrainingRun:
-    """Networks that are trained together on data, from the first epoch or from a checkpoint on.
+    """The training of several networks together, from the first epoch or from a checkpoint.
 
     Parameters
     ----------
@@ -64,8 +64,8 @@ class TrainingRun:
         self.epoch = 0
         self.trajectories = [Trajectory(config=self.config | {"member": s}) for s in settings]
         self._recorded = None if options.keep.X is None else as_rows(options.keep.X, like=members[0])
-        self._reached: list[set[float]] = [set() for _ in members]  # losses of `keep` that were undercut
-        # of all weights that the networks given by the caller have had: at the start, and whenever they were updated
+        self._reached: list[set[float]] = [set() for _ in members]  # losses of `keep` that were already reached
+        # digests of all weights that the caller's networks have had: at the start, and after each update
         self._seen_weight_digests = [{digest([row])} for row in self.stack.flat]
         self._moments = None if options.checkpoints is None else MomentFiles(Path(options.checkpoints.folder))
 
@@ -87,7 +87,7 @@ class TrainingRun:
         return reader.read_validation(self.options.validation)
 
     def _make_config(self, teacher: TeacherTargets | None) -> dict[str, Any]:
-        """The options and data as JSON. Only with checkpoints, which need them, digests of data and networks."""
+        """The options and data as JSON; with checkpoints, which need them, also digests of data and networks."""
         options, source, first = self.options, self.source, self.members[0]
         config = {
             "kind": getattr(first, "kind", type(first).__name__),
@@ -115,7 +115,7 @@ class TrainingRun:
     # --- epochs ------------------------------------------------------------------------------------------------
 
     def execute(self, report: Callable[[Tensor], None]) -> None:
-        """Train until the last epoch or until a reason to stop; `report` gets the losses of each epoch."""
+        """Train until the last epoch, or until training stops early; calls `report` with the losses of each epoch."""
         options = self.options
         self.stack.pattern.train()
         if self.epoch == 0:
@@ -189,7 +189,7 @@ class TrainingRun:
             self.stopping.update(self.epoch, columns["validation"])
 
     def _keep_moment(self, i: int, trajectory: Trajectory) -> None:
-        """Append a moment of member i if `keep` asks for it."""
+        """Append a moment of member i if `keep` requests it."""
         keep, loss = self.options.keep, trajectory.history["loss"][-1]
         reached = [level for level in keep.losses if loss < level and level not in self._reached[i]]
         self._reached[i].update(reached)
@@ -217,7 +217,7 @@ class TrainingRun:
             parts = self.source.evaluated() if evaluates_all else [data]
             columns["loss"], columns["accuracy"] = self._evaluate(parts)
             if not (evaluates_all or self.source.complete):
-                columns["accuracy"] = None  # of the first batch, without any of later epochs
+                columns["accuracy"] = None  # the loss on the first batch only
         else:
             columns["loss"] = running
         if data.x_test is not None and data.y_test is not None and not self.stack.needs_rows:
@@ -253,7 +253,7 @@ class TrainingRun:
             )
 
     def _check_gates(self) -> None:
-        """Warn if weights that make gates are trained, and the gates pass no gradient to them."""
+        """Warn if the weights of the gates are trained but get no gradient."""
         for start, part in gated_parts(self.stack.pattern):
             if not any(name.startswith(f"{start}source.") for name in self.stack.names):
                 continue  # frozen gates, or a network that gates itself
@@ -272,7 +272,7 @@ class TrainingRun:
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def _save(self, folder: Path) -> None:
-        """Write a checkpoint of everything that decides the next epochs."""
+        """Write a checkpoint of everything that determines the next epochs."""
         assert self._moments is not None
         tensors = {f"stack/{name}": t for name, t in self.stack.tensors().items()} | self.steps.state()
         if self.stopping is not None:
@@ -310,9 +310,9 @@ class TrainingRun:
             t.history, t.moments = history, self._moments.load(i, entries)
 
     def _check_start(self, folder: Path, tensors: dict[str, Tensor], saved: list[list[str]]) -> None:
-        """Warn if a network has weights that it never had in the saved training: it started from others."""
+        """Warn if a network has weights that it never had in the saved training: it was initialised differently."""
         seen = [set(digests) for digests in saved]
-        for name in ("stack/flat", "kept/0"):  # after a training, with patience the best
+        for name in ("stack/flat", "kept/0"):  # after training; with patience, the best weights
             for known, row in zip(seen, tensors.get(name, ())):
                 known.add(digest([row]))
         strange = [i for i, (known, own) in enumerate(zip(seen, self._seen_weight_digests)) if not own <= known]

@@ -1,4 +1,4 @@
-"""`Runs`: what a training of many networks gives, and its files."""
+"""`Runs`: the result of training several networks, and its files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Runs(list[Trajectory]):
     """The trajectories of networks that were trained together, with the networks themselves.
 
     `runs[i]` is a Trajectory, `runs.networks[i]` the trained network, `runs.settings[i]` its seed and settings. `save`
-    and `load` keep all of it.
+    and `load` include all of these.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Runs(list[Trajectory]):
         Returns matplotlib axes.
         """
         curves = self.history(name)
-        named = dict.fromkeys(k for s in self.settings for k in s if k != "seed")  # β may be set for some alone
+        named = dict.fromkeys(k for s in self.settings for k in s if k != "seed")  # β may be set for some runs only
         keys = [k for k in named if len({s.get(k) for s in self.settings}) > 1]
         groups: dict[str, list[int]] = {}
         for i, s in enumerate(self.settings):
@@ -70,7 +70,7 @@ class Runs(list[Trajectory]):
         ax = get_axes(ax, "drawing a training", (6, 3.5))
         for number, (label, rows) in enumerate(groups.items()):
             ax.plot(curves[rows].T, color=f"C{number}", linewidth=0.8, alpha=0.4)
-            seen = np.flatnonzero(~np.isnan(curves[rows]).all(0))  # all may have stopped before the longest run
+            seen = np.flatnonzero(~np.isnan(curves[rows]).all(0))  # all runs of a setting may have stopped early
             ax.plot(seen, np.nanmedian(curves[rows][:, seen], 0), color=f"C{number}", label=label or "median")
         ax.set(xlabel="epoch", ylabel=name.replace("_", " "))
         use_integer_ticks(ax)
@@ -78,13 +78,13 @@ class Runs(list[Trajectory]):
         return ax
 
     def epochs_to(self, loss: float) -> list[int | None]:
-        """Per run, the first epoch whose training loss is below a value."""
+        """The first epoch of each run whose training loss is below a value."""
         return [t.epoch_reached(loss) for t in self]
 
     def save(self, folder: str | Path) -> None:
         """Write `runs.json` and a folder for each run: its trajectory, and the weights of its network.
 
-        The folder may hold an earlier save; `runs.json` is replaced last. Nothing in it is pickled.
+        The folder may contain earlier saved runs; `runs.json` is replaced last. No pickle is used.
         """
         if not len(self) == len(self.networks) == len(self.settings):
             raise OptionError(
@@ -96,7 +96,7 @@ class Runs(list[Trajectory]):
         for i, (trajectory, net, settings) in enumerate(zip(self, self.networks, self.settings)):
             place = _place(folder, i)
             trajectory.save(place)
-            # the checksums say which save the files belong to, should one be interrupted
+            # if saving is interrupted, the checksums show which files belong together
             entries.append(
                 RunDocument(settings, network=snapshot(net).save(place / "network"), trajectory=_checksum(place))
             )
@@ -104,14 +104,14 @@ class Runs(list[Trajectory]):
 
     @classmethod
     def load(cls, folder: str | Path, like: nn.Module | None = None) -> Runs:
-        """Read saved runs: trajectories, settings and networks, bit for bit, the networks as `pathlens.rebuild` does.
+        """Read saved runs: trajectories, settings and networks, bit for bit. Networks are made by `pathlens.rebuild`.
 
         Parameters
         ----------
         folder : path
         like : nn.Module, optional
-            A network that is built as the saved ones, with any weights. Those from the named constructors of
-            `pathlens.models` need none.
+            A network with the architecture of the saved ones and any weights. Networks from the named constructors of
+            `pathlens.models` do not need it.
         """
         folder = Path(folder)
         path = folder / "runs.json"

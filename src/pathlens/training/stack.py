@@ -37,9 +37,9 @@ def tensor_bytes(t: Tensor) -> bytes:
 
 
 class _DropoutFromDraws(TorchFunctionMode):
-    """Dropout whose uniform numbers are given, so that each network of a stack has its own generator.
+    """Dropout with given uniform numbers, so each network of a stack can have its own generator.
 
-    Without draws it drops nothing and records the shapes of the numbers that it would have needed.
+    Without draws it drops nothing and records the shapes of the numbers that it needs.
     """
 
     def __init__(self, draws: Sequence[Tensor] | None) -> None:
@@ -64,7 +64,7 @@ class _DropoutFromDraws(TorchFunctionMode):
             return x
         draw = self.draws[len(self.shapes)]
         self.shapes.append(shape)
-        return x * (draw >= p).to(x.dtype) / ((1 - p) or 1.0)  # with p = 1 nothing is left to enlarge
+        return x * (draw >= p).to(x.dtype) / ((1 - p) or 1.0)  # with p = 1 all values are zero and need no scaling
 
 
 def weighted_mean(loss: Loss, output: Tensor, target: Tensor, weights: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def weighted_mean(loss: Loss, output: Tensor, target: Tensor, weights: Tensor) -
 
 
 class _Penalised(nn.Module):
-    """Lets `functional_call` put a member's weights into the network while its penalty is taken."""
+    """Lets `functional_call` use a member's weights in the network while its penalty is computed."""
 
     def __init__(self, net: nn.Module, penalty: Penalty) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Stack:
             if _structure(m, trained is None) != common:
                 raise ShapeError(
                     f"train: network {i} differs from network 0 in its architecture, its gate function or its trained "
-                    "parts. Only networks that differ in nothing but their parameters and buffers can be trained "
+                    "parts. Only networks that differ in parameters and buffers alone can be trained "
                     "together; train the others one by one."
                 )
         self.pattern = copy.deepcopy(first).to(device)
@@ -145,7 +145,7 @@ class Stack:
         state = {n: t.detach().clone() for n, t in self._named(self.flat[i], self.rest_of(i)).items()}
         net.load_state_dict(
             state, strict=False
-        )  # a tied weight is in the state under each of its names, here under one
+        )  # the state has a tied weight under each of its names, this dict under one
         for name, buffer in net.named_buffers():  # also those that are not in the state of a module
             buffer.copy_(state[name])
 
@@ -154,7 +154,7 @@ class Stack:
         return {"flat": self.flat} | {f"rest/{n}": t for n, t in self.rest.items()}
 
     def set_buffer(self, suffix: str, value: float) -> None:
-        """Set a scalar buffer (β) of every member; the buffer keeps its place in memory."""
+        """Set a scalar buffer (β) of every member in place."""
         found = [n for n in self.buffers if n.split(".")[-1] == suffix]
         if not found:
             raise OptionError(
@@ -189,7 +189,7 @@ class Stack:
         return out
 
     def flops(self, x: Tensor) -> int:
-        """About the floating-point operations of one gradient step of all members on a batch of this shape."""
+        """Approximate floating-point operations of one gradient step of all members on a batch of this shape."""
         from torch.utils.flop_counter import FlopCounterMode  # loads Triton if it is installed
 
         rows = torch.zeros(1, dtype=torch.long, device=self.device) if self.needs_rows else None
@@ -209,8 +209,8 @@ class Stack:
         """step(weights, x, y, w, rows, draws, *rest) → (losses, gradients), in train mode.
 
         With the weights (k, p) of all members: losses (k,) and gradients (k, p). With the weights (p,), rows and
-        buffers of one member: its loss and its gradient (p,). The gradient is that of loss + penalty, the loss is
-        without the penalty. `w` are weights of the rows, or None.
+        buffers of one member: its loss and its gradient (p,). The gradient includes the penalty, the loss does not. `w`
+        are weights of the rows, or None.
         """
 
         def member(vec: Tensor, x: Tensor, y: Tensor, w: Any, rows: Any, draws: Any, *rest: Tensor) -> list[Tensor]:
@@ -222,7 +222,7 @@ class Stack:
             return [value, value if penalty is None else value + self._penalty(penalty, vec, rest)]
 
         def step(weights: Tensor, *batch: Any) -> tuple[Tensor, Tensor]:
-            # there may be no w, rows or draws
+            # w, rows and draws may be None
             dims = (0, *(0 if isinstance(t, Tensor) or t else None for t in batch))
             with torch.enable_grad():
                 leaf = weights.detach().requires_grad_()
@@ -285,13 +285,13 @@ class Stack:
 
 
 def _structure(net: nn.Module, flags: bool) -> list[Any]:
-    """Everything but the numbers (and β) of a network: the members of a stack must have it in common."""
+    """The structure of a network, without its numbers (and β); all members of a stack must have the same."""
     found: list[Any] = [(n, p.shape, flags and p.requires_grad) for n, p in net.named_parameters()]
     found += [(n, b.shape) for n, b in net.named_buffers()]
     for name, m in net.named_modules():
         code = m.code if isinstance(m, fx.GraphModule) else "" if isinstance(m, Gate) else m.extra_repr()
         own: Any = [_plain(getattr(m, key, None)) for key in ("value_input", "activation_name", "_scaled", "function")]
-        if type(m).__module__.partition(".")[0] != "pathlens":  # attributes that other modules compute with
+        if type(m).__module__.partition(".")[0] != "pathlens":  # attributes that the module may use in its computation
             seen = {k: v for k, v in vars(m).items() if not k.startswith("_") or isinstance(v, Tensor)}
             own = {k: _plain(v) for k, v in seen.items() if k != "training"}
         found.append((name, type(m).__name__, code, getattr(m, "sites", None), own))
@@ -320,7 +320,7 @@ def gated_parts(net: nn.Module) -> list[tuple[str, GatedNetwork]]:
 
 
 def trained_names(part: str | None, net: nn.Module) -> list[str]:
-    """Names of the parameters that are trained: of the values, the gates or both, or those it was built to train."""
+    """Names of the trained parameters: of the values, the gates or both; by default as the network was built."""
     if part is None:
         return [n for n, p in net.named_parameters() if p.requires_grad]
     found = gated_parts(net)
@@ -347,7 +347,7 @@ _SAME_IF_SAME_SHAPE = {
 }
 
 
-# they change running statistics, which their schemas do not say: a batch-norm that nobody reads would be dropped
+# these change running statistics, which their schemas do not declare: an unused batch-norm would be removed
 _KEEP_STATISTICS = {
     torch.ops.aten.native_batch_norm.default,
     torch.ops.aten.cudnn_batch_norm.default,
@@ -356,10 +356,10 @@ _KEEP_STATISTICS = {
 
 
 def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
-    """The step as a flat list of tensor operations for these shapes: the same numbers, without their dispatch.
+    """The step as a flat list of tensor operations for these shapes: the same numbers with less dispatch cost.
 
-    Views that change nothing are dropped. Nothing is executed but one trace; buffers that the step changes in place
-    are restored.
+    Views that change nothing are removed. The step is traced once, and buffers that it changes in place are restored
+    afterwards.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # loads Triton if it is installed
 

@@ -51,8 +51,8 @@ class StepRunner:
         self.dropouts = self._generators("dropout")
         self.moves = self._generators("augment") if augmented else []
 
-        # Members with their own settings are groups of their own; so are those of an optimizer that is not known to
-        # treat every weight alone.
+        # Members with different settings are separate groups; so are members of an optimizer that is not known to treat
+        # every weight separately.
         own = [{k: v for k, v in s.items() if k not in ("seed", "beta")} for s in settings]
         self.separate = not isinstance(options.optimizer, str) or any(s != own[0] for s in own)
         self.leaves = [stack.flat[i] for i in range(stack.k)] if self.separate else [stack.flat]
@@ -86,7 +86,7 @@ class StepRunner:
         return [torch.Generator().manual_seed(derive_seed(s["seed"], purpose)) for s in self.settings]
 
     def good_threads(self) -> int:
-        """One thread for small steps: to share them costs more than it gains, many times more on a busy machine.
+        """One thread for small steps: splitting them costs more than it gains, many times more on a busy machine.
 
         A teacher is usually large.
         """
@@ -100,7 +100,8 @@ class StepRunner:
         epochs, steps, seen, first = self.options.epochs, self.source.steps, 0, self.source.data
         for data, index in self.source.batches(self.shuffles):
             self.data, rows = data, index.shape[-1]
-            # without a known number of steps the rate is constant in an epoch; a loader may give more than it announced
+            # if the number of steps is unknown, the rate is constant in an epoch; a loader may yield more than its
+            # length
             self._set_rate(epoch / epochs if steps is None else min(self.count / (epochs * steps), 1.0))
             if self.moves:
                 moves = torch.stack([torch.randint(MOVES, (rows,), generator=g) for g in self.moves])
@@ -201,11 +202,11 @@ class StepRunner:
         possible = self.options.execution.compile and not self._has_dropout and in_cuda_graph(self.optimizer)
         if self.stack.device.type != "cuda" or not possible or isinstance(self.source, SamplerBatches):
             return
-        torch._dynamo.reset()  # else the compiler gives up on the ninth training of a process, and only warns
+        torch._dynamo.reset()  # otherwise the ninth training of a process is not compiled, with only a warning
         shape = (self.stack.k, self.source.batch)
         index = torch.zeros((2, *shape) if self.moves else shape, dtype=torch.long, device=self.stack.device)
         gradients = self._compiled_one_by_one(index) if self._one_by_one else self._compiled(index)
-        self._graph_buffers = gradients  # the graph writes to its buffers as long as it lives
+        self._graph_buffers = gradients  # the graph writes to its buffers as long as it exists
 
         def body() -> Tensor:
             losses, gradient = gradients()
@@ -256,8 +257,8 @@ class StepRunner:
     def _compiled_one_by_one(self, index: Tensor) -> Callable[[], Gradients]:
         """The same for networks on images: a compiled step for one member, all members in parallel on streams.
 
-        Batched over members, convolutions become grouped ones, which are slower than those of one network with the
-        channels last (`benchmarks/training.py`).
+        Batched over members, convolutions become grouped convolutions, which are slower than separate ones in
+        channels-last format (`benchmarks/training.py`).
         """
         k = self.stack.k
         losses = torch.zeros(k, dtype=self.stack.flat.dtype, device=self.stack.device)

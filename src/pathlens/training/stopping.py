@@ -1,4 +1,4 @@
-"""Early stopping: each member of a stack keeps its best weights and stops on its own.
+"""Early stopping: each member of a stack keeps its best weights and stops separately.
 
 A stopped member is still computed with the others, but gets its best weights back after every epoch.
 """
@@ -36,7 +36,7 @@ class EarlyStopping:
         self.restore_best(self.stopped)
 
     def restore_best(self, members: Tensor) -> None:
-        """Give these members, a mask (k,), the weights of their best epoch."""
+        """Restore the weights of the best epoch for the members in a mask (k,)."""
         chosen = members.to(self.stack.device)
         for kept, live in zip(self._kept, self._live()):
             live[chosen] = kept[chosen]

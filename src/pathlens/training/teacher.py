@@ -1,4 +1,4 @@
-"""The targets and the loss of a network that learns from another one."""
+"""Targets and loss of a network that learns from another network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TeacherTargets:
         self.temperature = float(teacher.temperature)
         if self.temperature != 1 and not self.probabilities:
             raise OptionError(
-                f"train: a temperature belongs to probabilities, so that it must be 1 with this loss, got "
+                f"train: a temperature applies to probabilities only and must be 1 with this loss, got "
                 f"{self.temperature:g}. Use loss='cross_entropy'."
             )
         self.dtype = computes_in(teacher.network, x)
@@ -64,13 +64,13 @@ class TeacherTargets:
         return (out / self.temperature).softmax(-1) if self.probabilities else out
 
     def loss(self, own: Loss) -> Loss:
-        """The loss of a step against `targets`; `own` is the one against the data's targets."""
+        """The loss of a step against `targets`; `own` is the loss against the targets of the data."""
         return self._cross_entropy if self.probabilities else own
 
     def _cross_entropy(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy times the temperature.
 
-        Its gradient with respect to the outputs is the difference of both probabilities, whatever the temperature.
+        Its gradient with respect to the outputs is the difference of both probabilities, at any temperature.
         """
         log = (output / self.temperature).log_softmax(-1)
         return -self.temperature * (target * log).sum(-1).mean()

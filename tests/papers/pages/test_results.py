@@ -76,10 +76,13 @@ def test_the_readme_tells_the_numbers_of_the_artifact() -> None:
     guide = " ".join((ROOT / "docs" / "training.md").read_text(encoding="utf-8").split())
     relu, encoded, likewise, chosen = (best.arrays[f"hard_{key}"].mean() for key in rows.values())
     assert (
-        f"hard at test, has {chosen:.1f} %, with the same {epochs} epochs a ReLU network {relu:.1f}, on the same "
-        f"code {encoded:.1f}, and taught likewise {likewise:.1f} (means"
+        f"hard at test time, reaches {chosen:.1f} %. With the same {epochs} epochs, a ReLU network reaches {relu:.1f}, "
+        f"on the same code {encoded:.1f}, and with the same teacher {likewise:.1f} (means"
     ) in guide
-    assert f"it has {taught:.1f}, from labels {code:.1f}, and from labels without the code {pixels:.1f} (one" in guide
+    held_out = (
+        f"{taught:.1f} with the teacher, {code:.1f} from labels, and {pixels:.1f} from labels without the code (one"
+    )
+    assert held_out in guide
     assert sorted({round(count / 1e6, 1) for count in best.metrics["parameters"].values()}) == [11.2, 22.4]
 
 

@@ -1,1 +1,1 @@
-"""Experiments of our own: what the papers neither claim nor ask."""
+"""Our own experiments, on questions that the papers neither claim nor ask."""

@@ -21,13 +21,13 @@ class GatesApart(nn.Module):
     """A gated network that, in train mode, returns its outputs twice: for the gradients of the values and of the gates.
 
     Both halves of the columns contain the same numbers. The gradient of the first half reaches only the value network,
-    that of the second only the gate source, so that a loss can weight examples differently for the two. In eval mode
-    the outputs are those of the network.
+    the gradient of the second half only the gate source, so a loss can weight examples differently for the two. In eval
+    mode the outputs are returned once.
 
     Parameters
     ----------
     net : GatedNetwork
-        With a gate source of its own, whose gates have a gradient.
+        Must have a separate gate source, whose gates have a gradient.
 
     Examples
     --------
@@ -55,10 +55,10 @@ class GatesApart(nn.Module):
 
 @dataclass(frozen=True)
 class Reweighted:
-    """A loss in which an example counts in proportion to its own loss ℓ_i: mean_i s_i ℓ_i with s_i = ℓ_i / mean ℓ.
+    """A loss that weights each example by its own loss ℓ_i: mean_i s_i ℓ_i with s_i = ℓ_i / mean ℓ.
 
-    The weights s have no gradient. For outputs of :class:`GatesApart` only the gates' half is weighted; the first half
-    has the plain mean. Which examples are hard is not used.
+    The weights s have no gradient. For outputs of :class:`GatesApart` only the half of the gates is weighted; the first
+    half uses the plain mean. The loss does not know which examples are in the complex part.
 
     Parameters
     ----------

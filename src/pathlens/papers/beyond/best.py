@@ -101,14 +101,14 @@ def _best_flops(size: dict[str, Any]) -> float:
     def passes(names: Sequence[str]) -> int:  # a gradient costs three, a DLGN is two networks, a teacher one pass
         return sum((3 if name in RELUS else 6) + ("taught" in name) for name in names)
 
-    # whichever candidate is chosen costs about as much; those that are taught need a ReLU network as teacher
+    # all candidates cost about the same; taught ones need a ReLU network as teacher
     seen = rows * size["seeds"] * passes([*size["relus"], *size["candidates"][-1:]])
     seen += (rows - size["held_out"]) * passes(["relu", *size["candidates"]])
     return float(epochs * seen * residual_flops(size["blocks"], size["widths"], size["side"]))
 
 
 def _train_variant(run: Run, name: str, data: DataSet, seeds: Sequence[int]) -> Runs:
-    """One row; taught ones learn from the first of the ReLU networks that saw the same images as long."""
+    """One row; taught networks learn from the first ReLU network, trained on the same images for as many epochs."""
 
     def compute() -> Runs:
         from pathlens.training import Teacher
@@ -116,7 +116,7 @@ def _train_variant(run: Run, name: str, data: DataSet, seeds: Sequence[int]) -> 
         size, words, more = run.sizes, ["best", name], {}
         if "taught" in name:
             teacher = _train_variant(run, "relu", data, seeds)
-            words.append(f"teacher{seeds[0]}")  # another teacher, another checkpoint
+            words.append(f"teacher{seeds[0]}")  # a different teacher needs a different checkpoint
             more = {"teacher": Teacher(teacher.networks[0], TEMPERATURE)}
         return train_network(run, variant(name, size, data.x), data, VARIANTS[name], *words, seeds=seeds, **more)
 
@@ -124,7 +124,7 @@ def _train_variant(run: Run, name: str, data: DataSet, seeds: Sequence[int]) -> 
 
 
 def _held_out(run: Run, data: DataSet) -> dict[str, float]:
-    """Accuracy of each candidate on training images that it did not see, in %; no test image takes part."""
+    """Accuracy of each candidate on held-out training images, in %; no test images are used."""
     size = run.sizes
     kept = len(data.x) - size["held_out"]
     if not 0 < kept < len(data.x):

@@ -65,7 +65,7 @@ _HARMLESS = Claim(
 
 
 def train_with(run: Run, remedy: str, nets: list[GatedNetwork], data: DataSet, options: dict[str, Any]) -> Runs:
-    """Train networks in one of the ways; ``options`` are those of `train` for plain training."""
+    """Train networks with one of the remedies; ``options`` are the options of `train` for plain training."""
     from pathlens.papers.beyond._allocation import BalancedPaths, GatesApart, Reweighted
     from pathlens.training import train
 
@@ -82,7 +82,7 @@ def train_with(run: Run, remedy: str, nets: list[GatedNetwork], data: DataSet, o
 
 
 def _circle(run: Run, remedy: str, epochs: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Errors on each half in % of the target's variance there, ½, (seeds, epochs, 2); and path ratios at the end."""
+    """Errors on each half, (seeds, epochs, 2), in % of the target's variance on it (½); and path ratios at the end."""
     import torch
 
     from pathlens.data import circle as circle_data
@@ -128,10 +128,10 @@ def _images(run: Run, remedy: str) -> tuple[np.ndarray, np.ndarray]:
     },
     data=("fashion_mnist",),
     minutes=(2, 12),
-    flops=lambda sizes: fashion.training_flops(sizes, 9),  # one of the four ways runs the values twice
+    flops=lambda sizes: fashion.training_flops(sizes, 9),  # one of the four trainings runs the value network twice
 )
 def remedies(run: Run) -> Artifact:
-    """Plain training and three remedies, from equal starts."""
+    """Plain training and three remedies, from the same initial weights."""
     last = run.sizes["circle_epochs"]
     epochs = sorted({e for e in EPOCHS if e < last} | {last})
     arrays: dict[str, Any] = {"circle_epochs": epochs}

@@ -1,7 +1,7 @@
-"""Theorems as checks: every statement of the papers, executable, behind ``pathlens verify``.
+"""Executable checks of every statement of the papers, which ``pathlens verify`` runs.
 
 Every module of this folder is imported, so adding a file adds its checks. They are listed paper by paper; within a
-paper, modules are sorted by their number ``ORDER``. The tested side is the package's own code, the other side is
+paper, modules are sorted by their number ``ORDER``. They compare the package's own code with
 :mod:`pathlens.testing.reference`.
 """
 

@@ -1,4 +1,4 @@
-"""Checks of 'Deep gated networks' where gates adapt: their gradients, its Gram matrices, active and sensitive gates.
+"""Checks of 'Deep gated networks' with gates that adapt: gradients, Gram matrices, active and sensitive gates.
 
 Expectations are exact, over all signs of the values; d is the number of weight layers.
 """

@@ -1,6 +1,6 @@
 """Checks of 'Deep gated networks': error dynamics, path features, signal and wire, deep linear networks.
 
-Statements about initialisation live in `initialisation`, about gates that adapt in `adaptation`, about convolutions in
+Statements about initialisation are in `initialisation`, about gates that adapt in `adaptation`, about convolutions in
 `convolution`.
 """
 

@@ -80,7 +80,7 @@ def equation26(formula: Formula) -> Comparisons:
 
 
 def _pair(G: np.ndarray, w0: np.ndarray, t: float, apart: float = 1.0) -> np.ndarray:
-    """(w_1, w_2) for g_1 = g_2: their mean relaxes at twice the rate of one gate, their difference 2Δ stays."""
+    """(w_1, w_2) for g_1 = g_2: the mean relaxes at twice the rate of one gate, the difference 2Δ is constant."""
     m = moments_of(G)
     mean, half = (w0[:N] + w0[N : 2 * N]) / 2, apart * (w0[:N] - w0[N : 2 * N]) / 2
     s = relax(m.block(0, 0), m.b[:N] / 2, mean, 2 * t / (K * TAU))
@@ -138,7 +138,7 @@ def equation31(formula: Formula) -> Comparisons:
 
 
 def _copies(G: np.ndarray, w0: np.ndarray, t: float, r: int, speed: float | None = None) -> np.ndarray:
-    """r equal gates: the mean relaxes r times as fast, deviations from it stay."""
+    """r equal gates: the mean relaxes r times as fast, deviations from it are constant."""
     w, m = w0.reshape(r, N), moments_of(G)
     s = relax(m.block(0, 0), m.b[:N], w.mean(0), (r if speed is None else speed) * t / (r**2 * TAU))
     return (s + w - w.mean(0)).reshape(-1)

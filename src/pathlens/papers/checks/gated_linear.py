@@ -1,7 +1,7 @@
 """Checks of the note on gated deep linear networks: gradient flow, its closed form, and the best loss.
 
 The network is ŷ = (1/K) Σ_k g_k(x) w_k·x with loss ½⟨(y − ŷ)²⟩, as the note states it (equation 3). References are the
-autograd gradient and Hessian of that loss, and least squares. Exclusive, redundant and evolving gates live in
+autograd gradient and Hessian of that loss, and least squares. Exclusive, redundant and evolving gates are in
 `gate_patterns`.
 """
 
@@ -148,7 +148,7 @@ def _signed_constant(values: np.ndarray, u0: np.ndarray, rest: np.ndarray) -> np
 
 
 def _exponential_constant(values: np.ndarray, u0: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """The same with Λ⁻¹e^C, the best real C: where a negative constant is needed, the nearest is zero."""
+    """The same with Λ⁻¹e^C and the best real C: if the constant must be negative, the nearest value is zero."""
     return np.maximum(values * (u0 - rest), 0) / values + rest
 
 
@@ -256,7 +256,7 @@ def equation13(formula: Formula) -> Comparisons:
 
 
 def _products_of_means(G: np.ndarray, data: tuple[Tensor, Tensor]) -> float:
-    """Equation 18 as printed, with a pseudo-inverse, since its matrix has rank 2."""
+    """Equation 18 as printed, with a pseudo-inverse because its matrix has rank 2."""
     rows, y = (v.numpy() for v in data)
     features = _gated(G, rows)
     one, zero = features[y == 1].mean(0), features[y == 0].mean(0)

@@ -179,7 +179,7 @@ def _cells_of(path: tuple[int, ...], cells: list[ref.Sector]) -> list[ref.Sector
 
 
 def _region_areas(net: GatedNetwork, path: tuple[int, ...]) -> list[float]:
-    """Area of a path region in the box: as cells of the slice, and as a polyhedron where it is one."""
+    """Area of a path region in the box: from cells of the slice, and as a polyhedron if it is one."""
     areas = [regions.slice2d(net).path_region(path).area]
     return areas + ([regions.path_region(net, path).volume(1.0)] if net.linear_gates else [])
 

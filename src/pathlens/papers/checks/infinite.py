@@ -30,7 +30,7 @@ def _chain(w: int, seed: int, last: float, signs: bool) -> list[Tensor]:
     shapes = [(w, X.shape[1]), *[(w, w)] * (LAYERS - 1), (1, w)]
     drawn = [ref.draw(*s, seed=100 * seed + k) for k, s in enumerate(shapes)]
     drawn = [W.sign() for W in drawn] if signs else drawn
-    # the first layer too, whatever the number of inputs: the convention of the appendix
+    # also the first layer, for any number of inputs: the convention of the appendix
     return [W * math.sqrt((last if k == LAYERS else 2.0) / w) for k, W in enumerate(drawn)]
 
 

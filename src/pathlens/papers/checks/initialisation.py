@@ -1,7 +1,7 @@
 """Checks of 'Deep gated networks' at initialisation: mean and variance of the Gram matrix, and how gates whiten it.
 
 Values are ±σ with equal chance and independent of the gates (Assumptions 1 and 2); expectations are exact, over all
-signs of all weights, and over all tables of gates where these are random. d is the number of weight layers.
+signs of all weights, and over all tables of gates if gates are random. d is the number of weight layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The networks that the checks run on, and their weights for the reference side: small, float64, from fixed seeds."""
+"""Small float64 networks with fixed seeds for the checks, and their weights for the reference implementations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlens.models import GatedNetwork
 from pathlens.testing import reference as ref
 from pathlens.testing.reference import Weights
 
-BETA, EPSILON = 4.0, 0.125  # exact in single precision too, in which a network stores them
+BETA, EPSILON = 4.0, 0.125  # exact also in single precision, in which a network stores them
 
 
 def build(kind: str, d: int, hidden: Sequence[int], seed: int = 0, **options: Any) -> GatedNetwork:
@@ -62,12 +62,12 @@ def frg(hidden: Sequence[int], gates: Weights) -> GatedNetwork:
 
 
 def soft_galu(hidden: Sequence[int]) -> GatedNetwork:
-    """Soft-GaLU as the DGN paper has it: hidden units of the gate network are q·χ_ε(−βq), two inputs."""
+    """Soft-GaLU as in the DGN paper, with two inputs: hidden units of the gate network are q·χ_ε(−βq)."""
     return build("soft_galu", 2, hidden, gate_activation="soft", beta=BETA, epsilon=EPSILON)
 
 
 def soft_gates(layers: Weights, X: Tensor) -> list[Tensor]:
-    """The gates of `soft_galu`, written out."""
+    """The gates of `soft_galu`, computed explicitly."""
 
     def gate(q: Tensor) -> Tensor:
         return ref.soft_gate(q, BETA, EPSILON)

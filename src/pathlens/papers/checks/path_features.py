@@ -1,6 +1,6 @@
 """Checks of 'Neural path features and neural path kernel': features, values, their kernels and their dynamics.
 
-Limits of infinite width live in `infinite`. The loss is ½Σ(ŷ − y)², as in that paper.
+Limits of infinite width are in `infinite`. The loss is ½Σ(ŷ − y)², as in that paper.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The definition of a check, the list of all checks, and their verdicts.
 
-A check measures a *formula* against a reference. It is run with the formula that should hold, with the one that the
-paper prints where that differs, and, by the tests, with formulas that are wrong on purpose: a check that accepts those
-is useless.
+A check compares a *formula* with a reference. It is run with the formula that should hold and, if the paper prints a
+different one, with the printed formula. The tests also run it with formulas that are wrong on purpose, which it must
+reject.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ class Check:
     where : str
         Its place in the paper: 'Lemma 3.1 (ii)'.
     claim : str
-        The statement that should hold, corrected where the printed one does not.
+        The statement that should hold; a corrected one if the printed statement is wrong.
     tolerance : float
         Largest error that counts as 'holds': rounding for identities, larger for limits.
     compare : function
         Formula → comparisons with the reference. The error of the check is the largest of them: for a pair
         (found, expected) the relative distance, for a number the number itself.
     formula : function
-        The tested side, through the package's public code wherever it implements the statement.
+        The tested side; uses the package's public code if it implements the statement.
     printed : function or None
-        The printed formula, where it is wrong.
+        The printed formula, if it is wrong.
     erratum : str
-        What is wrong with it, in a few words; empty where nothing is.
+        What is wrong with the printed formula, in a few words; empty if it is correct.
     mutants : dict description → function
-        Formulas that are wrong on purpose; the printed one is among them.
+        Formulas that are wrong on purpose, including a wrong printed formula.
     order : float
-        Place of the module among those of its paper.
+        Position of the module among the modules of its paper.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Result:
     ----------
     error : float
     printed_error : float or None
-        The error of the printed formula; None where the paper's own form was tested.
+        The error of the printed formula; None if the paper's own form was tested.
     detail : str
         Remarks of the check, or the exception that it raised.
     seconds : float
@@ -118,7 +118,7 @@ class Result:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the check holds; 'fails' also where a printed form that should be wrong passes."""
+        """Whether the check holds; 'fails' also if a printed form that should be wrong passes."""
         if not within(self.error, self.check.tolerance):
             return "fails"
         if self.printed_error is None:
@@ -173,15 +173,15 @@ def check(
 ) -> Callable[[Callable[[Formula], Comparisons]], Check]:
     """Register a generator function as a check; see `Check` for the parameters.
 
-    The docstring of the function is the statement: 'Where: claim', and after an empty line 'Erratum: …' where the
-    printed formula is wrong. The function takes a formula and yields comparisons with the reference. A wrong formula
-    may be given as a number, the factor by which it differs from the right one.
+    The docstring of the function is the statement: 'Where: claim', and after an empty line 'Erratum: …' if the printed
+    formula is wrong. The function takes a formula and yields comparisons with the reference. A wrong formula may be
+    given as a number, the factor by which it differs from the right one.
 
     Raises
     ------
     OptionError
-        If the name is taken, the paper is unknown, the docstring is no statement, an erratum comes without its printed
-        formula or the reverse, or there is no wrong formula that the check has to reject.
+        If the name is taken, the paper is unknown, the docstring is not a statement, only one of an erratum and a
+        printed formula is given, or there is no wrong formula that the check must reject.
     """
 
     def register(compare: Callable[[Formula], Comparisons]) -> Check:
@@ -194,7 +194,7 @@ def check(
         if not wrong:
             raise OptionError(f"check {name!r} has no mutant: give mutants={{'what is wrong': formula}} or printed=….")
         if (printed is None) != (not erratum):
-            raise OptionError(f"check {name!r}: printed=… and 'Erratum: …' in the docstring go together.")
+            raise OptionError(f"check {name!r}: expected both printed=… and 'Erratum: …' in the docstring, or neither.")
         if name in _CHECKS or name.partition(".")[0] not in PAPERS:
             raise OptionError(f"check {name!r}: the name is taken, or does not start with one of {', '.join(PAPERS)}.")
         order = getattr(compare, "__globals__", {}).get("ORDER", math.inf)
@@ -221,7 +221,7 @@ def names() -> list[str]:
 
 
 def select(patterns: Iterable[str] = ()) -> list[Check]:
-    """The checks that match names or patterns such as ``dgn.*``, each once; all of them for no pattern."""
+    """The checks that match names or patterns such as ``dgn.*``, each once; without patterns, all checks."""
     chosen: dict[str, Check] = {}
     for pattern in list(patterns) or ["*"]:
         matches = fnmatch.filter(names(), pattern)
@@ -248,12 +248,12 @@ def attempt(one: Check) -> Result:
 
 
 def verify(patterns: Iterable[str] = ()) -> Iterator[Result]:
-    """Run checks one after the other, with a progress bar; a check that raises an exception has failed.
+    """Run checks one after another, with a progress bar; a check that raises an exception has failed.
 
     Parameters
     ----------
     patterns : strings
-        Names, or patterns such as ``gdln.*``; all checks for none.
+        Names, or patterns such as ``gdln.*``; without patterns, all checks are run.
 
     Yields
     ------
@@ -274,7 +274,7 @@ def verify(patterns: Iterable[str] = ()) -> Iterator[Result]:
 
 
 def errata_table(results: Iterable[Result]) -> str:
-    """The results whose printed form is wrong, as a Markdown table; docs/errata.md holds the one of all checks.
+    """The results whose printed form is wrong, as a Markdown table; docs/errata.md contains the table of all checks.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Experiments 3, 4 and 5 on binary MNIST: gates that adapt, gates that stay and learned gates.
+"""Experiments 3, 4 and 5 on binary MNIST: gates that adapt, fixed gates and learned gates.
 
-One set of trainings serves Figures 6, 7 and 8. Torch is imported inside functions.
+Figures 6, 7 and 8 use the same trainings. Torch is imported inside functions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NETWORKS = (*ADAPTABLE, FROZEN, COPIED, LEARNED)
 # the first is expected to be better than the second: Experiments 3, 4 and 5
 PAIRS = (*((name, FROZEN) for name in ADAPTABLE), ("ReLU", COPIED), (LEARNED, FROZEN))
 GATES = {"soft-GaLU and soft-ReLU": f"soft β={BETA:g}, ε={EPSILON:g}", "ReLU and GaLU": "hard"}
-# settings of the authors' code where the paper states none; 100 epochs are those of Experiment 5
+# settings of the authors' code if the paper states none; Experiment 5 trains for 100 epochs
 SIZES = {
     "width": (50, 100),
     "hidden_layers": 5,
@@ -83,7 +83,7 @@ class Trained:
 def train_all(run: Run) -> Trained:
     """Train ReLU, soft-ReLU and soft-GaLU, and GaLU with three kinds of gates.
 
-    They are random, those of the first weights of ReLU, and those that ReLU learned.
+    The gates of GaLU are random, those of the initial ReLU network, or those of the trained ReLU network.
     """
     return run.once("binary-mnist", lambda: _train_all(run))
 
@@ -132,8 +132,8 @@ def _train_all(run: Run) -> Trained:
 
 
 def training_flops(size: Mapping[str, Any]) -> float:
-    """Operations of the trainings: 3 forward passes' worth for networks with their own gates, 6 for soft-GaLU, 4 for
-    gates that stay."""
+    """Operations of the trainings, in forward passes: 3 for networks with their own gates, 6 for soft-GaLU, 4 for fixed
+    gates."""
     w, passes = size["width"], 2 * 3 + 6 + 3 * 4
     weights = 784 * w + (size["hidden_layers"] - 1) * w * w + w
     return 2.0 * weights * passes * (size["rows"] or 12_107) * size["epochs"] * size["seeds"]
@@ -172,7 +172,7 @@ def nu_over_time(
 
 
 def fall(nus: np.ndarray) -> np.ndarray:
-    """Normalised ν after the last epoch over that at the start, per seed."""
+    """Normalised ν after the last epoch divided by its initial value, for each seed."""
     return nus[1, :, -1] / nus[1, :, 0]
 
 

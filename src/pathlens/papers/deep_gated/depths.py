@@ -85,7 +85,7 @@ class Descent:
 
     @property
     def linear(self) -> np.ndarray:
-        """Error that equation 1 predicts for a kernel that stays K₀ and targets in no particular direction."""
+        """Error that equation 1 predicts for a constant kernel K₀ and targets of random direction."""
         rate = 1 - 0.1 * self.eigenvalues / self.eigenvalues[..., -1:]
         steps = np.arange(self.error.shape[-1])
         return np.sqrt(np.mean(rate[..., None] ** (2 * steps), axis=-2))
@@ -103,7 +103,7 @@ def descend(run: Run, networks: list[Any], data: Any, steps: int, label: str) ->
         for j, seed in enumerate(run.seeds):
             net.reinitialise(seed)
             eigenvalues[i, j] = kernels.spectrum(kernels.ntk(net, data.x)).numpy()
-            # the loss of `train` is a mean over rows; a hundred steps do not repay compiling one
+            # the loss of `train` is a mean over rows; compiling does not pay off for a hundred steps
             found: Any = train(
                 net,
                 data,
@@ -151,7 +151,7 @@ def depth_panel(
     y_scale: str = "linear",
     predicted: str = "",
 ) -> Panel:
-    """One line per depth, and a dashed one of ``predicted``; ``{}`` in a name of an array is the index of the depth."""
+    """One line per depth, and a dashed line of ``predicted``; ``{}`` in an array name is the index of the depth."""
     series = [Series(values.format(j), f"d = {d}") for j, d in enumerate(depths)]
     if predicted:
         series += [Series(predicted.format(j), style="dashed") for j in range(len(depths))]

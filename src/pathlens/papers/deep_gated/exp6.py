@@ -1,4 +1,4 @@
-"""Experiment 6: on CIFAR-10 only the gates are trained, and the values stay as they were drawn."""
+"""Experiment 6: on CIFAR-10 only the gates are trained, and the values keep their initial random weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LINEAR = Claim(
 
 
 def gates_only(name: str) -> Row:
-    """The network with soft or straight-through gates, of which the gates alone are trained."""
+    """The network with soft or straight-through gates, in which only the gates are trained."""
     gate: dict[str, Any] = {"beta": BETA, "gate": name, "gate_activation": "soft", "init": "preserve"}
     if name == "soft":
         return Row("gates only, soft", "gates_only", gate | {"epsilon": EPSILON})

@@ -108,7 +108,7 @@ def _measure(slopes: Any, tau: float) -> dict[str, float]:
     },
     data=("mnist",),
     minutes=(0.6, 20),
-    # 12,107 images of a 4 or a 7; gates and values are a network each
+    # 12,107 images of a 4 or a 7; gates and values are two networks
     flops=lambda size: (
         12.0
         * (784 * size["width"] + (size["hidden_layers"] - 1) * size["width"] ** 2)

@@ -77,7 +77,7 @@ def unfittable(run: Run) -> Artifact:
             progress=partial(run.progress, name),
         )
         losses[name] = 2 * runs.history()
-    # for a step or two, rounding takes descent below the minimum: the last step decides
+    # rounding may bring the error below the minimum for a step or two: use the last step
     claims = [
         (_STUCK if name in ("ReLU", "GaLU, frozen gates") else _FITS).measure(loss[:, -1], row=name)
         for name, loss in losses.items()

@@ -67,7 +67,7 @@ DLN = Row("deep linear network", "dln", {"init": "default"})
 
 
 def fit(run: Run, row: Row) -> dict[str, np.ndarray]:
-    """Train one network from every seed. When a training is finished, only its accuracies stay on disk.
+    """Train one network from every seed. When a training is finished, only its accuracies are kept on disk.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def _train(run: Run, row: Row, seed: int, folder: Path | None) -> dict[str, Any]
     template = vconv(10, channels=(3, *size["channels"]), dense=size["dense"], size=size["side"], bias=True)
     net = gated_twin(template, row.kind, example=data.x[:2], **row.options)
     given = image_runs.options(run, f"{row.name}, seed {seed}")
-    # compiling a step costs more than it gains on the CPU, where convolutions outweigh dispatch
+    # compiling a step does not pay off on the CPU, where convolutions dominate
     execution = dataclasses.replace(given["execution"], compile=run.device.startswith("cuda"))
     given |= {"seeds": [seed], "checkpoints": checkpoints_in(folder, every=10), "execution": execution}
     runs: Any = train(net, data, epochs=size["epochs"], lr=size["lr"], batch_size=size["batch_size"], **given)

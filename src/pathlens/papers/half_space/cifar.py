@@ -61,7 +61,7 @@ _BLOCKS = Claim(
 
 
 def class_ratio(K: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of K over pairs of different images of one class, over its mean between classes (NaN where that is 0)."""
+    """Mean of K over pairs of different images of one class, over its mean between classes (NaN if that is 0)."""
     same = labels[:, None] == labels[None, :]
     other = ~same
     np.fill_diagonal(same, False)  # an image shares everything with itself
@@ -70,8 +70,8 @@ def class_ratio(K: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _kernels(run: Run, model: str, width: int, x: Any, labels: Any) -> dict[str, np.ndarray]:
-    """Of both kernels of trace 1, from the kept weights: drift and class ratio, (seeds, epochs), and their means over
-    pairs of classes at the start and at the end, (seeds, 2, 10, 10)."""
+    """Measures of both kernels, scaled to trace 1, from the kept weights: drift and class ratio, (seeds, epochs), and
+    means over pairs of classes at the start and at the end, (seeds, 2, 10, 10)."""
     from pathlens.kernels import class_blocks, drift, ntk, overlap
 
     runs, epochs = train_conv(run, model, width), kept_epochs(run)

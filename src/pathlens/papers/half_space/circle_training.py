@@ -1,6 +1,6 @@
 """The circle, the networks trained on it, and their tangent kernels, which the experiments on the circle share.
 
-One training of all seeds serves every figure. Torch is imported inside functions.
+All figures use the same trainings. Torch is imported inside functions.
 """
 
 from __future__ import annotations
@@ -98,17 +98,17 @@ class Circle:
     def record(self, model: str, member: int, epoch: int) -> Record:
         """Gates and outputs on all points at an epoch."""
         found = self.runs[model][member].at_epoch(epoch).record
-        assert found is not None  # records are made wherever weights are kept
+        assert found is not None  # records are made at all kept epochs
         return found
 
     def shown(self, model: str) -> int:
-        """The member that pictures show: the one with the median loss at the end."""
+        """The network that pictures show: the one with the median loss at the end."""
         final = self.runs[model].history()[:, -1]
         return int(np.argsort(final)[(len(final) - 1) // 2])
 
 
 def circle_options(run: Run, label: str, *checkpoint: str, **more: Any) -> dict[str, Any]:
-    """Options of `train` on the circle; `more` are further ones, or replace those of the figures."""
+    """Options of `train` on the circle; `more` are further options, or replace the default ones."""
     return {
         "lr": RATE,
         "batch_size": BATCH,
@@ -128,7 +128,7 @@ def train_on_circle(run: Run, net: Any, data: DataSet, label: str, *checkpoint: 
 
 
 def circle_network(model: str, *, gates: GatedNetwork | None = None, seed: int | None = None) -> GatedNetwork:
-    """A network of the figures' sizes; `gates` are those of another DLGN, and stay fixed."""
+    """A network with the sizes of the figures; `gates` are fixed gates of another DLGN."""
     return parts.network(model, 2, HIDDEN, gates=gates, seed=seed)
 
 
@@ -170,18 +170,18 @@ def train_circle(run: Run) -> Circle:
 
 
 def check_epochs(run: Run, models: Iterable[str] = LEARNED) -> None:
-    """Raise an error, before any training, if one would end before the last epoch that a figure shows."""
+    """Raise an error before training if a training would end before the last epoch that a figure shows."""
     last = KERNEL_EPOCHS[-1]
     short = [NAMES[m] for m in models if run.sizes["epochs"][m] < last]
     if short:
         raise OptionError(
-            f"The figure looks at epoch {last}, and the training of {', '.join(short)} would end before it. "
+            f"The figure shows epoch {last}, but the training of {', '.join(short)} would end before it. "
             f"Set epochs to {last} or more."
         )
 
 
 def circle_operations(size: dict[str, Any]) -> float:
-    """Floating-point operations of the three trainings: gates that learn are a second network, frozen ones one pass."""
+    """Floating-point operations of the three trainings: learned gates are a second network, frozen gates one pass."""
     forward = 2 * sum(a * b for a, b in pairwise((2, *size["hidden"], 1)))
     epochs = size["epochs"]
     passes = 3 * epochs["relu"] + 6 * epochs["dlgn_pwc"] + 4 * epochs["frozen"]
@@ -223,7 +223,7 @@ def tangent_kernels(run: Run) -> dict[str, np.ndarray]:
 
 
 def diagonal_ratio(K: np.ndarray, top: np.ndarray) -> np.ndarray:
-    """Mean diagonal of kernels on the top half over that on the bottom half: (…, n, n) → (…)."""
+    """Ratio of the mean diagonals of kernels on the top and the bottom half: (…, n, n) → (…)."""
     diagonal = K.diagonal(axis1=-2, axis2=-1)
     return diagonal[..., top].mean(-1) / diagonal[..., ~top].mean(-1)
 

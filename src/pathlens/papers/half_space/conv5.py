@@ -1,6 +1,6 @@
 """The networks of five convolutions on CIFAR-10 that Table 1 and the kernels over training share.
 
-One training per model, width and seed serves both experiments. Torch is imported inside functions.
+Both experiments use the same trainings, one per model, width and seed. Torch is imported inside functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAMES = {"relu": "ReLU", "dlgn": "DLGN", "dlgn_pwc": "DLGN-PWC", "dln": "DLN", "ntk": "NTK features"}
 GATED = ("dlgn", "dlgn_pwc")
 BETA = 4.0
-# the paper does not state epochs and batch size: those of the authors' image code
+# the paper does not state epochs and batch size: these are from the authors' image code
 CONV5 = {
     "side": (16, 32),
     "rows": (1000, None),
@@ -66,7 +66,7 @@ def network(kind: str, width: int, x: Any, init: str = "default") -> Any:
 
 
 def kept_epochs(run: Run) -> list[int]:
-    """Epochs at which the weights are kept for hs.cifar: those of its sizes that are reached, and the last one."""
+    """Epochs at which the weights are kept for hs.cifar: the epochs in its sizes that are reached, and the last."""
     size = run.sizes
     return sorted({e for e in size["kernel_epochs"] if e < size["epochs"]} | {size["epochs"]})
 

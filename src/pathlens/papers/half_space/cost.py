@@ -1,4 +1,4 @@
-"""What a DLGN costs beside its ReLU network: a check that the summary asks for."""
+"""The cost of a DLGN compared with its ReLU network: a check that the summary asks for."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TWICE = Claim(
 
 
 def _seconds(work: Callable[[], Any], steps: int, device: str) -> float:
-    """The fastest of several calls, in seconds of the GPU or of the processor, whatever else the machine does."""
+    """Seconds of GPU or processor time of the fastest of several calls, independent of other load on the machine."""
     import torch
 
     def now() -> float:
@@ -55,7 +55,7 @@ def _seconds(work: Callable[[], Any], steps: int, device: str) -> float:
     found = []
     for _ in range(steps):
         calls, took, start = 0, 0.0, now()
-        while took <= 0:  # the processor's clock of some systems moves a hundred times a second only
+        while took <= 0:  # on some systems the processor clock advances only a hundred times a second
             work()
             calls, took = calls + 1, now() - start
         found.append(took / calls)
@@ -63,12 +63,12 @@ def _seconds(work: Callable[[], Any], steps: int, device: str) -> float:
 
 
 def kept_bytes(net: Any, x: Tensor) -> int:
-    """Memory of the tensors that autograd keeps for the backward pass, parameters and input not counted."""
+    """Memory of the tensors that autograd keeps for the backward pass, without parameters and input."""
     import torch
 
     known = {p.untyped_storage().data_ptr() for p in (*net.parameters(), *net.buffers(), x)}
     kept: dict[int, int] = {}
-    alive = []  # a freed tensor's address would be used again
+    alive = []  # keep the tensor alive: the address of a freed tensor is reused
 
     def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
@@ -83,7 +83,7 @@ def kept_bytes(net: Any, x: Tensor) -> int:
 
 
 def costs(net: Any, x: Tensor, y: Tensor, steps: int) -> dict[str, float]:
-    """What one step of a network takes, by the names of `COSTS`."""
+    """The costs of one step of a network, by the names of `COSTS`."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,4 +1,4 @@
-"""When gates become useful: what can be learned behind the gates of each epoch, on the circle and Fashion-MNIST."""
+"""When gates become useful: new values are trained with the gates of each epoch, on the circle and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlens.models import GatedNetwork
     from pathlens.training import Runs
 
-NEW_VALUES = 1000  # added to the seeds of new values, which are not those that the gates were trained with
-RIDGE = 1e-4  # of kernel regression, in units of the mean diagonal
+NEW_VALUES = 1000  # added to the seeds of new values, which differ from the values that the gates were trained with
+RIDGE = 1e-4  # ridge of kernel regression, in units of the mean diagonal
 
 STAGES = Deviation(
     paper="features are learned 'in the early stages of SGD training while the loss is still high'; no experiment "
@@ -61,20 +61,19 @@ _LATER_IMAGES = replace(
 
 
 def early_stage(loss: np.ndarray) -> np.ndarray:
-    """Per seed the last stage before the loss (seeds, stages) falls under half of its initial value."""
+    """For each seed, the last stage before the loss (seeds, stages) falls below half of its initial value."""
     return (loss >= loss[:, :1] / 2).cumprod(axis=1).sum(1) - 1
 
 
 def share_gained(score: np.ndarray, stage: np.ndarray | int) -> np.ndarray:
-    """Per seed, the share of the gain from the first to the last stage that the gates of a stage have.
+    """For each seed, the share of the gain from the first to the last stage that a stage has reached.
 
     Parameters
     ----------
     score : (seeds, stages)
-        What was reached behind the gates of each stage; larger is better.
+        Result with the gates of each stage; larger is better.
     stage : (seeds,) or int
-        The share is NaN at the first and the last stage, where it is 0 or 1 by definition, and where nothing was
-        gained.
+        The share is NaN at the first and the last stage, where it is 0 or 1 by definition, and if there is no gain.
     """
     stage = np.broadcast_to(stage, len(score))
     gain = score[:, -1] - score[:, 0]
@@ -90,7 +89,7 @@ def retrain_values(
     data: DataSet,
     options: dict[str, Any],
 ) -> Runs:
-    """Train new values behind the fixed gates of each stage: all stages of the first seed, then of the next.
+    """Train new values with the fixed gates of each stage: all stages of the first seed, then of the next.
 
     ``make(gates=…, seed=…)`` returns a network with the gates of another one and values drawn from a seed.
     """
@@ -114,7 +113,7 @@ def regress(net: GatedNetwork, data: DataSet, rows: int, device: str, *, soft: b
 
 
 def _circle_stages(run: Run) -> dict[str, np.ndarray]:
-    """Per seed and stage: loss of the network, loss behind its frozen gates, errors of regression."""
+    """For each seed and stage: loss of the network, loss of new values with its frozen gates, errors of regression."""
     from pathlens.data import circle as circle_data
 
     points, epochs, stages = (run.sizes[key] for key in ("points", "circle_epochs", "circle_stages"))
@@ -173,7 +172,7 @@ def _image_stages(run: Run) -> dict[str, np.ndarray]:
     },
     data=("fashion_mnist",),
     minutes=(2, 10),
-    # behind frozen gates, gates cost a forward pass alone
+    # frozen gates cost only a forward pass
     flops=lambda sizes: fashion.training_flops(sizes, 2 + 4 / 3 * len(sizes["stages"])),
 )
 def early(run: Run) -> Artifact:

@@ -146,7 +146,7 @@ def _train(run: Run, nets: Any, data: DataSet, steps: int, *words: str) -> Runs:
 
 
 def _measure(run: Run, test: str, model: str, levels: list[float], data: list[DataSet]) -> dict[str, np.ndarray]:
-    """Skills (seeds, levels) of one model, and of a DLGN those with hard gates too."""
+    """Skills (seeds, levels) of one model; for a DLGN also with hard gates."""
     sizes = run.sizes
     found: dict[str, list[np.ndarray]] = {model: []} if model == "relu" else {model: [], "hard": []}
     net = network(model, data[0].x.shape[1], sizes["hidden"], bias=test == "parity")
@@ -167,7 +167,7 @@ def _measure(run: Run, test: str, model: str, levels: list[float], data: list[Da
 
 
 def _flops(size: dict[str, Any]) -> float:
-    """A ReLU network and a DLGN, which is two, at every level."""
+    """Operations of a ReLU network and a DLGN, which counts as two networks, at every level."""
     weights = sum(a * b for a, b in pairwise((size["inputs"], *size["hidden"], 1)))
     levels = sum(len(size[key]) for key in ("bits", "frequencies", "samples", "turn_steps"))
     return 18.0 * weights * size["steps"] * size["batch_size"] * size["seeds"] * levels

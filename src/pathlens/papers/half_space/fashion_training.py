@@ -1,6 +1,6 @@
 """Trainings on modified Fashion-MNIST, in which five classes are simple and five are complex.
 
-One training of a ReLU network and of a DLGN-PWC serves several experiments. Torch is imported inside functions.
+Several experiments use the same trainings of a ReLU network and a DLGN-PWC. Torch is imported inside functions.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlens.training import Runs
 
 SCRAMBLED = (5, 6, 7, 8, 9)
-MIDDLE = 72.0  # % right on the simple part, at which the paper takes its kernels 'at middle'
-# rate, width and layers are the paper's; epochs, batch and β those of the public image code
+MIDDLE = 72.0  # accuracy in % on the simple part at which the paper takes its kernels 'at middle'
+# rate, width and layers are from the paper; epochs, batch size and β from the public image code
 SIZES = {
     "rows": (3000, 60000),
     "rows_test": (1000, 10000),
@@ -96,9 +96,8 @@ def network(
 def train_options(run: Run, data: DataSet, label: str, *words: str, keep: Sequence[int] = ()) -> dict[str, Any]:
     """Options of `train`; the validation rows are the simple part of the test rows.
 
-    The words name a folder, and the weights are kept after the epochs of `keep`.
-    In full precision everywhere: soft gates start near one half, and bfloat16 would lose the differences between
-    inputs.
+    The words name a folder, and the weights are kept after the epochs of `keep`. Full precision is used on every
+    device: soft gates start near one half, and bfloat16 would lose the differences between inputs.
     """
     assert data.x_test is not None and data.y_test is not None
     size, simple = run.sizes, data.marks_test["simple"]
@@ -113,7 +112,7 @@ def train_options(run: Run, data: DataSet, label: str, *words: str, keep: Sequen
 
 
 def kept_epochs(epochs: int) -> list[int]:
-    """Epochs after which the weights are kept: every one until 32, then every tenth, and the last."""
+    """Epochs after which the weights are kept: all up to 32, then every tenth, and the last."""
     return sorted({*range(min(epochs, 32) + 1), *range(10, epochs, 10), epochs})
 
 
@@ -140,5 +139,5 @@ def part_accuracies(runs: Runs, data: DataSet) -> np.ndarray:
 
 
 def middle_epochs(accuracy: np.ndarray) -> list[int | None]:
-    """Per seed the first epoch with at least 72 % on the simple part; accuracies are those of `part_accuracies`."""
+    """For each seed, the first epoch with at least 72 % on the simple part; accuracies are from `part_accuracies`."""
     return [next(iter(np.flatnonzero(row >= MIDDLE).tolist()), None) for row in accuracy[..., 0]]

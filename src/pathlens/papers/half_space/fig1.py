@@ -66,7 +66,7 @@ _SMOOTH = Claim(
 
 
 def two_bumps(kind: str, inputs: int = 1) -> Any:
-    """The network of Figure 1, left, reading the first of its inputs; ``kind`` is "relu" or "dlgn"."""
+    """The network of Figure 1, left, which reads the first input; ``kind`` is "relu" or "dlgn"."""
     weights = [[[1.0] + [0.0] * (inputs - 1)] * 4, [[1.0, -2.0, 2.0, -2.0]]]
     return _network(kind, weights, [[0.0, -1.0, -2.0, -3.0], [-0.5]])
 

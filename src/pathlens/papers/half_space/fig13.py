@@ -98,7 +98,7 @@ def block_contrast(blocks: np.ndarray) -> float:
 
 
 def _blocks(run: Run, runs: Runs, data: DataSet, middle: list[int | None], label: str) -> dict[str, np.ndarray]:
-    """Class-averaged overlap kernel and NTK of trace 100 at the three moments, each (seeds, 3, 10, 10); NaN where the
+    """Class-averaged overlap kernel and NTK of trace 100 at the three moments, each (seeds, 3, 10, 10); NaN if the
     middle was not reached."""
     import torch
 
@@ -147,7 +147,7 @@ def fig13(run: Run) -> Artifact:
             arrays[f"{kernel}_{model}"] = found
             label = f"{name}, {KERNELS[kernel]}"
             contrast = np.array([[block_contrast(b) for b in member] for member in found])
-            # images of one part are alike to begin with, so that only the gain is the network's doing
+            # images of one part are similar before training, so only the gain is due to the network
             claims += [_BLOCKS.measure(contrast[:, j] - contrast[:, 0], row=f"{label}, {MOMENTS[j]}") for j in (1, 2)]
             metrics[f"block contrast, {label}"] = dict(zip(MOMENTS, contrast.T.tolist()))
         metrics[f"epoch of the middle, {name}"] = middle

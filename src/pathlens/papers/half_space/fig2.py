@@ -41,7 +41,7 @@ _BEHIND = Claim(
 
 
 def _never_or_unknown(epochs: list[int | None], trained: int, limit: float) -> list[float | None]:
-    """Epochs as numbers; a loss that was not reached is 'never' only if training was longer than the claim's limit."""
+    """Epochs as numbers; a loss that was not reached counts as 'never' only if training exceeded the claim's limit."""
     return [float(e) if e is not None else (math.inf if trained > limit else None) for e in epochs]
 
 

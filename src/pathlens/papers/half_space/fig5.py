@@ -14,7 +14,7 @@ from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.pages.words import number
 from pathlens.papers.panels import Panel, Series
 
-EARLY = 10  # an epoch by which the slow half is learned and the fast one is not
+EARLY = 10  # an epoch at which the slow half is learned and the fast half is not
 
 _FIRST = Claim(
     f"the slow half is learned first: at epoch {EARLY} the error on the fast half is several times larger",

@@ -38,7 +38,7 @@ _DEPTH = Claim(
 
 
 def gate_normals(net: Any) -> np.ndarray:
-    """Unit normals of every gate of a DLGN whose layers are of one width: (L, w, d)."""
+    """Unit normals of all gates of a DLGN whose layers have the same width: (L, w, d)."""
     from pathlens.regions import halfspaces
 
     gates = halfspaces(net)
@@ -57,7 +57,7 @@ def fig6(run: Run) -> Artifact:
     """Figure 6: normals of all gates, and how many of them point to the top."""
     hidden = run.sizes["hidden"]
     if len(set(hidden)) > 1:
-        raise OptionError(f"hs.fig6 compares layers of one width, got hidden={hidden}. Set equal ones.")
+        raise OptionError(f"hs.fig6 compares layers of the same width, got hidden={hidden}. Set equal widths.")
     runs = circle.train_circle(run).runs["dlgn_pwc"]
     arrays = {}
     for when, epoch in (("init", 0), ("end", run.sizes["epochs"]["dlgn_pwc"])):

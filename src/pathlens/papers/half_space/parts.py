@@ -47,7 +47,7 @@ def network(
     gates: GatedNetwork | None = None,
     seed: int | None = None,
 ) -> GatedNetwork:
-    """A ReLU network, or a DLGN-PWC with soft gates; `gates` are those of another DLGN, which are then frozen."""
+    """A ReLU network, or a DLGN-PWC with soft gates; `gates` are frozen gates of another DLGN."""
     from pathlens import models
 
     if model == "relu":
@@ -66,11 +66,11 @@ def network(
 
 
 def network_at(trajectory: Trajectory, epoch: int, *, like: nn.Module | None = None) -> Any:
-    """The network with the weights that it had after an epoch, in eval mode; a wrapped one is rebuilt `like` itself."""
+    """The network with its weights after an epoch, in eval mode; a wrapped network is rebuilt `like` itself."""
     from pathlens.recording import rebuild
 
     kept = trajectory.at_epoch(epoch).snapshot
-    assert kept is not None  # every moment has the weights
+    assert kept is not None  # every moment contains the weights
     return rebuild(kept, like=like).eval()
 
 
@@ -103,7 +103,7 @@ def mean_paths(net: Any, x: Any, simple: np.ndarray) -> list[float]:
 
 
 def path_ratios(run: Run, runs: Runs, epochs: Sequence[int], x: Any, simple: np.ndarray) -> np.ndarray:
-    """Mean active paths on simple rows over those on complex rows, (seeds, epochs); x is on the run's device."""
+    """Ratio of mean active paths on simple and complex rows, (seeds, epochs); x is on the run's device."""
     paths = measure_at(run, runs, epochs, lambda net: mean_paths(net, x, simple))
     with np.errstate(divide="ignore", invalid="ignore"):  # there may be no active path at all
         return paths[..., 0] / paths[..., 1]

@@ -1,4 +1,4 @@
-"""Quadratic gates against linear ones with as many parameters: an experiment that the summary proposes."""
+"""Quadratic gates against linear gates with the same number of parameters: an experiment that the summary proposes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def build(kind: str, inputs: int, width: int, outputs: int, rank: int) -> Any:
 
 
 def matched_width(kind: str, inputs: int, width: int, outputs: int, rank: int) -> int:
-    """The width at which a kind of gates has nearest to the parameters of the linearly gated network of `width`."""
+    """The width at which a kind of gates has about as many parameters as the linearly gated network of `width`."""
 
     def parameters(kind: str, w: int) -> int:
         return sum(p.numel() for p in build(kind, inputs, w, outputs, rank).parameters())
@@ -83,7 +83,7 @@ def matched_width(kind: str, inputs: int, width: int, outputs: int, rank: int) -
 
 
 def _path_ratio(record: Record, top: np.ndarray) -> float:
-    """Active paths on the slow half of the circle over those on the fast half."""
+    """Ratio of active paths on the slow and the fast half of the circle."""
     from pathlens.kernels import overlap
 
     diagonal = overlap(record).diagonal().double().numpy()

@@ -32,14 +32,14 @@ def picture(values: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Counts and shapes of the regions of one network; of path regions, each different one counts once.
+    """Counts and shapes of the regions of one network; equal path regions are counted once.
 
     Attributes
     ----------
     activation_regions, path_regions, active_paths : int
         Polygons; different path regions; paths that are active somewhere in the box.
     activation_faces, path_faces : float
-        Mean number of lines that bound a region inside the box; of a path region that is not convex, at least.
+        Mean number of lines that bound a region inside the box; for path regions that are not convex, a lower bound.
     most_path_faces : int
     connected, convex : float
         Shares of the examined path regions.
@@ -64,7 +64,7 @@ def path_masks(patterns: Mapping[str, np.ndarray]) -> dict[int, int]:
     """Every different, non-empty path region as a bit set of cells → the number of paths that have it.
 
     Layer by layer, the region of a path's first units is intersected with the cells of each unit, and equal regions are
-    merged, so that the cost grows with the number of different regions and not with that of paths.
+    merged, so the cost grows with the number of different regions, not with the number of paths.
     """
     found = {-1: 1}  # all bits set: every cell
     for bits in patterns.values():
@@ -79,9 +79,9 @@ def path_masks(patterns: Mapping[str, np.ndarray]) -> dict[int, int]:
 
 
 def borders(cells: Slice2D) -> tuple[np.ndarray, np.ndarray]:
-    """The line between every two neighbours: rows (n, o), n·z + o > 0 on the first of the pair, and its number.
+    """The lines between all pairs of neighbours: rows (n, o), n·z + o > 0 on the first of the pair, and line numbers.
 
-    Only the edge that a polygon shares with a neighbour has the whole neighbour on its other side.
+    The shared edge is the only edge of a polygon that has the whole neighbour on its other side.
     """
     corners, sizes = cells.corners.numpy(), cells.sizes.numpy()
     slot = np.arange(corners.shape[1])
@@ -93,7 +93,7 @@ def borders(cells: Slice2D) -> tuple[np.ndarray, np.ndarray]:
     depth = np.einsum("evd,ewd->evw", normals[first], corners[second]).max(2) + offsets[first]
     shared = depth.argmin(1)
     lines = np.concatenate([normals[first, shared], offsets[first, shared, None]], axis=1)
-    # one number per line, whichever side it is seen from
+    # the same number for both orientations of a line
     turned = np.where((lines[:, :1] < -1e-6) | ((np.abs(lines[:, :1]) <= 1e-6) & (lines[:, 1:2] < 0)), -lines, lines)
     _, numbers = np.unique(turned.round(6) + 0.0, axis=0, return_inverse=True)
     return lines, numbers.ravel()

@@ -140,7 +140,7 @@ def regions(run: Run) -> Artifact:
     arrays |= {key: v for key, v in table.items() if key not in ("most_path_faces", "path_polygons", "looked_at")}
 
     def measured(claim: Claim, values: np.ndarray, chosen: str = "") -> list[Claim]:
-        """The claim for every kind of network whose name has the chosen word; `values` has one row per kind."""
+        """The claim for every kind of network whose name contains the chosen word; `values` has one row per kind."""
         return [claim.measure(row, row=name) for name, row in zip(kinds, values) if chosen in name]
 
     counts = table["activation_regions"]

@@ -1,6 +1,6 @@
 """Residual networks that Table 2 and the best DLGN share: shapes, the training recipe, scores and panels.
 
-Each network, model and seed is a training of its own. Torch is imported inside functions.
+Each network, model and seed is trained separately. Torch is imported inside functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 NETWORKS = {"resnet34": "ResNet-34", "resnet110": "ResNet-110", "tiny": "two blocks"}
-# blocks and widths of each stage, shortcut: those of `models.resnet34`, `models.resnet110`, and a toy
+# blocks and widths of each stage, shortcut: as in `models.resnet34`, `models.resnet110`, and a toy network
 SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], str]] = {
     "resnet34": ((3, 4, 6, 3), (64, 128, 256, 512), "projection"),
     "resnet110": ((18, 18, 18), (16, 32, 64), "pad"),
@@ -79,7 +79,7 @@ def train_network(run: Run, net: Any, data: DataSet, label: str, *words: str, **
 
 
 def scores(runs: Runs, data: DataSet, device: str, gated: bool) -> dict[str, np.ndarray]:
-    """Accuracies per seed; those with hard gates where there are gates to switch, else the same again."""
+    """Accuracies per seed, and with hard gates; for networks without soft gates both are the same."""
     found = {
         **accuracies(runs),
         "train": accuracy(runs.networks, data.x, data.y, device),
@@ -107,7 +107,7 @@ def residual_flops(blocks: Sequence[int], widths: Sequence[int], side: int) -> f
 
 
 def accuracy_panels(labels: Mapping[str, str], soft: Collection[str]) -> list[Panel]:
-    """Test accuracies at the end and over the epochs: one row per network, two for those trained with soft gates."""
+    """Test accuracies at the end and over the epochs: one row per network, two for networks with soft gates."""
     if not labels:
         return []
     rows = []

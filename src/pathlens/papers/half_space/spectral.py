@@ -17,7 +17,7 @@ from pathlens.papers.experiment import Run
 from pathlens.papers.half_space import circle_training as circle
 from pathlens.papers.panels import Panel, Series
 
-FAST = 12  # waves around the circle that the fast half has
+FAST = 12  # frequency of the fast half, in waves around the circle
 
 _SINES = Claim(
     "eigenvectors of the infinite-width kernel on the circle are sinusoids of one frequency",
@@ -78,7 +78,8 @@ def circle_spectrum(points: int, hidden_layers: int) -> tuple[np.ndarray, float,
     """The infinite-width kernel on evenly spaced points: eigenvalue per frequency / n, purity, the kernel itself.
 
     The kernel is a function of the angle between two points, so its rows are shifts of each other and the discrete
-    Fourier transform of one row gives its eigenvalues; purity is measured on eigenvectors found without knowing that.
+    Fourier transform of one row gives its eigenvalues; purity is measured on eigenvectors that are computed without
+    this knowledge.
     """
     from pathlens import data
     from pathlens.kernels import relu_ntk
@@ -87,7 +88,7 @@ def circle_spectrum(points: int, hidden_layers: int) -> tuple[np.ndarray, float,
     values = np.fft.rfft(K[0]).real / points
     vectors = np.linalg.eigh(K)[1][:, ::-1][:, : min(2 * FAST + 1, points)]
     energy = np.abs(np.fft.rfft(vectors, axis=0)) ** 2
-    energy[1 : (points + 1) // 2] *= 2  # a real vector has each frequency twice, but not 0 and points/2
+    energy[1 : (points + 1) // 2] *= 2  # a real vector has each frequency twice, except 0 and points/2
     return values, float((energy.max(0) / energy.sum(0)).min()), K
 
 
@@ -109,7 +110,7 @@ class Flow:
         return decay @ self.start**2 / len(self.start)
 
     def time_to(self, loss: float) -> float:
-        """When the loss falls to a value; infinity if it does not within 10¹² times the fastest mode's."""
+        """Time at which the loss falls to a value; infinity if later than 10¹² times the time of the fastest mode."""
         low, high = -12.0 - math.log10(self.rates.max()), 12.0 - math.log10(self.rates.max())
         if self.loss([10**high])[0] > loss:
             return math.inf
@@ -119,7 +120,7 @@ class Flow:
         return 10**high
 
     def error_ratio(self, top: np.ndarray) -> float | None:
-        """Mean squared error on the bottom over that on top, when the loss is .25; None if it never is."""
+        """Ratio of the mean squared errors on the bottom and the top half when the loss is .25; None if it never is."""
         time = self.time_to(0.25)
         if not math.isfinite(time):
             return None

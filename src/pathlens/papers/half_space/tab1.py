@@ -170,13 +170,13 @@ def fit_tangent(run: Run, width: int) -> dict[str, np.ndarray]:
             y = one_hot(data.y, classes=10).to(x)
             with torch.no_grad():
                 start = torch.cat([net(part) for part in x.split(1000)])
-            fit = model.fit(x, y + start, steps=size["ntk_steps"])  # Jδ alone is to fit y, without f(θ₀)
+            fit = model.fit(x, y + start, steps=size["ntk_steps"])  # fit y by Jδ alone, without f(θ₀)
             f, f_test = (model.jvp(rows, model.delta)[1] for rows in (x, x_test))
             right = [
                 float((out.argmax(1).cpu() == labels).double().mean())
                 for out, labels in ((f, data.y), (f_test, data.y_test))
             ]
-            # from the outputs themselves: the solver's own residual is updated in float32 and may drift
+            # computed from the outputs: the solver's own residual is updated in float32 and may drift
             residual = float((f - y).norm() / y.norm())
             return {
                 "train": 100 * right[0],
@@ -230,7 +230,7 @@ def _table_claims(run: Run, rows: Mapping[tuple[str, int], Mapping[str, np.ndarr
                 continue
             claims += [claim.measure(test(m, w) - test(other, w), row=f"{NAMES[m]}, {at}") for m in ("relu", *GATED)]
         claims.append(_CONSTANT.measure(abs(test("dlgn_pwc", w) - test("dlgn", w)), row=f"CIFAR-10, {at}"))
-        # fewer or smaller images than the paper's say nothing about its number
+        # with fewer or smaller images the result cannot be compared with the paper's number
         printed = test("relu", w) if run.scale == "paper" else missing
         claims.append(_PRINTED.measure(printed, row=at))
         claims += [_HARD.measure(test(m, w) - test(m, w, "hard"), row=f"{NAMES[m]}, {at}") for m in GATED]
@@ -273,7 +273,7 @@ def tab1(run: Run) -> Artifact:
         flat[name] = {m: _train_flat(run, m, name) for m in GATED}
         differ = abs(flat[name]["dlgn_pwc"]["last"] - flat[name]["dlgn"]["last"])
         claims.append(_CONSTANT.measure(differ, row=SETS[name]))
-    there = {claim.text for claim in claims}  # claims about rows that were not chosen stay open
+    there = {claim.text for claim in claims}  # claims about rows that were not selected are not measured
     claims += [claim.measure([]) for claim in _TABLE_CLAIMS if claim.text not in there]
     labels = {
         "train": "train",

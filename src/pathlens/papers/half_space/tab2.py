@@ -143,7 +143,7 @@ def tab2(run: Run) -> Artifact:
     for source in size["data"]:
         try:
             data = load_data(run, source)
-        except DataMissingError:  # CIFAR-100 is not on every machine: its rows stay missing
+        except DataMissingError:  # CIFAR-100 may not be on this machine: its rows are then missing
             absent.append(source)
             continue
         rows |= {(source, n, m): _residual(run, data, source, n, m) for n in size["networks"] for m in size["models"]}
@@ -163,7 +163,7 @@ def tab2(run: Run) -> Artifact:
                     _NEAR.measure(gap, row=row),
                     _HARD.measure(test(source, n, m) - test(source, n, m, what="hard"), row=row),
                 ]
-                # fewer or smaller images than the paper's say nothing about its number
+                # with fewer or smaller images the result cannot be compared with the paper's number
                 full = source == "cifar10" and run.scale == "paper"
                 claims.append(_LINEAR.measure(test(source, n, m) if full else missing, row=row))
     named = {"_".join(key): row for key, row in rows.items()}

@@ -16,13 +16,13 @@ from pathlens.training import Keep, Runs, train
 
 
 class OneLayer(LocalisationNet):
-    """ŷ = W₂ σ(W₁x + b₁) + b₂; W₂ is the mean over units unless it is trained, then it starts with random weights."""
+    """ŷ = W₂ σ(W₁x + b₁) + b₂; W₂ is the mean over units, or starts with random weights if it is trained."""
 
     def __init__(self, activation: str = "relu", units: int = UNITS, bias: bool = False, trained: bool = False) -> None:
         super().__init__(INPUTS, units, activation, "trainable" if trained else "mean", bias=bias)
 
     def reset_parameters(self) -> None:
-        """Draw the first layer from N(0, 2/(d + K)) as in the public code; a trained second layer draws itself."""
+        """Draw the first layer from N(0, 2/(d + K)) as in the public code; a trained second layer uses its own rule."""
         nn.init.normal_(self.hidden.weight, std=(2 / sum(self.hidden.weight.shape)) ** 0.5)
         if self.hidden.bias is not None:
             nn.init.zeros_(self.hidden.bias)

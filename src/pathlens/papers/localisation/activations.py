@@ -83,9 +83,9 @@ class Setting:
     Attributes
     ----------
     rate : float
-        Of plain gradient descent on (ŷ − y)².
+        Learning rate of plain gradient descent on (ŷ − y)².
     pulse : (float, float), optional
-        Values of a single pulse off and on; without it the data are NLGP of lengths xi and the given gain.
+        Values of a single pulse when off and on; by default the data are NLGP with lengths xi and the given gain.
     trained : bool
         Whether the second layer is trained.
     localises : bool

@@ -11,7 +11,7 @@ import numpy as np
 from pathlens.papers.experiment import Run
 from pathlens.papers.localisation.settings import INPUTS, UNITS, draw
 
-# options of the decorator that experiments on this descent have in common
+# options of the decorator that all experiments on this descent use
 SHARED: dict[str, Any] = {
     "sizes": {"rows": (2000, 4000), "descent": (800, 3000)},
     "flops": lambda size: 6.0 * INPUTS * UNITS * size["rows"] * size["descent"] * size["seeds"],

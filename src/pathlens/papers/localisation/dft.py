@@ -52,7 +52,7 @@ def _off_diagonal(x: np.ndarray) -> float:
     **SHARED,
 )
 def dft(run: Run) -> Artifact:
-    """Gates that depend on x break the translation invariance that makes Σ^xx circulant."""
+    """Gates that depend on x break the translation invariance, without which Σ^xx is not circulant."""
     d = descend_relu(run)
     x, bits = d.x, d.gates
     seeds, marks, _, K = bits.shape

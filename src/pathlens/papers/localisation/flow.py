@@ -62,7 +62,7 @@ def _gatings(d: int, seed: int) -> dict[str, Gates]:
     deviations=[DATA, EQUATIONS],
     sizes={"inputs": 20, "rows": 500},
     minutes=(0.1, 0.1),
-    # four gatings of up to four units, 500 steps and 20 coarse ones that are cut into up to 30
+    # four gatings of up to four units, 500 steps, and 20 coarse steps that are split into up to 30
     flops=lambda size: 4 * 4.0 * 4 * size["inputs"] * size["rows"] * 1400 * size["seeds"],
 )
 def flow(run: Run) -> Artifact:

@@ -1,4 +1,4 @@
-"""Section 2: how far a GDLN, whose gates stay fixed, explains a ReLU network."""
+"""Section 2: how well a GDLN, whose gates are fixed, explains a ReLU network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pages and pictures from artifacts: :func:`write_page`, :func:`results_page`, :func:`write_verification`,
 :func:`opening_picture`.
 
-Nothing here runs an experiment or needs torch; matplotlib is loaded when something is drawn.
+This package runs no experiments and does not need torch; matplotlib is loaded when a figure is drawn.
 """
 
 from __future__ import annotations

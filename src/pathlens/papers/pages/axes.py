@@ -14,7 +14,7 @@ NEAR_TOP = 30.0  # degrees to the top within which a half disc is highlighted
 
 
 def summary(values: np.ndarray) -> np.ndarray:
-    """Lowest, median and highest finite value of each column (3, T); NaN where a column has none."""
+    """Lowest, median and highest finite value of each column (3, T); NaN if a column has none."""
     there = np.isfinite(values)
     some = there.any(0)
     kept = np.where(there, values, np.nan)[:, some]
@@ -36,7 +36,7 @@ def draw_band(axes: Any, x: np.ndarray, values: np.ndarray, colour: str) -> None
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, thinned to about five; where there are fewer than two, finer ones, and at last even steps."""
+    """Powers of ten, thinned to about five; with fewer than two, finer ticks, and finally even steps."""
     first, last = int(np.ceil(np.log10(low) - 1e-9)), int(np.floor(np.log10(high) + 1e-9))
     if last - first >= 1:
         return [10.0**k for k in range(first, last + 1, -(-(last - first) // 5))]
@@ -54,7 +54,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def _tick_texts(ticks: Sequence[float]) -> list[str]:
-    """Plain numbers, or powers of ten as soon as one of them needs it."""
+    """Ticks as plain numbers, or all as powers of ten if one of them needs it."""
     plain = all(tick == 0 or 1e-3 <= tick < 1e5 for tick in ticks)
     return [f"{tick:g}" if plain or tick in (0, 1) else _power(tick) for tick in ticks]
 
@@ -89,7 +89,7 @@ def set_scale(axes: Any, which: str, scale: str, values: np.ndarray, zero: bool 
 
 
 def clip_to_scale(every: Sequence[np.ndarray], scale: str) -> tuple[list[np.ndarray], bool]:
-    """The arrays as an axis of that scale shows them, and whether any value was changed.
+    """The arrays as they are drawn on an axis of this scale, and whether any value was changed.
 
     On a logarithmic axis, values that are not positive become two thirds of the smallest positive value of all arrays.
     """
@@ -142,6 +142,6 @@ def draw_marks(axes: Any, marks: Sequence[tuple[float, str]]) -> None:
 def annotate(
     axes: Any, text: str, at: tuple[float, float], units: Any, offset: tuple[float, float], **options: Any
 ) -> None:
-    """A few muted words at a place given in ``units``, moved by ``offset`` points."""
+    """A short muted text at a position given in ``units``, moved by ``offset`` points."""
     options |= {"textcoords": "offset points", "color": COLOURS["muted"], "fontsize": 11}
     axes.annotate(text, at, xycoords=units, xytext=offset, **options)

@@ -1,6 +1,6 @@
 """The figure of an artifact: its panels, drawn by one function per kind of :class:`~pathlens.papers.panels.Panel`.
 
-Titles, legends and notes are HTML around the SVG (in templates), so that they wrap and never overlap the data.
+Titles, legends and notes are HTML around the SVG (in templates), so they wrap and never overlap the data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pathlens.papers.panels import Panel, array_at
 
 __all__ = ["RENDERERS", "Drawn", "draw"]
 
-_Items = tuple[tuple[str, str, str], ...]  # of a legend: label, CSS colour, style
+_Items = tuple[tuple[str, str, str], ...]  # items of a legend: label, CSS colour, style
 _MANY = 60  # values of one row of a strip chart that are drawn as single dots
 _UNITS = 4  # receptive fields shown per column
 _CLOUD = 2000  # points of one cloud
@@ -64,7 +64,7 @@ class Drawn:
 
 
 def draw(artifact: Artifact) -> Drawn | None:
-    """The figure of an artifact, two panels in a row, three where one would be left over; None if it has no panels."""
+    """The figure of an artifact, two panels in a row, three if one would remain alone; None if it has no panels."""
     if not artifact.figures:
         return None
     rows, names = list(_rows(artifact.figures)), _names(artifact.figures)
@@ -75,7 +75,7 @@ def draw(artifact: Artifact) -> Drawn | None:
             for one in row:
                 key = f"{artifact.name}-{artifact.scale}-{len(made)}"
                 made.append(RENDERERS[one.kind](_Source(artifact, one, key, width, names[len(made)])))
-    # one legend above all panels, if the longest explains every other
+    # one legend above all panels if the longest contains all others
     legends = [body.legend for body in made if any(label for label, _, _ in body.legend)]
     longest: _Items = max(legends, key=len, default=())
     shared = longest if len(legends) > 1 and all(set(legend) <= set(longest) for legend in legends) else ()
@@ -91,7 +91,7 @@ def _fill(template: str, **values: Any) -> Markup:
 
 
 def _names(panels: Sequence[Panel]) -> list[tuple[str, ...]]:
-    """Per panel, the names that its colours are counted by: a name has one colour in all panels that share names."""
+    """For each panel, the names that determine its colours: a name has one colour in all panels that share names."""
     own = [
         dict.fromkeys(one.label for one in panel.series if one.label) if panel.kind in ("lines", "points") else {}
         for panel in panels
@@ -171,8 +171,8 @@ def _caption(made: Sequence[_Body]) -> str:
 
 
 def _colours(source: _Source) -> list[str]:
-    """A colour per series: its name's; without a name, that of its place among series of its style, so that theory and
-    measurement share colours."""
+    """The colour of each series: by its name, or without a name by its position among the series of its style, so
+    theory and measurement share colours."""
     described = source.panel
     places: dict[str, int] = {}
     counts = {one.style: sum(other.style == one.style for other in described.series) for one in described.series}
@@ -216,7 +216,7 @@ def _lines(source: _Source) -> _Body:
     all_y = np.concatenate([values.ravel() for values in every])
     if described.slope is not None:
         there = np.isfinite(all_y) & (all_x > 0) & (all_y > 0)
-        if there.any():  # just below everything that was measured
+        if there.any():  # just below all measured values
             ends = np.array([all_x[there].min(), all_x[there].max()])
             guide = ends**described.slope * (all_y[there] / all_x[there] ** described.slope).min() / 1.6
             axes.plot(ends, guide, color=COLOURS["muted"], lw=1.2, ls=DASHES)
@@ -224,7 +224,7 @@ def _lines(source: _Source) -> _Body:
             items.append((f"slope {number(described.slope)}", "var(--muted)", "dashed"))
     all_y = np.append(all_y, [value for value, _ in described.marks])
     places = np.unique(all_x)
-    apart = np.diff(places).min(initial=np.inf) >= 0.04 * np.ptp(places)  # else their labels would touch
+    apart = np.diff(places).min(initial=np.inf) >= 0.04 * np.ptp(places)  # otherwise their labels would touch
     if described.x_ticks:
         _word_axis(axes, described)
     elif described.x_scale != "log" and len(places) <= 8 and apart and (places == np.round(places)).all():
@@ -239,7 +239,7 @@ def _lines(source: _Source) -> _Body:
 
 
 def _word_axis(axes: Any, described: Panel) -> None:
-    """An x-axis with ticks of the panel's own, and the range that is shaded."""
+    """Draw the panel's own ticks on the x-axis, and its shaded range."""
     places, words = zip(*described.x_ticks)
     axes.set_xticks(places, words)
     if described.shade is not None:
@@ -248,7 +248,7 @@ def _word_axis(axes: Any, described: Panel) -> None:
 
 
 def _line_of(source: _Source, reference: str, x_reference: str) -> tuple[np.ndarray, np.ndarray]:
-    """x (m,) and values (samples, m), thinned to what a screen can show."""
+    """x (m,) and values (samples, m), thinned to the resolution of a screen."""
     values = source.values(reference)
     values = values.reshape(-1, values.shape[-1])
     x = source.values(x_reference) if x_reference else np.arange(float(values.shape[1]))
@@ -275,7 +275,7 @@ def _points(source: _Source) -> _Body:
     seen_y, moved_y = clip_to_scale([cloud[1] for cloud in clouds], described.y_scale)
     shows |= {"zeros"} if moved_x or moved_y else set()
     for one, colour, x, y in zip(described.series, _colours(source), seen_x, seen_y, strict=True):
-        few = len(x) <= _FEW  # a handful must be seen, a crowd be seen through
+        few = len(x) <= _FEW  # few points are opaque, many are transparent
         axes.scatter(x, y, s=50 if few else 20, color=colour, alpha=0.9 if few else 0.55, lw=0)
         items.append((one.label, _css(colour), "points"))
     seen_y.append(np.array([value for value, _ in described.marks]))
@@ -388,14 +388,14 @@ def _matrices(source: _Source) -> _Body:
 
 
 def _colour_range(values: np.ndarray) -> tuple[Any, float, float]:
-    """A map of colours with its ends: from zero, or to both sides of it where there are negative values."""
+    """A colour map with its limits: from zero, or symmetric about zero if there are negative values."""
     finite = values[np.isfinite(values)]
     high = float(np.abs(finite).max(initial=0)) or 1.0
     return (wave_map(), -high, high) if (finite < 0).any() else (heat_map(), 0.0, high)
 
 
 def _bar(colours: Any, low: float, high: float, words: str) -> dict[str, Any]:
-    """The values of the template of a colour bar."""
+    """The values for the template of a colour bar."""
     from matplotlib.colors import to_hex
 
     stops = [to_hex(colours(level)) for level in np.linspace(0, 1, 9)]

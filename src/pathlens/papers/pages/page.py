@@ -22,7 +22,7 @@ __all__ = ["headline", "write_page"]
 
 _LEAD = (
     "Each section is one experiment: what was measured, next to what the paper claims. Verdicts are computed from the "
-    "numbers, and what would have refuted a claim is printed beside it."
+    "numbers. The value to expect if a claim were false is printed beside it."
 )
 
 
@@ -42,13 +42,13 @@ def write_page(
     artifacts : iterable of Artifact
         In the order of the sections; at least one.
     out : path
-        A file that ends in ``.html``, or a folder, which gets ``index.html``.
+        A file that ends in ``.html``, or a folder, where ``index.html`` is written.
     title, lead : str
         Heading and opening sentences.
     not_run : mapping, optional
-        Name → why there is no artifact; these are listed at the end of the contents.
+        Name → reason why there is no artifact; listed at the end of the contents.
     remarks : mapping, optional
-        Name → what a reader must know about how an artifact at paper scale was made.
+        Name → remark on how an artifact at paper scale was made.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def write_page(
         heading=title,
         lead=lead,
         contents=contents,
-        full_names=len(contents) > 1 or bool(not_run),  # 'Figure 1' alone does not name the paper
+        full_names=len(contents) > 1 or bool(not_run),  # 'Figure 1' alone does not identify the paper
         artifacts=shown,
         remarks=remarks or {},
         environments=dict.fromkeys(filter(None, (words.environment_text(artifact.environment) for artifact in shown))),
@@ -84,7 +84,7 @@ def write_page(
 
 
 def headline(artifact: Artifact) -> str:
-    """One line about an artifact: how many of its claims are reproduced, and the numbers of the first that decides.
+    """One line about an artifact: how many of its claims are reproduced, and the numbers of the decisive claim.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def _short_name(name: str) -> str:
 
 
 def _contents(artifacts: Sequence[Artifact], not_run: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Artifacts and what was not run, paper by paper."""
+    """Artifacts and experiments that were not run, paper by paper."""
     papers: dict[str, dict[str, Any]] = {}
 
     def group(name: str) -> dict[str, Any]:
@@ -131,12 +131,12 @@ def _contents(artifacts: Sequence[Artifact], not_run: Mapping[str, str]) -> list
 
 
 def _strip(claim: Claim) -> dict[str, Any] | None:
-    """Where the measured values, the threshold, the side that meets it and the null are on a line 250 wide."""
+    """Positions of the measured values, the threshold, the side that meets it and the null on a line 250 wide."""
     values = [value for value in claim.measured if value is not None]
     if not values:
         return None
     marks = [*filter(math.isfinite, values), claim.threshold, claim.null]
-    positive = min(marks) > 0 and max(marks) / min(marks) > 20  # a logarithmic line where a linear one would squash
+    positive = min(marks) > 0 and max(marks) / min(marks) > 20  # then use a logarithmic scale
     place = math.log10 if positive else float
     low, high = min(map(place, marks)), max(map(place, marks))
     pad = 0.08 * (high - low) or 1.0

@@ -65,8 +65,8 @@ _STYLE: Any = {
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
     "lines.solid_joinstyle": "round",
-    "svg.fonttype": "none",  # text stays text: it can be searched, read aloud and set in the page's own font
-    "text.parse_math": False,  # a label may hold a dollar sign
+    "svg.fonttype": "none",  # text is kept: it can be searched, read aloud and set in the font of the page
+    "text.parse_math": False,  # a label may contain a dollar sign
     "path.simplify": True,
     "path.simplify_threshold": 0.3,
 }
@@ -74,7 +74,7 @@ _STYLE: Any = {
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Within it matplotlib draws in the house style; the user's own settings are untouched afterwards."""
+    """Context in which matplotlib draws in the house style; the user's settings are restored afterwards."""
     with import_extra("matplotlib", "Drawing figures").rc_context(_STYLE):
         yield
 
@@ -83,7 +83,7 @@ HALF, THIRD = 470, 304  # widths of a panel in a row of two and of three, in CSS
 
 
 def panel(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """A figure of its own, measured in CSS pixels, and its axes: one, or an array of them; no global state."""
+    """A new figure, measured in CSS pixels, and its axes: one, or an array of them; without global state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
@@ -92,7 +92,7 @@ def panel(width: float, height: float, rows: int = 1, columns: int = 1, **option
 
 
 def inline_svg(figure: Figure, key: str, label: str) -> Markup:
-    """The figure as an ``<svg>`` element to put into a page: transparent, themed by CSS, free of outside references.
+    """The figure as an ``<svg>`` element to put into a page: transparent, styled by CSS, without external references.
 
     Parameters
     ----------
@@ -114,15 +114,15 @@ def inline_svg(figure: Figure, key: str, label: str) -> Markup:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)  # "axes_1" in every figure; only paths and clips are referred to
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # "axes_1" is in every figure; only paths and clips are referenced
     text = re.sub(r"'DejaVu Sans'[^;\"<]*", "var(--font)", text)
-    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)  # it would apply to the whole page; see page.css
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)  # would apply to the whole page; see page.css
     for name, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
     box = re.search(r'viewBox="([^"]*)"', text)
     assert box is not None
     opening = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(box.group(1), label)
-    return Markup(re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1))  # a label may hold a backslash
+    return Markup(re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1))  # a label may contain a backslash
 
 
 def wave_map() -> Colormap:
@@ -140,7 +140,7 @@ def heat_map() -> Colormap:
 
 
 def order_map() -> Colormap:
-    """Map for series that have an order: indigo through rose to ochre, each to be seen on white and on black."""
+    """Map for series that have an order: indigo through rose to ochre, visible on white and on black."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("order", ["#5a6fd8", "#a55fc0", "#d9577f", "#e0803a", "#b79a1f"])

@@ -28,7 +28,7 @@ def opening_picture(artifacts: Iterable[Artifact], path: str | os.PathLike[str])
     Parameters
     ----------
     artifacts : iterable of Artifact
-        Must hold ``hs.fig2``, ``hs.fig3`` and ``hs.fig6``; of two scales the paper scale is drawn.
+        Must contain ``hs.fig2``, ``hs.fig3`` and ``hs.fig6``; if both scales are present, the paper scale is drawn.
     path : path
         Ends in ``.png`` or ``.svg``.
 
@@ -39,7 +39,7 @@ def opening_picture(artifacts: Iterable[Artifact], path: str | os.PathLike[str])
     """
     target = Path(path)
     if target.suffix.lower() not in (".png", ".svg"):
-        raise OptionError(f"The opening picture is a .png or .svg file, got {target.name!r}.")
+        raise OptionError(f"The opening picture must be a .png or .svg file, got {target.name!r}.")
     found = {artifact.name: artifact for artifact in sorted(artifacts, key=lambda a: a.scale == "paper")}
     missing = [name for name in ("hs.fig2", "hs.fig3", "hs.fig6") if name not in found]
     if missing:
@@ -71,7 +71,7 @@ def opening_picture(artifacts: Iterable[Artifact], path: str | os.PathLike[str])
                 color=COLOURS["muted"],
                 fontsize=9,
             )
-        # an axes of 1 point is 1/72 inch, the picture counts 100 to the inch: 9 reads as 12.5 pixels
+        # a point is 1/72 inch and the picture has 100 pixels per inch: 9 points are 12.5 pixels
         for x, text in (
             (20, "a curve on the circle"),
             (440, "every neuron is a half-space (rows: layers)"),

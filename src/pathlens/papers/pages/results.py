@@ -1,7 +1,6 @@
-"""The table of results as Markdown: every experiment, its result, or why it was not run.
+"""The table of results as Markdown: every experiment with its result, or the reason why it was not run.
 
-It is made from artifacts alone, so that a test can check whether it is up to date. The page with figures is made in
-page.
+It is made from artifacts alone, so a test can check that it is up to date. The page with figures is made in page.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NOT_RUN, REMARKS = "not-run.toml", "remarks.toml"
 
 @dataclass(frozen=True)
 class Entry:
-    """An experiment as the table names it: its name, paper, what it is, and what it is expected to cost."""
+    """An experiment in the table: its name, paper, description, and expected cost."""
 
     name: str
     paper: str
@@ -35,12 +34,12 @@ class Entry:
 
 
 def not_run(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Name → why it was not run, from ``not-run.toml`` in a folder of artifacts; empty if there is no such file."""
+    """Name → reason why it was not run, from ``not-run.toml`` in a folder of artifacts; empty without such a file."""
     return _sentences(Path(folder) / NOT_RUN)
 
 
 def remarks(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Name → what a reader must know about how an artifact was made, from ``remarks.toml``; empty without one."""
+    """Name → remark on how an artifact was made, from ``remarks.toml`` in a folder of artifacts; empty without it."""
     return _sentences(Path(folder) / REMARKS)
 
 
@@ -76,15 +75,15 @@ def results_page(
         Every experiment, in the order of the page.
     artifacts : iterable of Artifact
     reasons : mapping
-        Name → why it was not run.
+        Name → reason why it was not run.
     remarked : mapping, optional
         Name → a remark on how its artifact was made.
 
     Raises
     ------
     ArtifactError
-        If an experiment has neither an artifact nor a reason, or both, or if one of them belongs to no experiment; if a
-        remark is on one that has no artifact.
+        If an experiment has neither an artifact nor a reason, or both; if an artifact or a reason belongs to no
+        experiment; or if a remark belongs to an experiment without an artifact.
 
     Examples
     --------
@@ -148,7 +147,7 @@ def _facts(artifact: Artifact) -> str:
 
 
 def _text(text: str) -> str:
-    """The text with marks of Markdown escaped."""
+    """The text with Markdown characters escaped."""
     for mark in ("\\", "|", "*", "_", "<", "[", "]"):
         text = text.replace(mark, f"\\{mark}")
     return text.replace("\n", " ")

@@ -33,7 +33,7 @@ _LOW, _HIGH = -17.0, 3.0  # decades that the strip shows
 
 
 class CheckResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The result of one check; None stands for an error that is not a finite number."""
+    """The result of one check; an error is None if it is not a finite number."""
 
     name: str
     paper: str
@@ -49,7 +49,7 @@ class CheckResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The results of a run of ``pathlens verify``, and where it ran."""
+    """The results of ``pathlens verify``, and the machine on which it ran."""
 
     format: Literal["pathlens-verification"]
     version: Literal[1] = 1
@@ -68,7 +68,7 @@ def write_verification(
     document : Verification, mapping or path
         The results, or the file that ``pathlens verify --json FILE`` wrote.
     out : path
-        A file that ends in ``.html``, or a folder, which gets ``index.html``.
+        A file that ends in ``.html``, or a folder, where ``index.html`` is written.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def _read(document: Verification | Mapping[str, Any] | str | os.PathLike[str]) -
 
 
 def _anchor(name: str) -> str:
-    """A name as an address within the page: letters, digits, dots and hyphens only."""
+    """A name as an anchor within the page: letters, digits, dots and hyphens only."""
     return re.sub(r"[^\w.-]+", "-", name)
 
 

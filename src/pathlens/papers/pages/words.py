@@ -13,7 +13,7 @@ SIGNS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number as people write it: few digits, words for infinity, a dash for what is missing.
+    """A number as text: few digits, words for infinity, a dash for a missing value.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def read_spread(values: Sequence[float | None] | np.ndarray, beyond: str = "not reached") -> str:
-    """'median (lowest–highest)' over seeds; None and infinity, what was never reached, read as ``beyond``; no NaN.
+    """'median (lowest–highest)' over seeds; None and infinity ('never reached') are shown as ``beyond``; no NaN.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def read_spread(values: Sequence[float | None] | np.ndarray, beyond: str = "not 
 
 
 def mean_sd(values: Sequence[float]) -> str:
-    """'mean ± standard deviation' over seeds; one value alone has no deviation, and infinity has no mean.
+    """'mean ± standard deviation' over seeds; a single value has no deviation, and infinity has no mean.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def mean_sd(values: Sequence[float]) -> str:
     if not len(there) or not np.isfinite(there).all():
         return "–"
 
-    def rounded(value: float, digits: int) -> str:  # no power of ten where whole numbers will do
+    def rounded(value: float, digits: int) -> str:  # whole numbers instead of powers of ten if possible
         return number(float(round(value)) if 10**digits <= abs(value) < 1e6 else value, digits)
 
     mean, sd = float(there.mean()), float(there.std(ddof=1)) if len(there) > 1 else 0.0
@@ -69,7 +69,7 @@ def mean_sd(values: Sequence[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as people write it.
+    """A duration as text.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def duration(seconds: float) -> str:
 
 
 def where_it_ran(artifact: Artifact) -> str:
-    """The graphics card by its name if it is known, else the device.
+    """The name of the graphics card if it is known, otherwise the device.
 
     Examples
     --------
@@ -134,7 +134,7 @@ def reductions(artifact: Artifact) -> str:
 
 
 def reduced_sizes(artifact: Artifact) -> list[tuple[str, str, str]]:
-    """Every size that differs from the paper's: its name, ours, the paper's; '–' for a part that one of them lacks."""
+    """Every size that differs from the paper's: its name, ours, the paper's; '–' for a part that one does not have."""
     ours = flat({key: pair[0] for key, pair in artifact.reductions.items()})
     paper = dict(flat({key: pair[1] for key, pair in artifact.reductions.items()}))
     there = dict(ours)
@@ -142,7 +142,7 @@ def reduced_sizes(artifact: Artifact) -> list[tuple[str, str, str]]:
     ours += [(key, "–") for key in paper if key not in there and key.rpartition(" · ")[0] in in_parts]
 
     def printed(key: str) -> str:
-        """The paper's value: of this size, of its parts, or of the one that it is a part of."""
+        """The paper's value of this size, of its parts, or of the size that it is a part of."""
         parts = [
             f"{name.removeprefix(f'{key} · ')} {value}" for name, value in paper.items() if name.startswith(f"{key} · ")
         ]
@@ -153,7 +153,7 @@ def reduced_sizes(artifact: Artifact) -> list[tuple[str, str, str]]:
 
 
 def tally(artifact: Artifact, noun: str = "") -> str:
-    """How many claims are reproduced; of a REDUCED run, which reproduces nothing, how many of those measured are met.
+    """How many claims are reproduced; for a REDUCED run, which cannot reproduce, how many measured claims are met.
 
     Examples
     --------
@@ -174,13 +174,14 @@ def tally(artifact: Artifact, noun: str = "") -> str:
     return f"{good} of {len(measured)} {noun}met" + (f", {left} not measured" if left else "")
 
 
-Table = tuple[list[str], list[list[str]]]  # head, which begins with the table's name, and rows
+Table = tuple[list[str], list[list[str]]]  # header, which begins with the name of the table, and rows
 
 
 def summaries(metrics: Mapping[str, Any]) -> list[Table]:
-    """Tables of what was measured over seeds, as 'mean ± sd'.
+    """Tables of measurements over seeds, as 'mean ± sd'.
 
-    A mean is a mapping with ``mean`` and ``seeds`` or with ``mean ± sd``, or a text with ``±``; the rest is left out.
+    A mean is a mapping with ``mean`` and ``seeds`` or with ``mean ± sd``, or a text with ``±``; other metrics are left
+    out.
 
     Examples
     --------
@@ -206,7 +207,7 @@ def paper_tables(artifact: Artifact) -> list[Table]:
 
 
 def _tables(values: Mapping[str, Any], text: Callable[[Any], str], column: str, name: str = "") -> list[Table]:
-    """Mappings of mappings of entries as tables, at any depth; ``text`` is empty for what is no entry."""
+    """Nested mappings of entries as tables, at any depth; ``text`` returns '' for a value that is not an entry."""
     entries = {key: entry for key, value in values.items() if (entry := text(value))}
     inner = {key: value for key, value in values.items() if key not in entries and isinstance(value, dict) and value}
     found: list[Table] = []
@@ -222,7 +223,7 @@ def _tables(values: Mapping[str, Any], text: Callable[[Any], str], column: str, 
 
 
 def _mean(value: Any) -> str:
-    """'mean ± sd' of a value that is one, else nothing."""
+    """'mean ± sd' if the value is a mean, otherwise ''."""
     if isinstance(value, str):
         return value if " ± " in value else ""
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Figure 1: the toy network with eighteen paths, as a network that exists."""
+"""Figure 1: the toy network with eighteen paths, as a real network."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _toy() -> tuple[Any, Any, Any]:
     from pathlens.models import relu
     from pathlens.theory.deep_gated import path_table
 
-    for seed in range(68, 10_000):  # no smaller seed gives such a network
+    for seed in range(68, 10_000):  # smaller seeds do not give such a network
         net = relu(2, hidden=(3, 3), seed=seed).double()
         x = torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         table = path_table(net, x)

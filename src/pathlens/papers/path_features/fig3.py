@@ -1,4 +1,4 @@
-"""Figure 3: values trained behind the gates of each stage, ν while a network learns, and norms of kernels."""
+"""Figure 3: values trained with the gates of each stage, ν while a network learns, and norms of kernels."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _norms(run: Run) -> tuple[list[int], np.ndarray]:
 
 
 def _rank_correlation(stages: Sequence[int], accuracy: np.ndarray) -> float:
-    """Spearman's, or NaN where there is nothing to rank."""
+    """Spearman's rank correlation, or NaN if there are too few values to rank."""
     from scipy.stats import spearmanr
 
     if len(stages) < 2 or np.ptp(accuracy) == 0:
@@ -215,7 +215,7 @@ def fig3(run: Run) -> Artifact:
     nu_epochs, nu = _nu(run)
     kernel_epochs, norms = _norms(run)
     best = accuracy.max(2)
-    # the CNTK's number is for all of CIFAR-10
+    # the number of the CNTK is for all of CIFAR-10
     on_cifar = size["image_data"] == "cifar10" and size["image_rows"] is None
     absolute = best if on_cifar else np.full_like(best, np.nan)
     ratio = norms[0, 0] / norms[0, 1]  # (norm, seeds, epochs), with the paper's number of images

@@ -121,7 +121,7 @@ def training_flops(size: Mapping[str, Any], row: str, model: str, epochs: int) -
         widths = [channels[-1] * (positions if row.startswith("vconv") else 1), *size["dense"], 10]
         weights = 9 * positions * sum(a * b for a, b in pairwise(channels))
     forward = 2 * (weights + sum(a * b for a, b in pairwise(widths)))
-    passes = {"relu": 3, "dnpfl": 6}.get(model, 4)  # frozen gates are computed, not differentiated
+    passes = {"relu": 3, "dnpfl": 6}.get(model, 4)  # frozen gates are computed, but not differentiated
     return float(passes * forward * examples * epochs * size["seeds"])
 
 
@@ -157,7 +157,7 @@ def _networks(run: Run, row: str, model: str, states: Sequence[Mapping[str, Any]
     kind, options = _KINDS[model]
     if states is None:
         return [models.gated_twin(template, kind, x[:2], init="he", seed=seed, **options) for seed in run.seeds]
-    # the network that the gates come from began with the weights of `seed`: others for the values
+    # the network of the gates was initialised from `seed`: the values need another one
     return [
         models.gated_twin(template, kind, x[:2], init="he", seed=1000 + seed, gates_from=state)
         for seed, state in zip(run.seeds, states)
@@ -167,7 +167,7 @@ def _networks(run: Run, row: str, model: str, states: Sequence[Mapping[str, Any]
 def _train(
     run: Run, networks: list[Any], row: str, epochs: int, label: str, words: Sequence[str], keep: Sequence[int] = ()
 ) -> Runs:
-    """Train all seeds: at once on a GPU or where steps are small, else one by one, each from its own checkpoint."""
+    """Train all seeds: together on a GPU or if steps are small, otherwise one by one, each with its own checkpoint."""
     from pathlens.training import train
 
     size, (architecture, optimiser) = run.sizes, row.split("-")
@@ -230,10 +230,10 @@ def train_entry(run: Run, row: str, model: str) -> Runs:
 
 
 def entry_accuracies(run: Run, row: str, model: str, *, train: bool = True) -> dict[str, np.ndarray] | None:
-    """Test accuracies in %, (seeds, epochs), of one entry of Table 2; of DNPFL with hard gates too, (seeds,).
+    """Test accuracies in %, (seeds, epochs), of one entry of Table 2; for DNPFL also with hard gates, (seeds,).
 
-    If ``train`` is False, those of the longest training that earlier runs with the same sizes left in the run's folder
-    for all seeds, or None.
+    If ``train`` is False, returns the accuracies of the longest training of all seeds that earlier runs with the same
+    sizes left in the run's folder, or None.
     """
     epochs = run.sizes["epochs"][row]
     folder = image_runs.own_folder(run, "npk.tab2", row, model, **_settings(run, row))
@@ -255,7 +255,7 @@ def entry_accuracies(run: Run, row: str, model: str, *, train: bool = True) -> d
 
 
 def stage_accuracies(run: Run, epoch: int) -> np.ndarray:
-    """Test accuracies in %, (seeds, epochs), of values behind the gates that GCONV with Adam has at an epoch."""
+    """Test accuracies in %, (seeds, epochs), of values trained with the gates of GCONV (Adam) at an epoch."""
     row, epochs = "gconv-adam", int(run.sizes["value_epochs"])
 
     def compute(part: Run) -> dict[str, np.ndarray]:

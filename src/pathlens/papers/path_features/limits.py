@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pathlens.data import DataSet
 
-POOLS = {"pooling": "gap", "no_pooling": "flatten"}  # as `relu_cntk` calls them
+POOLS = {"pooling": "gap", "no_pooling": "flatten"}  # names in `relu_cntk`
 
 THEOREM = Deviation(
     paper="Theorem 5.1: K → d·σ^(2(d−1))·H as w → ∞",
@@ -114,7 +114,7 @@ def _distances(run: Run, X: Tensor) -> dict[str, np.ndarray]:
     L, w, draws = size["hidden_layers"], size["widths"][-1], size["draws"]
     x = X[: size["inputs"]].double()
     x = x / x.norm(dim=1, keepdim=True)
-    # the distance of one network varies with a factor common to all entries: average over several
+    # the distance of one network varies by a factor common to all entries: average over several networks
     network_seeds = [1000 * seed + k for seed in run.seeds for k in range(draws)]
     sweep = width_sweep(x, hidden_layers=L, widths=size["widths"], seeds=network_seeds)
     shape = (len(size["widths"]), len(run.seeds), draws)
@@ -127,7 +127,7 @@ def _distances(run: Run, X: Tensor) -> dict[str, np.ndarray]:
         for j, seed in enumerate(run.seeds):
             net = galu(x.shape[1], (w,) * L, dependent=name == "dependent", init="he", seed=seed).double()
             K = kernels.ntk(net, x).dense()
-            for k, M in enumerate(limits):  # by direction: He's first layer has variance 2/d_in, which scales K
+            for k, M in enumerate(limits):  # compare directions: He's first layer has variance 2/d_in, which scales K
                 M = M * (K.trace() / M.trace())
                 found[name][j, k] = float(torch.linalg.norm(K - M) / torch.linalg.norm(M))
     return found
@@ -159,7 +159,7 @@ def _stage_accuracies(run: Run, data: DataSet) -> dict[str, np.ndarray]:
         for j, seed in enumerate(run.seeds):
             state = first[j].at_epoch(stage).snapshot.state
             gates = {key.removeprefix("values."): value.cpu() for key, value in state.items()}
-            # the ReLU network's own first weights came from `seed`: others for the values
+            # the ReLU network was initialised from `seed`: the values need another one
             nets.append(models.flnpf(inputs, **shape, checkpoint=gates, seed=1000 + seed))
             # H of few gates is nearly singular: a small ridge
             fit = gate_information(nets[-1], (data.x, data.y), (data.x_test, data.y_test), ridge=1e-3, classes=10)

@@ -1,6 +1,6 @@
 """Table 2: random, learned and copied gates on MNIST and CIFAR-10.
 
-Finished entries are read from the run's folder, so that the table can be filled by several runs.
+Finished entries are read from the run's folder, so the table can be filled by several runs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _claims(last: Mapping[str, Mapping[str, np.ndarray]]) -> list[Claim]:
     for row, name in ROWS.items():
         independent, dependent, dnpfl, flnpf, relu = (last[row][m] for m in MODELS)
         random = (independent + dependent) / 2
-        gap = np.where(relu > random, relu - random, np.nan)  # without a gap there is no share of it
+        gap = np.where(relu > random, relu - random, np.nan)  # the share is undefined without a gap
         worst_learned = np.minimum(np.minimum(dnpfl, flnpf), relu)
         claims += [
             _LOWEST.measure(worst_learned - np.maximum(independent, dependent), row=name),
@@ -94,7 +94,7 @@ def _claims(last: Mapping[str, Mapping[str, np.ndarray]]) -> list[Claim]:
 
 
 def _trained_sizes(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Sizes of the entries in the table, whichever runs they came from."""
+    """Sizes of the entries in the table, from any run."""
     rows = {
         row: {m: one["accuracy"].shape[1] for m, one in entries.items()} for row, entries in found.items() if entries
     }
@@ -118,7 +118,7 @@ def _trained_sizes(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     deviations=[SCORE, NETWORKS, SETTINGS],
     sizes={
         **SIZES,
-        # what a run trains; finished entries of earlier runs stay in the table
+        # entries that a run trains; finished entries of earlier runs are kept in the table
         "architectures": list(ARCHITECTURES),
         "optimisers": (["adam"], list(OPTIMISERS)),
         "models": list(MODELS),

@@ -47,8 +47,8 @@ class SignalWire:
     def printed(self) -> np.ndarray:
         """Σ_i x_s(i) x_t(i) κ(s, t, i, i) alone, as Lemma 2.1 of the DGN paper prints it.
 
-        Two paths that start at different inputs share weights from the second layer on, so that their gradients are
-        orthogonal in the mean over random values only; for given values the terms i ≠ j are missing.
+        Two paths that start at different inputs share weights from the second layer on, so their gradients are
+        orthogonal only in the mean over random values. For given values this sum lacks the terms i ≠ j.
         """
         return np.einsum("si,ti,stii->st", self.x, self.x, self.kappa)
 
@@ -62,14 +62,14 @@ class SignalWire:
 def signal_wire(net: GatedNetwork, X: Any, *, output: int = 0) -> SignalWire:
     """Split the kernel of the values into signal and wire (DGN, Lemma 2.1, with the terms that it omits).
 
-    With the gates of s fixed, f(s) = Σ_i x_s(i) η_s(i), and κ(s, t, i, j) = ⟨∂η_s(i)/∂Θ, ∂η_t(j)/∂Θ⟩
-    = Σ_l (H_{s,l−1} H_{t,l−1}ᵀ)_ij (δ_{s,l}·δ_{t,l}), H_{s,l} the layer's response to the unit vectors behind the gates
-    of s.
+    With the gates of s fixed, f(s) = Σ_i x_s(i) η_s(i), and κ(s, t, i, j) = ⟨∂η_s(i)/∂Θ, ∂η_t(j)/∂Θ⟩ = Σ_l (H_{s,l−1}
+    H_{t,l−1}ᵀ)_ij (δ_{s,l}·δ_{t,l}), where H_{s,l} is the response of the layer to the unit vectors, with the gates of
+    s.
 
     Parameters
     ----------
     net : GatedNetwork
-        Fully connected, without biases. Soft gates are held fixed: K is then the part of the strengths.
+        Fully connected, without biases. Soft gates are held fixed, so K is the part of the path strengths.
     X : (n, d)
     output : int
 
@@ -123,7 +123,7 @@ def read_chain(
     layers = [layer for layer in rec.layers if layer.part != "gate"]
     parameters = dict(net.named_parameters())
     if any(f"{layer.name}.bias" in parameters for layer in layers):
-        raise RecordError(f"{what}: the value network has biases, which start further paths. Build it with bias=False.")
+        raise RecordError(f"{what}: the value network has biases, which add paths. Build it with bias=False.")
     read = rec.layer_inputs[layers[0].name][0]  # type: ignore[union-attr]
     gates = [rec.gates(site) for site in rec.sites]  # type: ignore[union-attr]
     weights = [parameters[f"{layer.name}.weight"] for layer in layers]
@@ -140,7 +140,7 @@ class Adaptation:
     Attributes
     ----------
     total, strength, gate : (n, n)
-        K; K^w, the gradient of the path strengths with the gates fixed; K^a, that of the gates with strengths fixed.
+        K; K^w, the part of the path strengths with gates fixed; K^a, the part of the gates with strengths fixed.
     """
 
     total: np.ndarray
@@ -149,12 +149,12 @@ class Adaptation:
 
     @property
     def cross(self) -> np.ndarray:
-        """K − K^w − K^a = Ψ^wᵀΨ^a + Ψ^aᵀΨ^w: zero (to rounding) where the gates come from a separate network."""
+        """K − K^w − K^a = Ψ^wᵀΨ^a + Ψ^aᵀΨ^w: zero (up to rounding) if the gates come from a separate network."""
         return self.total - self.strength - self.gate
 
     @property
     def gate_share(self) -> float:
-        """tr K^a / (tr K^w + tr K^a): how much of the gradient moves gates."""
+        """tr K^a / (tr K^w + tr K^a): the share of the gradient that changes gates."""
         gate, strength = np.trace(self.gate), np.trace(self.strength)
         return float(gate / (gate + strength))
 
@@ -169,7 +169,7 @@ class Adaptation:
 def adaptation(net: GatedNetwork, X: Any) -> Adaptation:
     """Strength and gate adaptation: Ψ(m, s) = φ_sᵀ ∂w/∂θ(m) + (∂φ_s/∂θ(m))ᵀ w, as Gram matrices.
 
-    Soft-GaLU has K = K^w + K^a; soft-ReLU, whose weights make both, has cross terms besides; hard gates have K^a = 0.
+    Soft-GaLU has K = K^w + K^a. Soft-ReLU, whose weights determine both, also has cross terms. Hard gates have K^a = 0.
     DGN, section 3; NPF, Proposition 4.1 (K^V and K^F).
 
     Examples
@@ -218,7 +218,7 @@ def gate_gradient_overlap(net: GatedNetwork, X: Any) -> np.ndarray:
         return torch.func.functional_call(GateOutputs(net), named, (row[None],))
 
     values = [float_array(g) for g in net.gates(x).values()]
-    slopes = []  # per input, per layer: (w_l, all weights of the gates)
+    slopes = []  # for each input and layer: (w_l, all weights of the gates)
     for row in x:
         found = torch.func.jacrev(gates)(source, row)
         slopes.append([float_array(torch.cat([j[0].flatten(1) for j in layer.values()], 1)) for layer in found])

@@ -1,7 +1,7 @@
 """Deep gated networks at initialisation: the exact mean and variance of the Gram matrix K₀, and its ideal spectrum.
 
-Values are drawn independently of the gates (DGN, Assumptions 1 and 2), so that both moments are finite sums over paths,
-which a recursion over layers computes without listing the paths.
+Values are drawn independently of the gates (DGN, Assumptions 1 and 2), so both moments are finite sums over paths. A
+recursion over layers computes them without listing the paths.
 """
 
 from __future__ import annotations
@@ -77,28 +77,28 @@ class GramMoments:
 
 
 def gram_moments(X: Any, gates: Sequence[Any], sigma: Sigma, *, excess: float = -2.0) -> GramMoments:
-    """Exact mean and variance of K₀(s, t) = ⟨∂f(s)/∂Θ, ∂f(t)/∂Θ⟩ over independent values, for given gates.
+    """Exact mean and variance of K₀(s, t) = ⟨∂f(s)/∂Θ, ∂f(t)/∂Θ⟩ over random values, for given gates.
 
     E[K₀] = d σ^{2(d−1)} (XXᵀ ∘ λ) (DGN, Theorem 2.3). For E[K₀²], write K₀² as a sum over four paths, two for s and two
-    for t. Between two layers only four sums over them matter: A, where the units of each pair agree; B and C, where
-    units of different pairs agree; Q, where all four do. A layer of gates g, h of the two inputs, with p = (Σgh)²,
-    r = Σg² Σh² and t = Σg²h², maps them to
+    for t. Between two layers, only four sums over these paths are needed: A, where the units of each pair agree; B and
+    C, where units of different pairs agree; Q, where all four agree. A layer of gates g, h of the two inputs, with p =
+    (Σgh)², r = Σg² Σh² and t = Σg²h², maps them to
 
     A′ = σ⁴[pA + t(B + C + κQ)],  B′ = σ⁴[rB + t(A + C + κQ)],  C′ = σ⁴[pC + t(A + B + κQ)],  Q′ = σ⁴t(A + B + C + κQ),
 
-    κ = E[θ⁴]/σ⁴ − 3. A layer whose weight one pair is differentiated by maps A to σ²A(p, t, t, t), and one where both
-    are to A(p, t, t, t).
+    κ = E[θ⁴]/σ⁴ − 3. A layer by whose weight one pair is differentiated maps A to σ²A(p, t, t, t); if both pairs are,
+    it maps A to A(p, t, t, t).
 
     Parameters
     ----------
     X : (n, d)
         Inputs of the value network.
     gates : L arrays (n, w_l)
-        Hard or soft, of any origin that is independent of the values.
+        Hard or soft gates from any source that is independent of the values.
     sigma : float or L + 1 floats
         Standard deviation of the weights, in all layers or per layer.
     excess : float
-        κ of the weights: −2 for ±σ (DGN, Assumption 1), 0 for normal, −1.2 for uniform ones.
+        κ of the weights: −2 for ±σ (DGN, Assumption 1), 0 for normal, −1.2 for uniform weights.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def frg_moments(
     hidden : sequence of int
         Widths of the hidden layers.
     probability : float
-        μ, that a gate is on.
+        μ, the probability that a gate is on.
     sigma : float or L + 1 floats, optional
         Default √(1/(μw)) with the width of the first hidden layer.
 
@@ -151,7 +151,7 @@ def frg_moments(
     same = np.eye(len(x), dtype=bool)
     sums = []
     for w in widths:
-        on = np.where(same, mu, mu * mu)  # that a gate is on for both
+        on = np.where(same, mu, mu * mu)  # probability that a gate is on for both
         square = w * on * (1 - on) + (w * on) ** 2
         sums.append((w * on, square, np.where(same, square, (w * mu) ** 2), w * on))
     return _moments(x, sums, math.sqrt(1 / (mu * widths[0])) if sigma is None else sigma, excess)
@@ -189,7 +189,7 @@ def variance_law(width: float, hidden_layers: int) -> float:
     """Var[K₀] ≈ (2/(3w))(d − 1)(d − 2)(2d − 3) = Θ(d³/w): leading order in d/w, d = L + 1 weight layers.
 
     For a deep linear network with one input x = 1 and σ² = 1/w; fixed random gates have μw in place of w. Two paths can
-    be spliced wherever they share a unit, which the paper's proof counts for shared weights only: it prints
+    be spliced at every unit that they share; the paper's proof counts shared weights only and arrives at
     `printed_variance_bound`. The exact value is `frg_moments`.
 
     Examples

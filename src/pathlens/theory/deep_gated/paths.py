@@ -64,9 +64,9 @@ class PathTable(_LinearModel):
     strengths : (P,)
         v(p), the product of the d = L + 1 weights (neural path value).
     features : (n, P)
-        φ_x(p) = x(p₀) A(x, p) (neural path feature), so that f = φ·v.
+        φ_x(p) = x(p₀) A(x, p) (neural path feature), with f = φ·v.
     units : (P, L + 1)
-        Input node and one unit per hidden layer, counted from 0; the last layer's unit runs fastest.
+        Input node and one unit per hidden layer, counted from 0; the unit of the last layer varies fastest.
     activity : (n, P)
         A(x, p), the product of the gates.
     weights : (d, P)
@@ -79,9 +79,9 @@ class PathTable(_LinearModel):
 
     @property
     def value_tangent_kernel(self) -> np.ndarray:
-        """V(p, q) = ⟨∂v(p)/∂Θ, ∂v(q)/∂Θ⟩, (P, P): for each weight that both paths use, the products of the others.
+        """V(p, q) = ⟨∂v(p)/∂Θ, ∂v(q)/∂Θ⟩, (P, P): sums over shared weights of the products of all other weights.
 
-        It depends on the weights alone, not on gates or inputs (NPF, Definition 3.2), and K = Φᵀ V Φ.
+        It depends only on the weights, not on gates or inputs (NPF, Definition 3.2), and K = Φᵀ V Φ.
         """
         ends = np.concatenate([self.units, np.zeros((len(self.units), 1), dtype=int)], axis=1)
         V = np.zeros((len(self.units),) * 2)
@@ -93,7 +93,7 @@ class PathTable(_LinearModel):
 
     @property
     def gram(self) -> np.ndarray:
-        """K = Φᵀ V Φ, the tangent kernel of the values from paths alone, (n, n) (NPF, Proposition 3.1)."""
+        """K = Φᵀ V Φ, the tangent kernel of the values, computed from paths; (n, n) (NPF, Proposition 3.1)."""
         return self.features @ self.value_tangent_kernel @ self.features.T
 
     def __repr__(self) -> str:
@@ -150,8 +150,8 @@ class RhoBound:
 def rho_bound(net: GatedNetwork, X: Any, *, output: int = 0) -> RhoBound:
     """Smallest eigenvalues of the tangent and the path kernel, and the largest of the value tangent kernel.
 
-    For networks small enough for `path_table`; the two n × n kernels come from :mod:`pathlens.kernels`. K is that of
-    one output and of the values alone; soft gates are held fixed, and are soft in H too.
+    For networks small enough for `path_table`; the two n × n kernels come from :mod:`pathlens.kernels`. K is the kernel
+    of one output and of the values only; soft gates are held fixed, and H uses their soft values.
 
     Examples
     --------
@@ -181,11 +181,11 @@ class Bundles(_LinearModel):
     strengths : (B,)
         Product of the weights, output weight included.
     features : (n, B)
-        φ_x(b), the mean over end positions of x(start)·(gates along the path), so that f = φ·v.
+        φ_x(b), the mean over end positions of x(start)·(gates along the path), with f = φ·v.
     offsets : (B, L)
         Kernel position that the paths use in each convolution.
     channels : (B, L + 1)
-        Channel in the input and behind each convolution.
+        Channel in the input and after each convolution.
     terms : (n, B, P)
         x(start)·gates of the path that ends at each position.
     """
@@ -264,7 +264,7 @@ def path_bundles(net: GatedNetwork, X: Any, *, gates: Sequence[Any] | None = Non
     _check_length("path_bundles", start.shape[1] * math.prod(w.shape[0] * w.shape[2] for w in weights), "bundles")
     found: list[Any] = [((), (c,), 1.0, start[:, c]) for c in range(start.shape[1])]
     for w, g in zip(weights, used):
-        # h(p) = Σ_k W_k x(p + k): the path that ends at p came from p + k
+        # h(p) = Σ_k W_k x(p + k): the path that ends at p comes from p + k
         found = [
             ((*offsets, k), (*channels, c), strength * w[c, channels[-1], k], g[:, c] * np.roll(terms, -k, axis=1))
             for offsets, channels, strength, terms in found

@@ -1,6 +1,6 @@
 """Active and sensitive gates of soft networks, and the sub-networks that they form (DGN, section 3.1).
 
-An active gate is nearly open; a sensitive gate changes when a weight of the gate network does.
+An active gate is nearly open; a sensitive gate changes quickly with some weight of the gate network.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pathlens.recording import as_rows
 def sensitive_threshold(active: float, beta: float, *, epsilon: float = 0.0, slope: float = 1.0) -> float:
     """Smallest τ_S above which no gate is both active (G > τ_A) and sensitive (max_m |∂G/∂θ(m)| > τ_S).
 
-    |∂G/∂θ| = β |χ′(βq)| |∂q/∂θ|, and where G = (1 + ε)σ(βq) > τ_A ≥ (1 + ε)/2, |χ′| < τ_A(1 − τ_A/(1 + ε)); hence
+    |∂G/∂θ| = β |χ′(βq)| |∂q/∂θ|. If G = (1 + ε)σ(βq) > τ_A ≥ (1 + ε)/2, then |χ′| < τ_A(1 − τ_A/(1 + ε)); hence
     τ_S = β τ_A (1 − τ_A/(1 + ε)) max|∂q/∂θ|. Below τ_A = (1 + ε)/2 the slope of an active gate can be larger than at
-    the threshold, so that no such bound holds.
+    the threshold, so there is no such bound.
 
     Parameters
     ----------
     active : float
         τ_A in [(1 + ε)/2, 1 + ε).
     beta, epsilon : float
-        Of the gates.
+        β and ε of the gates.
     slope : float
         Largest |∂q/∂θ(m)| of the gates in question, as `gate_slopes` measures it.
 
@@ -70,7 +70,7 @@ class GateSlopes:
     gates : L arrays (n, w_l)
         G.
     scores : L arrays (n, w_l)
-        max_m |∂q/∂θ(m)| over all weights that make the gates.
+        max_m |∂q/∂θ(m)| over all weights of the gates.
     slopes : L arrays (n, w_l)
         max_m |∂G/∂θ(m)| = |G′(q)| max_m |∂q/∂θ(m)|.
     beta, epsilon : float
@@ -91,9 +91,9 @@ class GateSlopes:
 def gate_slopes(net: GatedNetwork, X: Any) -> GateSlopes:
     """How far each gate can move per unit of one weight, max_m |∂G_{l,i}(x)/∂θ(m)|, for all gates and inputs.
 
-    In a fully connected gate network the gradient of q_{l,i} to a layer's weights is an outer product,
-    ∂q_{l,i}/∂W_k = J_{l←k}[i, ·] ⊗ e_{k−1} with J_{l←k} = ∂q_l/∂q_k, so that its largest entry is max|J[i, ·]| max|e|
-    and no Jacobian of all weights is formed.
+    In a fully connected gate network the gradient of q_{l,i} to a layer's weights is an outer product, ∂q_{l,i}/∂W_k =
+    J_{l←k}[i, ·] ⊗ e_{k−1} with J_{l←k} = ∂q_l/∂q_k, so its largest entry is max|J[i, ·]| max|e|, and the Jacobian of
+    all weights is not needed.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def gate_slopes(net: GatedNetwork, X: Any) -> GateSlopes:
 
     Returns
     -------
-    GateSlopes. Exact; n·L²w³ operations. A bar shows after two seconds.
+    GateSlopes. Exact; n·L²w³ operations. A progress bar appears after two seconds.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def gate_slopes(net: GatedNetwork, X: Any) -> GateSlopes:
 
 
 def _gate_layers(net: GatedNetwork) -> list[tuple[Tensor, Tensor | None]]:
-    """Weights and biases of the layers that make the gates, in order, in float64."""
+    """Weights and biases of the layers that compute the gates, in order, in float64."""
     if not isinstance(net, GatedNetwork) or not isinstance(net.gate, Soft):
         raise OptionError(
             "gate_slopes: expected a gated network with soft gates; hard gates have no slope. "
@@ -143,7 +143,7 @@ def _gate_layers(net: GatedNetwork) -> list[tuple[Tensor, Tensor | None]]:
     convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
     if len(found) < len(net.sites) or not chain or convolutional:
         raise OptionError(
-            "gate_slopes: the gates are not made by a chain of dense layers (widths "
+            "gate_slopes: the gates are not computed by a chain of dense layers (widths "
             f"{[m.out_features for m in found]}, {len(net.sites)} sites). Only fully connected networks are supported."
         )
     return [
@@ -159,7 +159,7 @@ def _slopes(
     sizes: list[Tensor] = []
     gates, scores, slopes = [], [], []
     for weight, bias in layers:
-        # J_{l←k} of the layers before, through this layer's weights; a layer's own is the identity
+        # J_{l←k} of earlier layers, through the weights of this layer; for k = l it is the identity
         jacobians = [weight @ j for j in jacobians] + [torch.eye(len(weight), dtype=e.dtype)]
         sizes.append(e.abs().amax(1).clamp(min=0.0 if bias is None else 1.0))
         q = nn.functional.linear(e, weight, bias)
@@ -188,7 +188,7 @@ class SubNetworks:
     active_gates, sensitive_gates, both : (n, L)
         Gates per layer with G > τ_A, with slope > τ_S, and with both (empty above `sensitive_threshold`).
     active_paths : (n,)
-        Paths all of whose gates are active: they represent what was learned for this input.
+        Paths whose gates are all active: they represent what was learned for this input.
     sensitive_paths : (n,)
         Paths with one sensitive gate and the others active: they learn.
     floor : float
@@ -218,7 +218,7 @@ class SubNetworks:
 def subnetworks(
     net: GatedNetwork | GateSlopes, X: Any = None, *, active: float = 0.9, sensitive: float | None = None
 ) -> SubNetworks:
-    """Active and sensitive gates of every input, and the paths that they make (DGN, section 3.1).
+    """Active and sensitive gates of every input, and the paths through them (DGN, section 3.1).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Wide value networks behind fixed gates: how fast their tangent kernel approaches the path kernel (NPF, Theorem 5.1).
+"""Wide value networks with fixed gates: how fast their tangent kernel approaches the path kernel (NPF, Theorem 5.1).
 
 The limits themselves are in :mod:`pathlens.kernels`; the moments that predict the distance at finite width are in
 moments.
@@ -34,7 +34,7 @@ class WidthSweep:
     errors : (k, seeds)
         Measured, one network per seed.
     predicted : (k, seeds)
-        √E of its square over the values, exact, for the gates of that network.
+        Exact root mean square of the distance over random values, for the gates of the same network.
     """
 
     widths: np.ndarray
@@ -77,7 +77,7 @@ def width_sweep(
 ) -> WidthSweep:
     """Theorem 5.1 by measurement: K^V of a network with fixed random ReLU gates against dσ^{2(d−1)}H, σ² = 2/w.
 
-    Gates are drawn anew at each width, and H is the path kernel of the same network as K.
+    New gates are drawn at each width, and H is the path kernel of the same network as K.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def width_sweep(
 
     Returns
     -------
-    WidthSweep. Each network costs one record, n·w²·L, and two kernels. A bar shows after two seconds.
+    WidthSweep. Each network costs one record, n·w²·L, and two kernels. A progress bar appears after two seconds.
 
     Examples
     --------
