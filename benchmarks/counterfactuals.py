@@ -1,8 +1,8 @@
-"""How near the counterfactuals of the estimators are, how often they are proved nearest, and how long that takes.
+"""Counterfactuals of the estimators: their distance, how often they are proved nearest, and their time.
 
-``python -m benchmarks.counterfactuals`` fits a `DLGNClassifier` of default size to three quarters of each set of
-labels, asks for the nearest other class of rows held out, and compares with the nearest training row of another. It
-writes ``benchmarks/results/counterfactuals.json``, from which ``docs/comparison.md`` is made, too
+``python -m benchmarks.counterfactuals`` fits a `DLGNClassifier` of default size to three quarters of each set with
+labels, searches the nearest row of another class for held-out rows, and compares it with the nearest training row of
+another class. It writes ``benchmarks/results/counterfactuals.json``, which is also used for ``docs/comparison.md``
 (``python -m benchmarks.estimators --page``).
 """
 
@@ -85,10 +85,11 @@ def table(found: dict[str, Any]) -> list[str]:
     lines = [
         "## Counterfactuals",
         "",
-        f"`counterfactual` of {found['asked']} rows held out, with `within` the training rows (at most "
-        f"{found['row limit']} of a set) and {found['seconds']:g} seconds. "
-        "Proved: no row with another class is nearer; of the others the bound tells how much nearer one could be at "
-        "most. Medians over rows. Made by `python -m benchmarks.counterfactuals`.",
+        f"`counterfactual` of {found['asked']} held-out rows, with the training rows as `within` (at most "
+        f"{found['row limit']} of a set) and a time limit of {found['seconds']:g} seconds. *Proved nearest* counts "
+        "the rows for which it is proved that no row with another class is nearer. For the other rows, *bound / "
+        "distance* shows how much nearer one could be at most. Medians over rows. Made by "
+        "`python -m benchmarks.counterfactuals`.",
         "",
         "| set | columns | proved nearest | seconds | features changed | distance, in standard deviations | "
         "bound / distance | nearest training row of another class, × farther |",
@@ -111,8 +112,8 @@ def main() -> None:
     """Parse the command line, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sets", nargs="*", default=SETS)
-    parser.add_argument("--rows", type=int, default=2000, help="at most so many rows of a set")
-    parser.add_argument("--asked", type=int, default=10, help="rows to ask for")
+    parser.add_argument("--rows", type=int, default=2000, help="maximal number of rows of a set")
+    parser.add_argument("--asked", type=int, default=10, help="number of held-out rows")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", type=Path, default=RESULT)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""DLGN estimators against what people use on tables: accuracy, R², time, and half-spaces, on real data.
+"""DLGN estimators against common models for tables: accuracy, R², time, and half-spaces, on real data.
 
 ``python -m benchmarks.estimators [--quick] [--data-root FOLDER]`` cross-validates every model on scikit-learn's bundled
-sets and on the tables of the data folder, all behind the same preprocessing, and writes
-``benchmarks/results/estimators.json``; ``docs/comparison.md`` is made from that file (``--page`` makes it alone).
-With ``--models`` the other models, and sets that are not run, keep the numbers that the file has.
+sets and on the tables of the data folder, all with the same preprocessing, and writes
+``benchmarks/results/estimators.json``; ``docs/comparison.md`` is made from that file (``--page`` only makes the page).
+With ``--models``, other models and sets that are not run keep their numbers in the file.
 No model is tuned on the scored folds: each runs with its defaults. The DLGN's defaults were chosen on `TUNED_ON`.
 """
 
@@ -227,12 +227,12 @@ def page(found: dict[str, Any]) -> str:
         "",
         "Made by `python -m benchmarks.estimators` from `benchmarks/results/estimators.json`; not written by hand. "
         f"{found['date']}, {found['repeats']} × {found['folds']}-fold cross-validation, at most {found['row limit']} "
-        "rows of a set (a random sample, the same for all). Every model has its defaults "
-        f"(but EBM {', '.join(f'{k}={v}' for k, v in found['EBM'].items())}, to be done in seconds) and the same "
+        "rows of a set (a random sample, the same for all). All models use their defaults "
+        f"(except EBM: {', '.join(f'{k}={v}' for k, v in found['EBM'].items())}, to finish in seconds) and the same "
         "preprocessing: median imputation, one-hot encoding of strings, standardisation. "
         f"The DLGN's defaults were chosen on {', '.join(found['tuned on'])} (marked *), on other random "
-        "splits of the same rows, so that only the unmarked sets are untouched; when labels count as noisy was decided "
-        "after a look at soft and hard gates on most label sets.",
+        "splits of the same rows, so only the unmarked sets had no influence on them. The rule for noisy labels was "
+        "set after looking at soft and hard gates on most sets with labels.",
         "",
         f"Mean ± standard deviation over folds: accuracy in percent, or R² × 100.{unfinished}",
         "",
@@ -240,9 +240,9 @@ def page(found: dict[str, Any]) -> str:
             []
             if found.get("weight decays")
             else [
-                "All numbers of the DLGN but those on [weight decay at all sizes](#weight-decay-at-all-sizes) were "
-                "**measured with the former choice of weight decay**: below 2,500 rows 1 or 3 times the value of the "
-                "rule for classes, and once that value for numbers.",
+                "All numbers of the DLGN except those on [weight decay at all sizes](#weight-decay-at-all-sizes) were "
+                "**measured with the former choice of weight decay**: below 2,500 rows, 1 or 3 times the value of the "
+                "rule for classification, and the value of the rule for regression.",
                 "",
             ]
         ),
@@ -260,7 +260,7 @@ def page(found: dict[str, Any]) -> str:
     lines += [
         "## The hard DLGN against each",
         "",
-        "Differences in points; a mean over accuracy and R² is carried by the sets with the largest gaps.",
+        "Differences in points; means over accuracy and R² are dominated by the sets with the largest differences.",
         "",
         "| against | mean | median | mean, accuracy | mean, R² | mean, unmarked sets | not worse | within 1.5 |",
         "|---|---|---|---|---|---|---|---|",
@@ -283,8 +283,8 @@ def page(found: dict[str, Any]) -> str:
         "",
         "## Time and size",
         "",
-        "Medians over sets of processor seconds, one thread; of models that the last "
-        "calls left out, those of earlier ones, perhaps on another machine.",
+        "Medians over sets of processor seconds, one thread. Models that the last calls left out have the times of "
+        "earlier calls, perhaps on another machine.",
         "",
         "| model | fit, seconds | predict, seconds | half-spaces in use |",
         "|---|---|---|---|",
@@ -314,7 +314,7 @@ def main() -> None:
     parser.add_argument("--data-root", help="folder that holds 'tabular'; default: where pathlens.data looks")
     parser.add_argument("--sets", nargs="*", help="only these sets")
     parser.add_argument("--models", nargs="*", help="only these models")
-    parser.add_argument("--rows", type=int, default=4000, help="at most so many rows of a set")
+    parser.add_argument("--rows", type=int, default=4000, help="maximal number of rows of a set")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULT, help="JSON file")

@@ -1,4 +1,4 @@
-"""What hard gates cost, by method: train soft networks, harden each with every method, print and save a table.
+"""The cost of hard gates, by method: train soft networks, harden each with every method, print and save a table.
 
 Tasks: ``circle`` (DLGN-PWC 5×16 with gate biases, trained to loss .01), ``digits`` and ``fashion_mnist`` (dense DLGN),
 ``cifar10`` (five convolutions, global average pooling, one dense layer). A tenth of the training rows is held out for

@@ -1,10 +1,10 @@
-"""What hard gates cost on tables: the estimators against the same networks with soft gates, on every set.
+"""The cost of hard gates on tables: the estimators against the same networks with soft gates, on every set.
 
 ``python -m benchmarks.hardening_tables --jobs N`` takes random splits of the sets that `benchmarks.estimators`
 compares, fits the estimator, trains soft networks (β = 4, soft gates at test too) for as many epochs as the estimator's
 first phase and for as many as all its phases, and writes
-``benchmarks/results/hardening-tables.json`` after every split; a run that was cut off goes on from there.
-``docs/comparison.md`` is made from that file, too (``python -m benchmarks.estimators --page``).
+``benchmarks/results/hardening-tables.json`` after every split; an interrupted run resumes from it.
+That file is also used for ``docs/comparison.md`` (``python -m benchmarks.estimators --page``).
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ def table(found: dict[str, Any]) -> list[str]:
     lines = [
         "## Soft against hard",
         "",
-        "The papers' network keeps soft gates (β = 4) at test; the estimators predict with hard ones. Same sizes, "
-        f"rates and rows (at most {found['row limit']}); medians over {found['seeds']} seeds, their means over random "
-        "splits, and mean and median over splits of the difference in points. *Soft* has the epochs of the estimator's "
-        "first phase, *all epochs* those of all "
-        'its phases; *hard* is the default with the same weight decay, which chooses between `hardening="anneal"` and '
+        "The papers' network keeps soft gates (β = 4) at test time; the estimators predict with hard gates. Sizes, "
+        f"rates and rows (at most {found['row limit']}) are the same. Scores are means over random splits of the "
+        f"median over {found['seeds']} seeds; differences are in points, with mean and median over splits. *Soft* is "
+        "trained for the epochs of the estimator's first phase, *soft, all epochs* for the epochs of all its phases. "
+        '*Hard* is the default with the same weight decay, which chooses between `hardening="anneal"` and '
         '`"follow"`. Made by `python -m benchmarks.hardening_tables`.',
         "",
         "| set | splits | soft | soft, all epochs | hard | follows | hard − soft | median of splits |",
@@ -140,7 +140,11 @@ def table(found: dict[str, Any]) -> list[str]:
             f"{100 * np.mean(s['gaps']):+.2f} | {100 * np.median(s['gaps']):+.2f} |"
         )
     within = sum(np.median(s["gaps"]) >= -0.01 for s in rows)
-    return [*lines, "", f"Within one point of soft, or better, by the median: {within} of {len(rows)} sets."]
+    return [
+        *lines,
+        "",
+        f"By the median, hard is better than soft or at most one point worse on {within} of {len(rows)} sets.",
+    ]
 
 
 def main() -> None:
@@ -148,9 +152,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each")
     parser.add_argument("--sets", nargs="*", help="only these sets")
-    parser.add_argument("--splits", type=int, help="so many splits of every set")
+    parser.add_argument("--splits", type=int, help="number of splits of every set")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=2000, help="at most so many rows of a set")
+    parser.add_argument("--rows", type=int, default=2000, help="maximal number of rows of a set")
     parser.add_argument("--json", type=Path, default=RESULT)
     options = parser.parse_args()
     found: dict[str, Any] = {"seeds": options.seeds, "row limit": options.rows, "splits": []}

@@ -1,6 +1,6 @@
 """Speed of the kernel operators: factors against tiles, bit counts against matrix products, tiles against mm.
 
-Every line is a ratio of two timings of the same run, so that a busy machine disturbs both alike. Run with
+Every line is a ratio of two timings of the same run, so a busy machine affects both. Run with
 ``python -m benchmarks.linops``; it asserts nothing.
 """
 

@@ -1,7 +1,7 @@
-"""What every benchmark needs: timings that take turns, peak memory, the machine's name, and its floors.
+"""Common functions of the benchmarks: timings that take turns, peak memory, the machine's name, and its floors.
 
-Floors are rates measured in the same run (matrix products, bit counts, memory), so that a time can be read as a share
-of what the machine can do at that moment.
+Floors are rates measured in the same run (matrix products, bit counts, memory), so a time can be compared with
+the speed of the machine at that moment.
 """
 
 from __future__ import annotations

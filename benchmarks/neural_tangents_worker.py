@@ -1,4 +1,4 @@
-"""The other side of `peers`: runs inside the neural-tangents environment, imports jax and nothing of this package.
+"""The other side of `peers`: runs inside the neural-tangents environment, imports jax and does not import this package.
 
 ``python neural_tangents_worker.py job.npz result.npz`` reads weights and inputs, computes a kernel in several ways, and
 writes the fastest time of each and one of the kernels. Compilation is left out of the timings.

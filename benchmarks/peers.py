@@ -1,7 +1,7 @@
-"""neural-tangents as a peer: an environment of its own, and calls to it through a subprocess and .npz files.
+"""neural-tangents as a peer: a separate environment, called through a subprocess and .npz files.
 
-It needs an old JAX and an old numpy, so it lives in a virtual environment outside the tree, made on first use. Where it
-cannot be installed, benchmarks say so and go on.
+It needs an old JAX and an old numpy, so it is installed into a virtual environment outside the tree on first use. If
+this fails, benchmarks print a message and continue without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All benchmarks in one run: a table, a JSON file named after the machine, and the page of the docs made from it.
 
 ``python -m benchmarks.run`` takes about half an hour on two cores, ``--quick`` a minute (tiny sizes, for checking that
-everything runs; written to a separate file and never to the docs). ``--page`` makes the page anew from the JSON files.
+everything runs; written to a separate file and never to the docs). ``--page`` only makes the page, from the JSON files.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ def page(results: list[dict[str, Any]]) -> str:
         "# Benchmarks",
         "",
         "Made by `make bench` from the JSON files in `benchmarks/results`; not written by hand. Every ratio compares "
-        "runs on the same network, the same inputs and the same machine within one run, tasks taking turns; times "
-        "are the shortest of several. Compilation of JAX is left out of its times, recording is included in ours. "
-        "*Floor* is what the case needs at the least (the bare matrix products), and how many times that we take.",
+        "runs on the same network, the same inputs and the same machine within one run, in which tasks alternate; "
+        "times are the shortest of several. Compilation of JAX is left out of its times, recording is included in "
+        "ours. *Floor* is the time of the bare matrix products that the case needs, and our time as a multiple of it.",
     ]
     for found in results:
         rows = found["rows"]

@@ -1,8 +1,8 @@
-"""Large kernels on disk: time and cost per entry on one and two worker processes, and what a killed worker costs.
+"""Large kernels on disk: time and cost per entry on one and two worker processes, and the cost of a killed worker.
 
-Overlap kernel and NTK of a 784 → 5×128 → 1 ReLU network on random data. Every matrix takes 4n² bytes on disk while it
-lives. Run with ``python -m benchmarks.scale_cpu --n 20000``; it prints, and writes a JSON file to benchmarks/results.
-It stops where the store with a kill differs from the one without.
+Overlap kernel and NTK of a 784 → 5×128 → 1 ReLU network on random data. Every matrix takes 4n² bytes on disk until it
+is deleted. Run with ``python -m benchmarks.scale_cpu --n 20000``; it prints, and writes a JSON file to
+benchmarks/results. It stops with an error if the store with a killed worker differs from the one without.
 """
 
 from __future__ import annotations

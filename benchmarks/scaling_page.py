@@ -1,6 +1,6 @@
-"""The page of measured scaling, made from the JSON files that `benchmarks.gpu` and `benchmarks.scale_cpu` leave.
+"""The page of measured scaling, made from the JSON files of `benchmarks.gpu` and `benchmarks.scale_cpu`.
 
-Run with ``python -m benchmarks.scaling_page``; it measures nothing and writes docs/scaling-measured.md.
+``python -m benchmarks.scaling_page`` writes docs/scaling-measured.md without measuring anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MANY = 1_300_000
 
 
 def duration(seconds: float) -> str:
-    """A time for people.
+    """A duration as text.
 
     >>> duration(0.0042), duration(42), duration(7200), duration(500_000)
     ('4.2 ms', '42 s', '2 h', '5.8 days')
@@ -50,7 +50,7 @@ def gpu_section(found: dict[str, Any]) -> list[str]:
         "`triton` splits float32 numbers into two float16 parts and adds three products; 0/1 gates are "
         "counted in fp8, exactly. Errors are max |K̂ − K| / √(k_ii k_jj) against float64.",
         "",
-        "Without the matrix:",
+        "Without storing the matrix:",
         "",
         "| kernel | n | K @ v | eigsh(5) | ridge solve, 10 columns | iterations | without preconditioner |",
         "|---|---|---|---|---|---|---|",
@@ -64,8 +64,8 @@ def gpu_section(found: dict[str, Any]) -> list[str]:
     c = found["convolutional"]
     lines += [
         "",
-        "The inputs here are random, and their spectrum is so flat that a preconditioner gains nothing; on "
-        "images it does (see Kernels).",
+        "These inputs are random, and their spectrum is so flat that a preconditioner does not help; on images it "
+        "does (see Kernels).",
         "",
         f"{c['kernel']}: a block of {c['rows']} × {c['rows']} of {c['n']:,} rows takes {duration(c['s'])} within "
         f"four gibibytes, scaled error {c['scaled error']:.1e} (float32).",
@@ -80,7 +80,7 @@ def cpu_section(found: dict[str, Any]) -> list[str]:
         f"## {describe(found['machine'])}",
         "",
         f"{found['created'][:10]}, n = {found['n']:,}, written to disk as Zarr blocks; all stores of a kernel are "
-        "equal bit for bit, the one with a killed worker too.",
+        "equal bit for bit, including the one with a killed worker.",
         "",
         "| kernel | how | seconds | ns per entry | blocks |",
         "|---|---|---|---|---|",
@@ -128,8 +128,8 @@ def main() -> None:
         "",
         f"## What {MANY:,} examples would need",
         "",
-        f"All {entries:.2e} entries in float32 are {4 * entries / 1e12:.1f} TB; products, eigenpairs and solves "
-        "need none of them stored. At the rates above, computing every entry once takes:",
+        f"All {entries:.2e} entries in float32 take {4 * entries / 1e12:.1f} TB; products, eigenpairs and solves do "
+        "not need to store them. At the rates above, computing every entry once takes:",
         "",
         "| machine | kernel | ns per entry | all entries |",
         "|---|---|---|---|",

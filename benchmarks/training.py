@@ -1,8 +1,8 @@
 """Speed of training many networks at once, against the same networks one after another in a plain PyTorch loop.
 
 Every line is a ratio of timings of one run on one machine. Run with ``python -m benchmarks.training [--device cuda]
-[--json FILE]``; it asserts nothing. On a GPU, convolutional networks are also timed in the other ways that there are,
-which is how the one in use was chosen.
+[--json FILE]``; it asserts nothing. On a GPU, convolutional networks are also timed with all other methods; the
+method in use was chosen by these times.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The estimators on larger tables: what choosing the weight decay on held-out training rows gains, and other models.
+"""The estimators on larger tables: the gain from choosing the weight decay on held-out rows, and other models.
 
 ``python -m benchmarks.weight_decay --jobs N`` fits the estimators to the tables of at least 4,000 rows: with the rule
 ("before"), with the default, which compares multiples of that value
-on training rows that it holds out, and on one split with each of them; and `PEERS` to the same rows. It writes
-``benchmarks/results/weight-decay.json`` after every fit; a run that was cut off goes on
-from there. ``docs/comparison.md`` is made from that file, too (``python -m benchmarks.estimators --page``).
+on held-out training rows, and on one split with each multiple. It fits `PEERS` to the same rows. It writes
+``benchmarks/results/weight-decay.json`` after every fit; an interrupted run resumes from it. That file is also used for
+``docs/comparison.md`` (``python -m benchmarks.estimators --page``).
 
 The choice was designed on `DESIGNED_ON`, on rows that are in no test part here: these all come from the same quarter.
 """
@@ -91,25 +91,25 @@ def table(found: dict[str, Any]) -> list[str]:
     shares = tuple(found.get("factors", FORMER))
     tried = ", ".join(map(_share, shares))
     how = (
-        f'`weight_decay="auto"` tries {tried} times the value of the rule, compares the squared errors on as many '
-        f"fifths of the training rows as hold {HELD_OUT_ROWS} rows, and fits all rows with the best."
+        f'`weight_decay="auto"` tries {tried} times the value of the rule, compares squared errors on held-out fifths '
+        f"of the training rows with {HELD_OUT_ROWS} rows together, and fits all rows with the best."
     )
     if "factors" not in found:
         how = (
             f"**Measured with the former choice**, which tried {tried} times the value of the rule from 2,500 rows "
-            "on and compared the loss on one fifth of the training rows (3 times was dropped from it after a look "
-            "at test rows: it had cost score on adult, bank_marketing, churn, diamonds and telco_churn); the "
-            f"present one tries {', '.join(map(_share, DECAY_FACTORS))} times at all sizes and compares squared errors."
+            "on and compared the loss on one fifth of the training rows (3 times was removed after looking at test "
+            "rows, because it lowered the score on adult, bank_marketing, churn, diamonds and telco_churn). The "
+            f"present choice compares squared errors of {', '.join(map(_share, DECAY_FACTORS))} times at all sizes."
         )
     lines = [
         "## Larger tables",
         "",
         f"{how} "
         f"Accuracy in percent, or R² × 100, on test rows; at most {found['row limit']:,} training rows; means over "
-        "random splits. *Before* is once that value. The best factor is the one with the highest score on the test "
-        "rows of the first split, which nobody can choose. Processor seconds of a fit, one thread. Sets with * served "
-        "to design the choice, on other rows than the test rows. The other models have scikit-learn's defaults. Made "
-        "by `python -m benchmarks.weight_decay`.",
+        "random splits. *Before* uses the value of the rule. The best factor has the highest score on the test rows of "
+        "the first split; it cannot be chosen in practice. Processor seconds of a fit, one thread. Sets with * were "
+        "used to design the choice, on other rows than the test rows. The other models use scikit-learn's defaults. "
+        "Made by `python -m benchmarks.weight_decay`.",
         "",
         "| set | training rows | splits | before | default | factors chosen | default − before | best factor | "
         f"default − best | {' | '.join(PEERS)} | seconds before | seconds | "

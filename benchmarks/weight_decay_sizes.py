@@ -1,10 +1,11 @@
 """The estimators on tables of 300 to 5,000 rows, with the present choice of weight decay and with the former one.
 
 ``python -m benchmarks.weight_decay_sizes`` fits the default estimators to random rows of some tables, in one thread,
-and writes ``benchmarks/results/weight-decay-sizes.json`` after every fit; fits that the file has are skipped. Those of
-the former choice were made by the commit that the file names, and stay. ``docs/comparison.md`` is made from it, too.
+and writes ``benchmarks/results/weight-decay-sizes.json`` after every fit; fits that the file
+contains are skipped. Fits of the former choice were made by the commit that the file names, and are kept. The file is
+also used for ``docs/comparison.md``.
 
-Test rows are those of `benchmarks.weight_decay`: none of them served to design the choice.
+Test rows are the same as in `benchmarks.weight_decay`: none of them was used to design the choice.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ def table(found: dict[str, Any]) -> list[str]:
     lines = [
         "## Weight decay at all sizes",
         "",
-        f'`weight_decay="auto"` tries {tried} times the value of the rule and compares squared errors on as many of '
-        f"{FOLDS} folds as hold {HELD_OUT_ROWS} rows. The former choice tried 1 and 3 times from 200 to 2,500 rows, "
-        "for classes alone, and 1, 1/3, 1/10 and 1/30 times from 2,500 rows on, and compared losses. Accuracy in "
-        "percent, or R² × 100, on the same test rows; one random draw of training rows each, so that differences of "
-        "less than a point mean little. Processor seconds of a fit, one thread of a busy machine. Sets with * served "
-        "to design the "
+        f'`weight_decay="auto"` tries {tried} times the value of the rule and compares squared errors on held-out '
+        f"folds (of {FOLDS}) with {HELD_OUT_ROWS} rows together. The former choice compared losses; it tried 1 and 3 "
+        "times the value from 200 to 2,500 rows, for classification only, and 1, 1/3, 1/10 and 1/30 times from 2,500 rows "
+        "on. Accuracy in percent, or R² × 100, on the same test rows, with one random draw of training rows each: "
+        "differences of less than a point mean little. Processor seconds of a fit, one thread of a busy "
+        "machine. Sets with * were used to design the "
         f"choice, on other rows than the test rows. Former: {found['former']}. Made by "
         "`python -m benchmarks.weight_decay_sizes`.",
         "",

@@ -357,7 +357,11 @@ def test_table(tmp_path: Path) -> None:
     assert "numbers read with decimal commas: a, b" in text
     assert "45 rows fitted" in text and "accuracy on 15 held out" in text and "gradient boosting" in text
     page = Path("page.html").read_text(encoding="utf-8")
-    assert "kind, from t.csv" in page and "of 60 of 80 rows" in page and "What would have to be different" in page
+    assert (
+        "kind, from t.csv" in page
+        and "of 60 of 80 rows" in page
+        and "Smallest change that gives another prediction" in page
+    )
     assert "Did you mean 'kind'" in invoke("table", "t.csv", "--target", "kin", code=1)
     assert "column to drop 'c'" in invoke("table", "t.csv", "--target", "kind", "--drop", "c", code=1)
     assert "not numeric" in invoke("table", "t.csv", "--target", "kind", "--kind", "regression", code=1)

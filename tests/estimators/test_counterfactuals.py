@@ -321,7 +321,7 @@ def test_what_is_printed_has_the_other_class(table, request, tmp_path):
     assert len(articles) > 1
     for article in articles:
         row = several.loc[[int(re.search(r"Row (\d+): predicted <b>", article)[1])]]
-        changed = typed_in(row, from_page(article.partition("What would have to be different")[2]))
+        changed = typed_in(row, from_page(article.partition("Smallest change that gives another prediction")[2]))
         assert model.predict(changed)[0] != model.predict(row)[0]
 
 

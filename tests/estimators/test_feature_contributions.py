@@ -180,5 +180,5 @@ def test_a_page_of_a_constant_model_shows_what_it_looks_at(iris, tmp_path):
     explained = model.explain(X, layer=0)
     assert np.abs(explained.contributions).max() > 0.1
     text = model.report(X, y, tmp_path, within=X, seconds=0.2).read_text(encoding="utf-8")
-    looks = text.partition("What it looks at")[2].partition("</section>")[0]
+    looks = text.partition("Influence of each feature")[2].partition("</section>")[0]
     assert "petal" in looks and "slope" not in looks

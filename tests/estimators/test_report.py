@@ -120,7 +120,7 @@ def test_a_model_that_is_constant_on_cells(flowers: Any, tmp_path: Path) -> None
     model = DLGNClassifier(hidden=(8,), epochs=50, piecewise_constant=True, random_state=0).fit(X, y)
     text = words(model.report(X, y, tmp_path, within=X, seconds=0.5))
     largest = np.abs(model.explain(X, layer=0).contributions).max(axis=(0, 1)).argmax()
-    looks = text.partition("What it looks at")[2].partition("Its half-spaces")[0]
+    looks = text.partition("Influence of each feature")[2].partition("<h2>Half-spaces")[0]
     assert "jumps" in looks and escape(X.columns[largest]) in looks
 
 

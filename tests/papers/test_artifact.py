@@ -456,7 +456,7 @@ def test_rows_carry_the_mark_of_the_whole(tmp_path: Path) -> None:
     assert [one.reduced for one in load(path).claims] == [True, True]
     assert load(path).save(tmp_path / "again").read_bytes() == path.read_bytes()
     edit(path, claims=[{**stored["claims"][0], "reduced": False}, stored["claims"][1]])
-    with pytest.raises(ArtifactError, match="not all of its rows say so"):
+    with pytest.raises(ArtifactError, match="not all of its rows are marked"):
         load(path)
 
 

@@ -33,7 +33,7 @@ def add(name: str, function: object = None) -> Experiment:
 
 
 def test_an_experiment_without_a_claim_is_refused() -> None:
-    with pytest.raises(OptionError, match="states no claim"):
+    with pytest.raises(OptionError, match="has no claim"):
         Experiment("hs.x", "t", "w", (), lambda run: result("hs.x", run))
 
 

@@ -253,16 +253,16 @@ def test_lists_of_other_words_or_kinds_are_refused(
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("hs.fig3", {"epochs": 100}, "looks at epoch 200, and the training of ReLU, DLGN-PWC would end before it"),
-        ("hs.fig4", {"epochs": 100}, "looks at epoch 200"),
+        ("hs.fig3", {"epochs": 100}, "shows epoch 200, but the training of ReLU, DLGN-PWC would end before it"),
+        ("hs.fig4", {"epochs": 100}, "shows epoch 200"),
         (
             "hs.fig5",
             {"epochs": {"frozen": 100}},
-            "looks at epoch 200, and the training of DLGN-PWC, gates frozen would",
+            "shows epoch 200, but the training of DLGN-PWC, gates frozen would",
         ),
         ("hs.fig4", {"points": 1000}, "kernel_points must divide points, got 128 and 1000"),
         ("hs.spectral", {"points": 64}, "kernel_points must divide points, got 128 and 64"),
-        ("hs.fig6", {"hidden": [3, 4]}, r"compares layers of one width, got hidden=\[3, 4\]"),
+        ("hs.fig6", {"hidden": [3, 4]}, r"compares layers of the same width, got hidden=\[3, 4\]"),
         ("npk.fig3", {"epochs": 1}, "none of the stages .* is within the epochs of GCONV"),
     ],
 )

@@ -404,7 +404,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         write(kernel(), tmp_path / "file" / "k")
     with pytest.raises(FileFormatError, match="there is no Zarr array at this path"):
         write(kernel(), tmp_path)
-    with pytest.raises(StoreError, match="is not a Zarr array, so that it is not overwritten"):
+    with pytest.raises(StoreError, match="is not a Zarr array, so it is not overwritten"):
         write(kernel(), tmp_path, overwrite=True)
     assert (tmp_path / "file").read_text() == "in the way"
 

@@ -91,8 +91,8 @@ def test_verdict(error: float, printed: float | None, verdict: str) -> None:
     ("name", "statement", "options", "words"),
     [
         ("hs.new", "x: x", {}, "no mutant"),
-        ("hs.new", "x: x", {"printed": lambda: 0}, "go together"),
-        ("hs.new", "x: x\n\nErratum: wrong", {"mutants": {"m": lambda: 0}}, "go together"),
+        ("hs.new", "x: x", {"printed": lambda: 0}, "or neither"),
+        ("hs.new", "x: x\n\nErratum: wrong", {"mutants": {"m": lambda: 0}}, "or neither"),
         ("hs.theorem1", "x: x", {"mutants": {"m": lambda: 0}}, "taken"),
         ("xy.new", "x: x", {"mutants": {"m": lambda: 0}}, "start with one of hs"),
         ("hs.new", "x", {"mutants": {"m": lambda: 0}}, "'Where: claim', got 'x'"),
