@@ -63,8 +63,8 @@ def table(found: dict[str, Any]) -> list[str]:
         "",
         f'`weight_decay="auto"` tries {tried} times the value of the rule and compares squared errors on held-out '
         f"folds (of {FOLDS}) with {HELD_OUT_ROWS} rows together. The former choice compared losses; it tried 1 and 3 "
-        "times the value from 200 to 2,500 rows, for classification only, and 1, 1/3, 1/10 and 1/30 times from 2,500 rows "
-        "on. Accuracy in percent, or R² × 100, on the same test rows, with one random draw of training rows each: "
+        "times the value from 200 to 2,500 rows, for classification only, and 1, 1/3, 1/10 and 1/30 times from 2,500 "
+        "rows on. Accuracy in percent, or R² × 100, on the same test rows, with one random draw of training rows each: "
         "differences of less than a point mean little. Processor seconds of a fit, one thread of a busy "
         "machine. Sets with * were used to design the "
         f"choice, on other rows than the test rows. Former: {found['former']}. Made by "

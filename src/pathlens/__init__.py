@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# name -> module that defines it; loaded when first used, so that `import pathlens` costs little more than torch
+# name -> module that defines it; loaded when first used, so `import pathlens` costs little more than torch
 _LAZY = {
     "DLGNClassifier": "pathlens.estimators",
     "DLGNRegressor": "pathlens.estimators",

@@ -174,7 +174,7 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameEr
     Unknown kind 'DLGN'. Did you mean 'dlgn'? Known: dlgn, relu.
     """
     names = sorted(known)
-    lower = {known.lower(): known for known in names}  # so that 'DLGN' is close to 'dlgn'
+    lower = {known.lower(): known for known in names}  # makes 'DLGN' close to 'dlgn'
     close = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
     hint = f" Did you mean {lower[close[0]]!r}?" if close else ""
     return UnknownNameError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(names)}.")

@@ -1,6 +1,6 @@
-"""The base classes of results and explanations: how well one describes a network (R²), how much its terms cancel.
+"""Base classes of results and explanations, with their R² to the network and the cancellation of their terms.
 
-Results are data first: a dict, a table, then text, HTML and a plot made from these. The explanations themselves live in
+Results are data first: a dict and a table, from which text, HTML and plots are made. The explanations themselves are in
 `paths` and `estimators`.
 """
 
@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from pathlens.errors import import_extra
 from pathlens.pages import render
 
-#: Σ|terms|/|f| above which a list of some terms is printed with a warning: more cancels than is left
+#: Σ|terms|/|f| above which a list of some terms is printed with a warning: more than half cancels
 MISLEADING = 2.0
 
 _ROWS_SHOWN = 20  # rows of a table in HTML
 
 
 def r_squared(predicted: Tensor, f: Tensor) -> float:
-    """1 − Σ(f − predicted)² / Σ(f − mean f)²; NaN where f varies by rounding alone.
+    """1 − Σ(f − predicted)² / Σ(f − mean f)²; NaN if f varies only by rounding.
 
     >>> r_squared(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 3.0]))
     0.5
@@ -37,7 +37,7 @@ def r_squared(predicted: Tensor, f: Tensor) -> float:
 
 
 def ratio(size: Tensor, f: Tensor) -> Tensor:
-    """Σ|terms|/|f| per row: 1 without cancellation, infinite where f is 0; 1 where there are no terms."""
+    """Σ|terms|/|f| per row: 1 without cancellation, infinite if f is 0; 1 if there are no terms."""
     return torch.where(size > 0, size / f.abs(), torch.ones_like(size))
 
 
@@ -89,14 +89,14 @@ class Explanation(TabularResult):
     Attributes
     ----------
     r2 : float
-        R² of the explanation to the network's output f, on the rows that it was made from. NaN where f does not vary
-        over them.
+        R² of the explanation to the network's output f, on the rows that it was made from. NaN if f does not vary over
+        them.
     r2_held_out : float or None
-        The same on held-out rows; None where nothing is fitted and no rows were held out.
+        The same on held-out rows; None if nothing is fitted and no rows were held out.
     cancellation : float
         Median over rows of Σ|terms|/|their sum|: 1 means none; 10 means that nine tenths of the terms cancel.
     gates : str
-        The network's gate function. Contributions use it as it is; paths, regions and counts are of hard gates.
+        The network's gate function. Contributions use it as it is; paths, regions and counts use hard gates.
     """
 
     r2: float
@@ -106,7 +106,7 @@ class Explanation(TabularResult):
 
     @abstractmethod
     def plot(self, *, ax: Any = None) -> Any:
-        """Draw it on the axes given, or on new ones; returns them. Needs matplotlib."""
+        """Draw the explanation on the given or new axes and return them. Needs matplotlib."""
 
     def _lines(self) -> list[str]:
         """Lines of the text after the first."""

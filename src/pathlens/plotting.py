@@ -28,7 +28,7 @@ def use_integer_ticks(ax: Any) -> None:
 
 
 def plot_sum(parts: Sequence[tuple[float, str]], ax: Any, *, of: str, title: str) -> Any:
-    """Draw the named summands of a number as bars: red where positive, blue where negative."""
+    """Draw the named terms of a sum as bars: red if positive, blue if negative."""
     ax = get_axes(ax, "drawing contributions", (8.0, 0.45 * len(parts) + 1.5))
     values = [value for value, _ in parts]
     ax.barh(range(len(parts)), values, color=["#2166ac" if value < 0 else "#b2182b" for value in values])

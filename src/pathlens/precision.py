@@ -1,4 +1,4 @@
-"""`exact_precision`: float32 work in float32, whatever reduced precision torch has been allowed elsewhere.
+"""`exact_precision`: computations in full float32, regardless of torch's settings for reduced precision.
 
 Every part of the package that runs a network or multiplies matrices of a kernel does so inside this context. Backends
 of reduced precision are chosen by name, not here.
@@ -30,7 +30,7 @@ def exact_precision(enabled: bool = True) -> Iterator[None]:
 
     Pathlens does its own work in this context: recordings, rows of streams, tiles of kernels, solvers, paths and
     regions, here or on a worker. By default cuDNN convolves in TF32, which has 10 bits of mantissa: without this the
-    tangent kernel of a ResNet-18 in float32 is off by 2e-4 (scaled), with it by 7e-7.
+    tangent kernel of a ResNet-18 in float32 has a scaled error of 2e-4, with it 7e-7.
 
     Parameters
     ----------
@@ -42,8 +42,9 @@ def exact_precision(enabled: bool = True) -> Iterator[None]:
 
     Notes
     -----
-    TF32 is a setting of the process: other threads compute without it too while Pathlens works. Autocast is one of the
-    thread. The context may be entered again, by several threads at once; the last one out restores the settings.
+    TF32 is a setting of the process: while Pathlens computes, other threads also compute without it. Autocast is a
+    setting of the thread. The context may be nested and used by several threads at once; the last one to exit restores
+    the settings.
 
     Examples
     --------
@@ -136,7 +137,7 @@ def _set_older_names(cudnn_tf32: bool, matmul: str) -> None:
 
 @cache
 def _operations() -> tuple[Any, ...]:
-    """The settings that have a precision of their own, from torch 2.9 on; none before."""
+    """The settings that have a separate precision, from torch 2.9 on; none before."""
     if not hasattr(torch.backends, "fp32_precision"):
         return ()
     cuda, cudnn, mkldnn = (getattr(torch.backends, name) for name in ("cuda", "cudnn", "mkldnn"))

@@ -33,7 +33,7 @@ class ProgressBar:
     label
         What is being done.
     total
-        Number of steps, or None where it is not known.
+        Number of steps, or None if it is not known.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class ProgressBar:
         )
         try:
             bar.start()
-        except LiveError:  # the caller draws a display of their own
+        except LiveError:  # the caller already shows a display
             return
         bar.add_task(self._label, total=self._total, completed=self._done)
         self._bar, ProgressBar._drawn = bar, True
@@ -121,7 +121,7 @@ def track(items: Collection[T], label: str) -> Iterator[T]:
 def progress_reporter(
     progress: bool | str | Callable[[int, int], object], label: str, total: int, *, start: int = 0
 ) -> Iterator[Callable[[int, str], None]]:
-    """Report progress as the argument `progress` of a public function asks.
+    """Report progress as the argument `progress` of a public function requests.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def progress_reporter(
     Yields
     ------
     function of (steps, note)
-        Counts finished steps; the note is shown behind the label.
+        Counts finished steps; the note is shown after the label.
 
     Examples
     --------

@@ -188,7 +188,7 @@ class _PickledDtype:
 def _encode_latin1(text: str, encoding: str) -> bytes:
     # Python 3 writes byte strings like this in old protocols
     if encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"codec {encoding!r} refused")
+        raise pickle.UnpicklingError(f"codec {encoding!r} is not allowed")
     return text.encode("latin1")
 
 
@@ -206,7 +206,9 @@ class _RestrictedUnpickler(pickle.Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"{module}.{name} refused: only arrays and plain containers") from None
+            raise pickle.UnpicklingError(
+                f"{module}.{name} is not allowed: only arrays and plain containers are"
+            ) from None
 
 
 def _restricted_load(data: bytes, where: str) -> Any:

@@ -177,7 +177,7 @@ class _InfiniteKernel(KernelOperator):
 
 
 def _split_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(norms, unit rows); divides by the largest entry first, so that squares stay in range."""
+    """(norms, unit rows); divides by the largest entry first, so squares stay in range."""
     top = rows.abs().amax(1, keepdim=True)
     top = torch.where(top > 0, top, 1.0)
     norm = torch.linalg.vector_norm(rows / top, dim=1, keepdim=True)
@@ -289,7 +289,8 @@ def random_gate_limit(X: Any, Y: Any = None, *, hidden_layers: int = 5, max_byte
 
     d·Σ ∘ ∏_l Σ̂⁽ˡ⁾ with d = L + 1, Σ = x·y and Σ̂⁽ˡ⁺¹⁾ = 1 − θ⁽ˡ⁾/π, twice the share of gates open for both inputs:
     Theorem 5.1 of the NPK paper, d·σ^(2(d−1))·Σ∘Λ with σ² = 2/w, in the limit of infinite width. It has the diagonal of
-    `relu_ntk` and differs from it elsewhere; with the gates of its own values (FRNPF-DI) the limit is `relu_ntk`.
+    `relu_ntk` and differs from it elsewhere; if the gates are those of the network's own values (FRNPF-DI), the limit
+    is `relu_ntk`.
 
     Parameters
     ----------
@@ -342,9 +343,9 @@ def _powers(images: Tensor, layers: int, k: int) -> Tensor:
 class ConvolutionalKernel(_InfiniteKernel):
     """The convolutional NTK, by a recursion over pairs of images and pairs of positions (p, q).
 
-    Convolutions map (p, q) to (p + κ, q + κ), so that q − p never changes: every offset of rows has a recursion of its
-    own, on the rows for which p and q are both inside the image. Flattening needs p = q only. Window sums are used
-    instead of means; the powers of k are divided out at the end.
+    Convolutions map (p, q) to (p + κ, q + κ), so q − p never changes: every offset of rows has a separate recursion, on
+    the rows for which p and q are both inside the image. Flattening needs p = q only. Window sums are used instead of
+    means; the powers of k are divided out at the end.
     """
 
     tile_buffers = 4

@@ -1,6 +1,6 @@
 """The linear model on tangent features: f_lin(θ) = f(θ₀) + J(θ − θ₀), trained by Jacobian products.
 
-Neither the kernel nor the Jacobian is formed, so that data sets may be larger than kernel regression allows.
+Neither the kernel nor the Jacobian is formed, so data sets may be larger than kernel regression allows.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class LinearFit:
 
 
 class LinearisedModel:
-    """A network linearised in its parameters around their present values.
+    """A network linearised in its parameters around their current values.
 
     Parameters
     ----------
     net : nn.Module
-        Any module in eval mode; copied, so that training it later has no effect.
+        Any module in eval mode. It is copied, so training it later has no effect.
     batch_size : int
         Rows of one Jacobian product.
     frozen : bool

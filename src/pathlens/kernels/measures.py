@@ -112,7 +112,7 @@ def as_targets(y: Any, n: int, what: str, device: torch.device, dtype: torch.dty
 
 
 def _targets(y: Any, n: int, operator: KernelOperator, what: str) -> Tensor:
-    """`as_targets` in float64 on the kernel's device; refuses class labels."""
+    """`as_targets` in float64 on the kernel's device; raises an error for class labels."""
     targets, given = as_targets(y, n, what, operator.device, torch.float64), as_numbers(y)
     if given.ndim == 1 and not given.dtype.is_floating_point and (count := len(given.unique())) > 2:
         raise LabelError(
@@ -367,7 +367,7 @@ def _norm(operator: KernelOperator) -> float:
 
 
 def _tile_norm(tile: Tensor, twice: bool) -> float:
-    """‖tile‖_F, times √2 if it counts twice; divides by the largest entry first, so that squares stay in range."""
+    """‖tile‖_F, times √2 if it counts twice; divides by the largest entry first, so squares stay in range."""
     top = float(tile.abs().max())
     return top * math.sqrt((2 if twice else 1) * float((tile / top).square().sum())) if top else 0.0
 
@@ -474,7 +474,7 @@ def _cosine(inner: float, first: float, second: float, what: str, rounding: tupl
     for value, least in zip((first, second), rounding):
         if not value > least:
             raise ScaleError(
-                f"{what}: a kernel or labelling has norm zero (after centring, if centred), so that its angle is not "
+                f"{what}: a kernel or labelling has norm zero (after centring, if centred), so its angle is not "
                 "defined. For constant labels or a constant kernel pass centred=False."
             )
     return inner / math.sqrt(first * second)
@@ -581,7 +581,7 @@ def drift(K: Kernel, start: Kernel, *, normalise: bool = False) -> float:
     K, start : (n, m)
         Kernels of the same rows and columns, operators or matrices; their dtypes may differ.
     normalise : bool
-        Divide both by their traces first, so that a change of scale is no drift (square kernels only).
+        Divide both by their traces first, so a change of scale does not count as drift (square kernels only).
 
     Notes
     -----
@@ -600,7 +600,7 @@ def drift(K: Kernel, start: Kernel, *, normalise: bool = False) -> float:
     for _, _, a, b, twice in _together(left, right):
         moved, size = math.hypot(moved, _tile_norm(a - b, twice)), math.hypot(size, _tile_norm(b, twice))
     if size == 0:
-        raise ScaleError("drift: the kernel to start from is zero, so that the relative change is not defined.")
+        raise ScaleError("drift: the start kernel is zero, so the relative change is not defined.")
     return moved / size
 
 

@@ -63,11 +63,10 @@ def overlap(
     Notes
     -----
     Exact. Fully connected: n·m·Σ_l 2w_l operations; with numba 32 bits are counted at a time. Otherwise n·m·Σ_l 2C_lP_l
-    operations, with P positions and C channels, in float64, so that counts are exact up to 2⁵³. Paths through different
-    positions are different paths, even if they use the same weights; a shortcut is a connection like any other; biases
-    start no path. If outputs have different paths (after a gate or a convolution), the kernel, like `npk`, is the mean
-    over outputs.
-    Half-space paper, section 3.2; NPF paper, Definition 2.2.
+    operations, with P positions and C channels, in float64, so counts are exact up to 2⁵³. Paths through different
+    positions are different paths, even if they use the same weights; a shortcut is a connection like any other; no path
+    starts at a bias. If outputs have different paths (after a gate or a convolution), the kernel, like `npk`, is the
+    mean over outputs. Half-space paper, section 3.2; NPF paper, Definition 2.2.
 
     Examples
     --------
@@ -115,8 +114,7 @@ def npk(
 
     Notes
     -----
-    Exact. Convolutions share weights between positions, so that H needs the kernel between every position p of s and
-    q of t:
+    Exact. Convolutions share weights between positions, so H needs the kernel between every position p of s and q of t:
 
     R_0(p, q) = Σ_c x_s(c, p) x_t(c, q),  R_l(p, q) = [Σ_c g_{l,s}(c, p) g_{l,t}(c, q)]·Σ_k R_{l−1}(p + k, q + k),
 

@@ -33,7 +33,7 @@ class ParameterGradients:
     Parameters
     ----------
     net : nn.Module
-        Copied, so that later training does not change the result.
+        It is copied, so later training does not change the result.
     names : sequence of str
         Parameters.
     """

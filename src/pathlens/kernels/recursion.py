@@ -1,7 +1,7 @@
 """Path kernels of convolutional and residual networks, by a recursion over the steps of the value network.
 
-Fields of different weight layers share no path, so that one kernel between positions per field (for a grouped
-convolution, per group) and the masks are enough. Fully connected chains are in `overlap`.
+Fields of different weight layers share no path, so one kernel between positions per field (for a grouped convolution,
+per group) and the masks are enough. Fully connected chains are in `overlap`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class PathRecursion:
                 live[s.node] = [replace(t, factor=t.factor * s.detail) for t in terms]
             elif s.kind == "output":
                 result = self._result(s, [t for t in terms if mode != "paths" or not _is_input(t)], sums)
-            else:  # pass, or an added constant: a bias starts no path
+            else:  # pass, or an added constant: no path starts at a bias
                 live[s.node] = terms
             for n in s.reads:
                 if last[n] == i:

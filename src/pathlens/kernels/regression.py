@@ -133,7 +133,7 @@ def leave_one_out(K_train: Any, y: Any, ridge: float) -> Tensor:
     train = _operator(K_train, "K_train")
     targets = _targets(y, train)
     if not (isinstance(ridge, Real) and 0 <= ridge < math.inf):
-        raise OptionError(f"leave_one_out: ridge must be a number that is finite and not negative, got {ridge!r}.")
+        raise OptionError(f"leave_one_out: ridge must be a finite number of at least 0, got {ridge!r}.")
     pairs = train.normalised("n").eigsh(train.shape[0])
     largest, smallest = float(pairs.values[0]), float(pairs.values[-1]) + ridge
     if not smallest > 4 * torch.finfo(train.dtype).eps * largest:  # rounding dominates
@@ -157,7 +157,7 @@ def kernel_regression(
     K_test : KernelOperator or (m, n)
         Test rows against training columns, e.g. ``ntk(net, X_test, X_train)``.
     ridge : float or "auto"
-        In units of the mean diagonal, so that a value means the same for kernels of any scale. 0 interpolates, unless
+        In units of the mean diagonal, so a value means the same for kernels of any scale. 0 interpolates, unless
         K_train is singular. "auto" chooses the ridge with the least squared error in `leave_one_out`.
     method, tol
         Of the solver, as in ``K.solve``.
@@ -186,7 +186,7 @@ def kernel_regression(
         )
     require_alike("kernel regression", ("K_train", "K_test"), train, test, "Convert one of them.")
     if ridge != "auto" and not (isinstance(ridge, Real) and ridge >= 0):
-        raise OptionError(f"kernel regression: ridge must be a number that is not negative, or 'auto', got {ridge!r}.")
+        raise OptionError(f"kernel regression: ridge must be a number of at least 0, or 'auto', got {ridge!r}.")
     targets = _targets(y, train)
     used = _chosen_ridge(train, targets) if ridge == "auto" else float(ridge)
     solved = train.normalised("n").solve(targets, ridge=used, method=method, tol=tol)
@@ -266,7 +266,7 @@ def gate_information(
     """Information in the gates of a network: how well values trained on them generalise (NPF Definition 5.1).
 
     The definition trains the values from scratch with fixed gates. Here this is done in the limit of wide value
-    networks, in which training is kernel regression with the neural path kernel of the gates (Theorem 5.1), so that the
+    networks, in which training is kernel regression with the neural path kernel of the gates (Theorem 5.1), so the
     result does not depend on step size or seed. The network's own values are used for ``kernel="value"`` only.
 
     Parameters
@@ -278,11 +278,11 @@ def gate_information(
         (n, c) are regressed.
     kernel : {"npk", "overlap", "value"}
         Path features; paths only, as for a piecewise constant network; or the value part of the tangent kernel at the
-        network's present values, which a finite network with these values would follow.
+        network's current values, which a finite network with these values would follow.
     soft : bool
         Use soft gate values in the path kernels.
     ridge : float or "auto"
-        As in `kernel_regression`. Path kernels are often singular, so that a positive one is needed.
+        As in `kernel_regression`. Path kernels are often singular, so a positive ridge is needed.
     classes : int, optional
         Number of classes. Default: the largest label plus one.
     max_bytes : int, optional

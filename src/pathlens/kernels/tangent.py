@@ -133,7 +133,7 @@ class _Held(nn.Module):
         super().__init__()
         self.values = net.values
         self._part = part
-        # in a list, so that its parameters are not parameters of this module
+        # in a list: its parameters must not become parameters of this module
         self._fixed = [copy.deepcopy(net).requires_grad_(False)]
         self.train(net.training)
 
@@ -200,7 +200,7 @@ def _choose(
     if names and sides.net is None:
         raise RecordError(
             f"ntk: the parameters {', '.join(names[:4])}{' …' if len(names) > 4 else ''} are in no linear or "
-            "convolutional layer, so that a record does not contain their gradient. Call ntk(net, X), or pass layer=…."
+            "convolutional layer, so a record does not contain their gradient. Call ntk(net, X), or pass layer=…."
         )
     if not layers and not names:
         raise RecordError(

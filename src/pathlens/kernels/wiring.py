@@ -82,7 +82,7 @@ def _generic(argument: Any) -> Any:
 
 
 def _separate(graph: fx.Graph, seen: dict[fx.Node, Any]) -> bool:
-    """Give every tensor of a tuple (chunk, split, unbind) a node of its own; returns whether there were any."""
+    """Give every tensor of a tuple (chunk, split, unbind) a separate node; returns whether there were any."""
     found = False
     for node in list(graph.nodes):
         value = seen.get(node)
@@ -113,7 +113,7 @@ class Wiring:
         self.ones = net.value_input == "ones"
         self.input_shape = tuple(arguments[0].shape[1:])
         self.device = x.device
-        # float64, so that probes are accurate; a copy, so that the network is not changed
+        # float64 makes probes accurate; the copy leaves the network unchanged
         module = copy.deepcopy(net.values).double().eval()
         with torch.no_grad():
             (run := ValueInterpreter(module)).run(*arguments)
@@ -284,7 +284,7 @@ class Wiring:
 
     @staticmethod
     def _used_twice(node: fx.Node, name: str, used: dict[str, str], remedy: str) -> RecordError:
-        why = f"the weights of '{name}' are used twice (also in node '{used[name]}'), so that paths share weights"
+        why = f"the weights of '{name}' are used twice (also in node '{used[name]}'), so paths share weights"
         return _refuse(node, why, f"Give each call {remedy}")
 
     def _geometry(self, module: Any, source: Tensor) -> tuple[SpatialMap | None, Convolution, tuple[int, ...]]:
@@ -438,7 +438,7 @@ class Wiring:
 
     @property
     def chain(self) -> bool:
-        """Whether it is a chain of dense layers and gates, so that the kernel is a product of Grams."""
+        """Whether it is a chain of dense layers and gates: the kernel is then a product of Grams."""
         kinds: list[str] = []
         reads: list[fx.Node] = []
         for s in self.steps:

@@ -138,7 +138,7 @@ class Evaluator:
 
     @exact_precision()
     def side(self, index: Index, right: bool, fold: bool) -> Side:
-        """A side; ``fold`` multiplies moderate exponents into the factor rows, so that tiles have their true size."""
+        """A side; ``fold`` multiplies moderate exponents into the factor rows; tiles then have their true size."""
         side = self.node.side(index, right)
         # Running products stay within 2^±32 on each side (see nodes); these additional exponents still fit the dtype.
         if fold and bool((side.exponent.abs() <= (24 if self.dtype == torch.float32 else 400)).all()):
@@ -288,7 +288,7 @@ class Evaluator:
         node, left = strip(node, left)
         right = strip(right.node, right)[1]
         if isinstance(node, Gram):
-            # einsum sums without a (b, r) product of its own
+            # einsum sums without allocating a (b, r) product
             return torch.einsum("ir,ir->i", left.unit_rows(self.dtype), right.unit_rows(self.dtype))
         if isinstance(node, Scaled):
             return self._unit_diagonal(node.child, left.parts[0], right.parts[0]) * node.mantissa

@@ -1,7 +1,7 @@
 """Factor matrices of Gram kernels: resident tensors, or rows that are recomputed block by block.
 
-A factor F is n × r. The norms of its rows are kept as log₂ in float64, so that products of many factors neither
-overflow nor underflow.
+A factor F is n × r. The norms of its rows are kept as log₂ in float64, so products of many factors neither overflow nor
+underflow.
 """
 
 from __future__ import annotations

@@ -78,9 +78,9 @@ def _row_exponents(log_norm: Tensor) -> Tensor:
 class Side:
     """One side of a node, restricted to b rows (or columns).
 
-    K_ij = 2^eᵢ · K̂_ij · 2^eⱼ with |K̂_ij| ≤ νᵢνⱼ and moderate ν, whatever the sizes of the factors. Factor rows with a
-    norm in 2^±16 are used as they are, without a copy; others are scaled to a norm in [½, 1). Powers of two make this
-    exact, so that integer counts stay integers.
+    K_ij = 2^eᵢ · K̂_ij · 2^eⱼ with |K̂_ij| ≤ νᵢνⱼ and moderate ν, for factors of any size. Factor rows with a norm in
+    2^±16 are used as they are, without a copy; others are scaled to a norm in [½, 1). Powers of two make this exact, so
+    integer counts stay integers.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class Side:
 
     @property
     def level(self) -> bool:
-        """Whether all exponents are zero, so that the unit rows are the true rows."""
+        """Whether all exponents are zero: the unit rows are then the true rows."""
         if self._level is None:
             self._level = not bool(self.exponent.any())
         return self._level

@@ -89,7 +89,7 @@ class KernelOperator(ABC):
     backend: str = "auto"
     tile_buffers: int = 1
     scaled: bool = True
-    __array_ufunc__ = None  # so that NumPy numbers leave `number * K` to __rmul__
+    __array_ufunc__ = None  # NumPy numbers then leave `number * K` to __rmul__
     __iter__ = None  # Python would otherwise iterate over K[0], K[1], …
 
     # --- the contract ------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class KernelOperator(ABC):
         return self._derive(kind(nodes), other)
 
     def __add__(self, other: Any) -> GramSum:
-        if isinstance(other, numbers.Number) and other == 0:  # so that sum([K1, K2]) works
+        if isinstance(other, numbers.Number) and other == 0:  # makes sum([K1, K2]) work
             return self._derive(expression(self))
         if not isinstance(other, KernelOperator):
             return NotImplemented
@@ -437,7 +437,7 @@ class KernelOperator(ABC):
         ax
             Axes to draw on; None makes a new figure.
         max_pixels
-            With more rows or columns than this, evenly spaced ones are shown, which the title states.
+            With more rows or columns than this, only evenly spaced ones are shown, as the title states.
         style
             Passed to ``imshow``.
         """
@@ -503,9 +503,9 @@ def expression(operator: KernelOperator) -> Node:
 class GramSum(KernelOperator):
     """A lazy sum K = Σ_t ∘_f F_{t,f} G_{t,f}ᵀ, as built by `from_factors` and by algebra on operators.
 
-    Entries are K_ij = sᵢ·K̂_ij·sⱼ with factor rows of moderate norm and log₂ s in float64 per row, so that products of
-    any number of factors neither overflow nor underflow; s is a power of two, which makes this exact. Factors are
-    detached and kept by reference; they must not be modified while the operator is in use.
+    Entries are K_ij = sᵢ·K̂_ij·sⱼ with factor rows of moderate norm and log₂ s in float64 per row, so products of any
+    number of factors neither overflow nor underflow; s is a power of two, which makes this exact. Factors are detached
+    and kept by reference; they must not be modified while the operator is in use.
 
     Examples
     --------
@@ -604,7 +604,7 @@ class GramSum(KernelOperator):
         found = _one_dtype(grams)
         if found is not None and dtype is not None and found != dtype:
             raise DTypeError(f"GramSum: dtype={dtype} was given, the factors are {found}. Convert the factors.")
-        Sum(grams)  # checks the shapes of all Grams, so that the message names the two factors that differ
+        Sum(grams)  # checks the shapes of all Grams; the error names the two factors that differ
         final = found or dtype or torch.get_default_dtype()
         if final not in FLOATS:
             raise DTypeError(f"GramSum: dtype must be torch.float32 or torch.float64, got {final}. Pass dtype=….")
@@ -664,7 +664,7 @@ def nystrom(kernel: KernelOperator, rank: int, *, seed: int = 0) -> GramSum:
     kernel
         Symmetric.
     rank
-        1 … n. Costs one product K @ V with so many columns.
+        1 … n. Costs one product K @ V with this many columns.
     seed
         Of the random directions.
 

@@ -100,7 +100,7 @@ def _take(rows: FactorRows, index: Index, taken: dict[Any, FactorRows]) -> Facto
 
 
 def in_files(node: Node, folder: Path) -> Node:
-    """The same expression with its resident factors in files under ``folder``, so that it is small to send."""
+    """The same expression with its resident factors in files under ``folder``, which makes it small to send."""
     folder.mkdir(parents=True, exist_ok=True)
     replaced: dict[int, Any] = {id(operator): operator for operator in _distinct_operators(node)}
     for k, rows in enumerate(distinct_rows(node)):

@@ -1,7 +1,7 @@
 """Linear systems and eigenpairs of symmetric kernels: dense if that fits the budget, else by products K @ V.
 
-Nothing is regularised unless asked for, and a solver that does not converge raises. The public functions are methods of
-`KernelOperator`.
+A ridge is added only on request, and a solver that does not converge raises an error. The public functions are methods
+of `KernelOperator`.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def solve(
     rhs = check_vectors(evaluator, y, "solve", "y")
     if preconditioner is not None and (isinstance(preconditioner, bool) or not 0 <= preconditioner <= n):
         raise OptionError(f"solve: preconditioner must be a rank from 0 to n = {n}, or None, got {preconditioner!r}.")
-    # columns are scaled to size about 1, so that their squares stay in range; powers of two are exact
+    # columns are scaled to size about 1, so their squares stay in range; powers of two are exact
     most = 120 if evaluator.dtype == torch.float32 else 1000
     unit = torch.exp2(torch.frexp(rhs.abs().amax(0)).exponent.clamp(-most, most).to(evaluator.dtype))
     rhs = rhs / unit
@@ -282,7 +282,7 @@ def _conjugate_gradients(
             if not gap < 0.5 * best or done >= limit:  # also if gap is NaN
                 raise SolverError(
                     f"solve: conjugate gradients reached a relative residual of {gap * goal:.1e} after "
-                    f"{done} iterations, asked for {goal:.1e} (n = {n}, ridge = {ridge:g}). "
+                    f"{done} iterations, expected {goal:.1e} (n = {n}, ridge = {ridge:g}). "
                     f"Pass a larger ridge or tol, more max_iter, or float64 factors."
                 )
             best = gap

@@ -1,7 +1,7 @@
 """HTML pages: :func:`render` fills a template, :func:`save_page` writes the result as one self-contained file.
 
-Here are the frame of every page (``templates/base.html``), its style and the macros that pages share
-(``templates/parts.html``). What is on a page is decided by the package that writes it, in templates of its own.
+This package contains the frame of every page (``templates/base.html``), its style and the macros that pages share
+(``templates/parts.html``). The contents of a page are in the templates of the package that writes it.
 """
 
 from __future__ import annotations

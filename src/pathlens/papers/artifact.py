@@ -326,7 +326,7 @@ def load(path: str | os.PathLike[str]) -> Artifact:
     computed = [claim.verdict for claim in artifact.claims]
     if (verdicts, found.verdict, found.reduced) != (computed, artifact.verdict, artifact.reduced):
         raise ArtifactError(
-            f"Artifact {file} says {found.verdict!r} {verdicts}, but its numbers give "
+            f"Artifact {file} states {found.verdict!r} {verdicts}, but its numbers give "
             f"{artifact.verdict!r} {computed}. Verdicts are computed, not edited. {_AGAIN}"
         )
     return artifact

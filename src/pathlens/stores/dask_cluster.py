@@ -93,7 +93,7 @@ class DaskExecutor(Executor):
         plugin = _Share(key, shared)
         try:
             dumps((plugin, function))
-        except Exception as error:  # pickle raises whatever the object's own methods raise
+        except Exception as error:  # any type of exception: the object's own methods may fail
             raise pickle_error(error) from error
         try:
             _within(START_SECONDS, lambda: self._client.register_plugin(plugin, name=key))

@@ -147,7 +147,7 @@ class ProcessExecutor(Executor, contextlib.AbstractContextManager["ProcessExecut
     def map(self, function: Callable[..., Any], shared: Any, items: Iterable[Item]) -> Iterator[Any]:
         try:
             task = dumps(_Task(function, shared, self._threads))
-        except Exception as error:  # pickle raises whatever the object's own methods raise
+        except Exception as error:  # any type of exception: the object's own methods may fail
             raise pickle_error(error) from error
         with tempfile.TemporaryDirectory(prefix="pathlens-", ignore_cleanup_errors=True) as folder, self:
             yield from self._run(task, iter(items), Path(folder))

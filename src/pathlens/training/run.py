@@ -321,7 +321,7 @@ class TrainingRun:
             which = "the network has" if self.stack.k == 1 else f"{len(strange)} of {self.stack.k} networks have"
             warnings.warn(
                 f"train: {folder}: {which} other weights than the saved training began with; they are replaced by "
-                "its. Give every initialisation a folder of its own, or checkpoints=Checkpoints(folder, resume=False) "
+                "its. Use a separate folder for every initialisation, or checkpoints=Checkpoints(folder, resume=False) "
                 "to start over.",
                 ResumeWarning,
                 stacklevel=5,

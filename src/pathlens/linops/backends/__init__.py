@@ -1,6 +1,6 @@
 """Backends compute a tile from two sides of a kernel expression; each is imported on first use.
 
-A new backend is a subclass of `Backend` in a module of its own, which `_MODULES` lists.
+A new backend is a subclass of `Backend` in a separate module, which `_MODULES` lists.
 """
 
 from __future__ import annotations

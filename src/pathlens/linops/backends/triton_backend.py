@@ -21,7 +21,7 @@ from pathlens.linops.backends import Backend, Pool
 from pathlens.linops.backends.torch_backend import Pair, gram_product, walk
 from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Side, Sum, strip
 
-_LIFT = 7  # rows are packed with norms up to 2^7, so that the low parts of float16 pairs are not subnormal
+_LIFT = 7  # rows are packed with norms up to 2^7, so the low parts of float16 pairs are not subnormal
 _MOST_TERMS = 64
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GramGroup: TypeAlias = list[Pair]  # Gram nodes whose sum is one factor of a term: their columns are adjacent
@@ -376,7 +376,7 @@ def _order(n: int, m: int, upper: bool, config: Config, device: torch.device) ->
 
 
 class TritonBackend(Backend):
-    """The fused kernel, in one precision; 0/1 factors are counted exactly whatever the precision."""
+    """The fused kernel, in one precision; 0/1 factors are counted exactly in every precision."""
 
     def __init__(self, name: str) -> None:
         self.name = name

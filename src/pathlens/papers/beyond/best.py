@@ -40,7 +40,7 @@ RELUS = ("relu", "encoded_relu", "taught_relu")
 TEMPERATURE = 4.0
 
 OWN = Deviation(
-    paper="DLGN 5 points under ReLU on CIFAR-10, whatever the ResNet",
+    paper="DLGN 5 points below ReLU on CIFAR-10, for both ResNets",
     authors_code="not public",
     ours="one recipe for ReLU and for DLGNs, whose gates are hard in the forward pass, in training and at test",
     why="how far the gap can be closed while every gate stays a half-space",
@@ -58,7 +58,7 @@ TAUGHT = Deviation(
     authors_code="not public",
     ours="rows 'taught': they learn from the outputs of a ReLU network of the first seed on the same augmented "
     f"images, at temperature {TEMPERATURE:g}, and see no labels; a ReLU network is taught likewise",
-    why="DLGNs fit the training images as ReLU networks do and generalise worse; a teacher says more of each image",
+    why="DLGNs fit the training images as ReLU networks do and generalise worse; a teacher adds information",
 )
 
 CHOICE = Deviation(

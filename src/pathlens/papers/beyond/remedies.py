@@ -34,7 +34,7 @@ BEYOND = Deviation(
     "'future work'",
     ours="three: gradients of the gates weighted by each example's own loss; a penalty on the variance of log path "
     "counts over a few training inputs; and, to compare, all gradients weighted by the loss",
-    why="none of them uses which part is complex, so that they can be applied to other data; each starts from the same "
+    why="none of them uses which part is complex, so they can be applied to other data; each starts from the same "
     "weights and sees the same batches as plain training",
 )
 _WEAKNESS = replace(MORE_PATHS, text="plain training allocates more paths to the simple part")

@@ -47,7 +47,7 @@ SCHEDULE = Deviation(
 GATING = Deviation(
     paper="hard gates",
     authors_code="soft gates σ(4η), in training and at test",
-    ours="trained and tested with soft gates, β = 4; a row of its own switches them to hard ones at test",
+    ours="trained and tested with soft gates, β = 4; a separate row switches them to hard gates at test",
     why="hard gates have no gradient, and the paper's geometry is that of hard gates",
 )
 

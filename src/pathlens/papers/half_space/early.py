@@ -158,7 +158,7 @@ def _image_stages(run: Run) -> dict[str, np.ndarray]:
 @experiment(
     "hs.early",
     title="Features are learned early",
-    what="gates frozen at several epochs, values drawn anew: circle and modified Fashion-MNIST; and kernel regression",
+    what="gates frozen at several epochs, new random values: circle and modified Fashion-MNIST; and kernel regression",
     claims=[_EARLY, _LATER_CIRCLE, _LATER_IMAGES],
     deviations=[STAGES, circle.CIRCLE, circle.SETTINGS, fashion.CLUSTERS, fashion.TRAINING],
     sizes={

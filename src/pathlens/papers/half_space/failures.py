@@ -48,7 +48,7 @@ SAME = Deviation(
     authors_code="other public DLGN code: soft gates, β = 4",
     ours="the same widths, steps, rate and batches for both models; DLGN-PWC with soft gates, and the same "
     "network with hard gates",
-    why="a DLGN has twice the parameters of a ReLU network of the same widths, so that a lack of parameters does not "
+    why="a DLGN has twice the parameters of a ReLU network of the same widths, so a lack of parameters does not "
     "explain its failures",
 )
 _BEHIND = Claim(

@@ -54,7 +54,7 @@ SELECTION = Deviation(
     authors_code="not public",
     ours="the first test images of each new class; the NTK is summed over the outputs; Figure 16 is ReLU, and 72 % is "
     "accuracy on the easy test images, at the first epoch that ends with it",
-    why="Figure 14 to 16 read so; the complex classes of 16b are alike, as mixtures of clusters are",
+    why="Figures 14 to 16 suggest this; the complex classes of 16b are similar, as mixtures of clusters are",
 )
 _BLOCKS = Claim(
     "training makes classes share more with classes of their own part than with those of the other",

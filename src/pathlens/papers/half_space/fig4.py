@@ -1,4 +1,4 @@
-"""Figure 4: tangent kernels of ReLU and DLGN-PWC while training, and how alike the kernels of the two become."""
+"""Figure 4: tangent kernels of ReLU and DLGN-PWC while training, and how similar the kernels of the two become."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ FACES = Deviation(
 BIASED = Deviation(
     paper="networks without biases",
     ours="also networks with biases, narrower, so that all different path regions can be counted",
-    why="without biases every region of the plane is a sector with two faces, so that numbers of faces cannot differ",
+    why="without biases every region of the plane is a sector with two faces, so numbers of faces cannot differ",
 )
 _CONVEX = Claim(
     "all path regions of a DLGN are convex and in one piece",

@@ -35,8 +35,8 @@ VALUES = Deviation(
     paper="'DLGN'",
     authors_code="other public DLGN code on ResNets feeds ones to the value network (PWC) and loses "
     "the gate after each addition",
-    ours="DLGN and DLGN-PWC as rows of their own, with every gate",
-    why="the table does not say which one it shows",
+    ours="DLGN and DLGN-PWC as separate rows, with every gate",
+    why="the table does not state which one it shows",
 )
 SOFT = Deviation(
     paper="hard gates",

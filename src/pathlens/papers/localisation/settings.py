@@ -29,7 +29,7 @@ RATES = Deviation(
     paper="optimiser and rates are not stated",
     authors_code="SGD on (ŷ − y)² without ½; ReLU 0.05 K to 0.15 K, sigmoid 10 to 100 with trainable biases",
     ours="SGD: ReLU 0.15 K, sigmoid 100, erf 10; weights N(0, 2/(d + K))",
-    why="largest rates that are stable, so that a minute is enough",
+    why="the largest stable rates: a minute is then enough",
 )
 EQUATIONS = Deviation(
     paper="Kτ ẇ = b − A w (eq. 5, 8 to 11, 19 to 32)",

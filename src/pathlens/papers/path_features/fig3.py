@@ -39,7 +39,7 @@ NORMS = ("trace", "Frobenius norm")
 STAGES = Deviation(
     paper="weights of a GCONV network at epochs 10, …, 60; how long the values behind its gates train is not stated",
     ours="Table 2's GCONV network (Adam) at those epochs; values trained for 60 epochs",
-    why="its rate is constant, so that it passes through the same weights; 60 epochs are those of the network itself",
+    why="its rate is constant, so it passes through the same weights; the network itself is trained for 60 epochs",
 )
 BINARY = Deviation(
     paper="w = 100, d = 5, squared loss",

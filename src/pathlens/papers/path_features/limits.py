@@ -35,7 +35,7 @@ APPENDIX = Deviation(
 SUBSAMPLE = Deviation(
     paper="networks on all of MNIST and CIFAR-10; CNTK's 77.43 is quoted",
     authors_code="Keras; 5 runs, best epoch",
-    ours="one subsample for kernels and networks alike; quick: scikit-learn's digits, 8 × 8",
+    ours="the same subsample for kernels and networks; quick: scikit-learn's digits, 8 × 8",
     why="kernel regression and networks are comparable only on the same rows",
 )
 _CONVERGES = Claim(
