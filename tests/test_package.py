@@ -97,6 +97,7 @@ def forbidden(source: str, module: str, is_package: bool, allowed: dict[str, set
     own = package_of(module)
     return [
         f"{module}:{line} imports {target}"
+        + (": import from the package that defines the name, not from pathlens" if target == "__init__" else "")
         for line, target in sorted(imports(source, module, is_package))
         if target != own and target not in allowed[own]
     ]
@@ -221,6 +222,15 @@ def test_stores_are_loaded_when_they_are_used() -> None:
         print(before, "pathlens.stores" in sys.modules, sorted({"zarr", "distributed", "joblib"} & set(sys.modules)))
     """
     assert run(script).strip() == "False True []"
+
+
+def test_experiments_are_listed_without_torch() -> None:
+    script = """
+        import sys
+        from pathlens.papers.experiment import names
+        print(len(names()) > 40, sorted({"torch", "sklearn", "scipy", "matplotlib"} & set(sys.modules)))
+    """
+    assert run(script).strip() == "True []", "an experiment imports torch: do so inside its functions"
 
 
 def test_pages_and_artifacts_need_no_torch() -> None:
