@@ -1,7 +1,7 @@
 """Numerical checks of a converted template.
 
-The tracer refuses operations that it does not know. Here the graph is run in float64, with perturbed weights so that
-none is zero by chance, and compared with the template; the gate and value paths are tested for being affine.
+The graph is run in float64, with perturbed weights so that none is zero by chance, and compared with the template; the
+gate network and, for fixed gates, the value network are tested for being affine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from torch import Tensor, fx, nn
 
 from pathlens.errors import ConversionError
 from pathlens.models.graphs import ValueInterpreter
-from pathlens.models.tracing import HOOKS, Traced, describe, gate_graph, graph_module, linear_unit, value_graph
+from pathlens.models.tracing import (
+    HOOKS,
+    Traced,
+    describe,
+    gate_graph,
+    graph_module,
+    is_max_pool,
+    linear_unit,
+    value_graph,
+)
 
 _POINTS = (0.0, 1.0, 1.75, -0.5)  # on a line; values at the first two determine those at the last two
 _TOLERANCE = 1e-8  # relative, in float64; errors of functions that are not affine are far larger
@@ -134,7 +143,7 @@ class Checker:
         self._run(self.values.eval(), self.rows[:1].clone(), *(unit,) * len(self.traced.sites))
         # gates of no network, all open: a closed one would hide what follows
         gates = tuple(0.5 + torch.rand(s, generator=generator, dtype=torch.float64) for s in shapes)
-        together = self._check_affine(self.values.eval(), gates, claim, frozenset(self.traced.max_pools))
+        together = self._check_affine(self.values.eval(), gates, claim)
         others = self._run(self.values, self.rows.clone(), *gates)
         if not torch.allclose(together[0], others[0], rtol=_TOLERANCE, atol=1e-10 * float(1 + others[0].abs().max())):
             raise ConversionError(
@@ -147,9 +156,7 @@ class Checker:
         module = graph_module(self.copy, gate_graph(self.traced, with_entry=False), "Gates").eval()
         self._check_affine(module, (linear_unit,) * len(self.traced.sites), "the gate path is not affine")
 
-    def _check_affine(
-        self, module: fx.GraphModule, rest: tuple[Any, ...], claim: str, skip: frozenset[str] = frozenset()
-    ) -> Any:
+    def _check_affine(self, module: fx.GraphModule, rest: tuple[Any, ...], claim: str) -> Any:
         """All points in one pass if every tensor has rows first; one by one if not, or to confirm a failure."""
         first = self.rows[:1]
         points = [first + t * (self.far - first) for t in _POINTS]
@@ -157,9 +164,9 @@ class Checker:
         together = all(len(v) == len(points) for v in values.values() if v.ndim)
         bad = None
         if together:
-            bad = _first_not_affine([{n: v[i] for n, v in values.items() if v.ndim} for i in range(4)], module, skip)
+            bad = _first_not_affine([{n: v[i] for n, v in values.items() if v.ndim} for i in range(4)], module)
         if bad or not together:
-            bad = _first_not_affine([self._values(module, point, *rest)[1] for point in points], module, skip)
+            bad = _first_not_affine([self._values(module, point, *rest)[1] for point in points], module)
         if bad:
             raise ConversionError(
                 f"gated_twin: {describe(bad[0])}: {claim} there (relative error {bad[1]:.1e}). "
@@ -187,16 +194,14 @@ def _perturb(module: nn.Module) -> None:
             p.add_(torch.randn_like(p), alpha=0.1 * (size or 1.0))
 
 
-def _first_not_affine(
-    values: list[dict[fx.Node, Tensor]], module: fx.GraphModule, skip: frozenset[str]
-) -> tuple[fx.Node, float] | None:
+def _first_not_affine(values: list[dict[fx.Node, Tensor]], module: fx.GraphModule) -> tuple[fx.Node, float] | None:
     """The first node whose values at `_POINTS` do not lie on a line, with its relative error.
 
-    Nodes named in `skip` and all that depends on them are left out.
+    Max-pooling and nodes that depend on it are left out.
     """
     left_out: set[fx.Node] = set()
     for node in module.graph.nodes:
-        if node.name in skip or any(n in left_out for n in node.all_input_nodes):
+        if is_max_pool(module, node) or any(n in left_out for n in node.all_input_nodes):
             left_out.add(node)
             continue
         if not all(node in seen for seen in values):

@@ -1,8 +1,8 @@
 """From a user's module to a graph with named gate sites.
 
 `trace` copies a template, follows it with `torch.fx` in train and in eval mode, makes in-place operations functional,
-turns every ReLU into a site, and refuses whatever it cannot prove to be affine between sites. Nothing here knows which
-kind of gated network the graph becomes; that is `twin.py`.
+turns every ReLU into a site, and refuses operations between sites that are not known to be affine. The networks are
+built from this graph in `twin.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def _modules(names: str) -> tuple[type[nn.Module], ...]:
-    """Classes of torch.nn by name; ``Conv?d`` stands for Conv1d, Conv2d and Conv3d."""
+    """Classes of torch.nn by name; ``Conv?d`` means Conv1d, Conv2d and Conv3d."""
     return tuple(getattr(nn, name.replace("?", d)) for name in names.split() for d in ("123" if "?" in name else "1"))
 
 
@@ -92,12 +92,12 @@ class Site(NamedTuple):
 
 
 def apply_site(q: Tensor, gate: Any, slope: float) -> Tensor:
-    """What stands in a traced graph for a ReLU: q·gate for a tensor, gate(q, α) for a function of q itself."""
+    """A gate site in a traced graph: q·gate if the gate is a tensor, gate(q, α) if it is a function of q."""
     return q * gate if isinstance(gate, Tensor) else gate(q, slope)
 
 
 def linear_unit(q: Tensor, slope: float) -> Tensor:
-    """What stands at the sites of a linear gate source."""
+    """The unit at the sites of a linear gate source: q itself."""
     return q
 
 
@@ -115,11 +115,15 @@ class Traced:
     sites: tuple[Site, ...]
     site_nodes: tuple[str, ...]
     entry: str | None
-    max_pools: tuple[str, ...] = ()
+
+    @property
+    def max_pools(self) -> list[fx.Node]:
+        """Max-pooling nodes of the graph."""
+        return [node for node in self.graph.nodes if is_max_pool(self.root, node)]
 
 
 class _Proxy(fx.Proxy):
-    """Records `a += b` as an in-place operation: fx would fall back to `a + b` and lose that `a` itself changes."""
+    """Records `a += b` as an in-place operation: fx would record `a + b`, and `a` itself would not change."""
 
 
 def _record_in_place(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -327,7 +331,7 @@ def _redirect_later_uses(graph: fx.Graph, node: fx.Node, storage: dict[fx.Node, 
 def _make_functional(root: nn.Module, graph: fx.Graph) -> None:
     """Replace in-place operations by functional ones, keeping what the template computes.
 
-    In-place modules keep their flag here, since `root` also stands for the template; `twin.py` clears it in copies.
+    In-place modules keep their flag, since `root` is also run as the template; `graph_module` clears it in copies.
     """
     storage: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
@@ -399,13 +403,10 @@ def _from_torch(function: Any) -> bool:
 _CONSTANT, _SHAPE, _DATA = range(3)
 
 
-def _classify(
-    root: nn.Module, graph: fx.Graph, affine: tuple[Any, ...]
-) -> tuple[dict[fx.Node, int], list[fx.Node], list[str]]:
-    """Walk the graph: what depends on the data, which nodes are ReLUs, which are max-pools; refuse the rest."""
+def _classify(root: nn.Module, graph: fx.Graph, affine: tuple[Any, ...]) -> tuple[dict[fx.Node, int], list[fx.Node]]:
+    """What depends on the data, and which nodes are ReLUs; other nodes must be max-pools or affine."""
     role: dict[fx.Node, int] = {}
     relus: list[fx.Node] = []
-    pools: list[str] = []
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             role[node] = _DATA if node.op == "placeholder" else _CONSTANT
@@ -419,32 +420,30 @@ def _classify(
             relus.append(node)
         elif _reads_shape(node):
             role[node] = _SHAPE
+        elif is_max_pool(root, node):
+            continue
         elif node.op == "call_module":
             module = root.get_submodule(str(node.target))
-            if type(module) in _MAX_POOLS:
-                pools.append(node.name)
-            elif not isinstance(module, _AFFINE_MODULES + _types(affine)):
+            if not isinstance(module, _AFFINE_MODULES + _types(affine)):
                 raise _refused(node, type(module).__name__)
-            elif isinstance(module, _BATCH_NORMS) and not module.track_running_stats:
+            if isinstance(module, _BATCH_NORMS) and not module.track_running_stats:
                 problem = "batch-norm without running statistics is not affine in eval mode"
                 raise _fail(node, f"{problem}. Set track_running_stats=True.")
         elif node.target not in affine:
-            _classify_call(node, role, pools)
-    return role, relus, pools
+            _check_call(node, role)
+    return role, relus
 
 
 def _types(affine: tuple[Any, ...]) -> tuple[type[nn.Module], ...]:
     return tuple(a for a in affine if isinstance(a, type) and issubclass(a, nn.Module))
 
 
-def _classify_call(node: fx.Node, role: dict[fx.Node, int], pools: list[str]) -> None:
-    """Refuse a function or method of the data unless it is a max-pool or affine."""
+def _check_call(node: fx.Node, role: dict[fx.Node, int]) -> None:
+    """Refuse a function or method of the data that is not affine."""
     name = _operation(node)
     if node.op == "call_function" and not _from_torch(node.target):
         raise _refused(node, name)
-    if name.removesuffix("_with_indices") in _MAX_POOL_FUNCTIONS:
-        pools.append(node.name)
-    elif name in _BILINEAR:
+    if name in _BILINEAR:
         if _data_count(node, role) > 1:
             problem = "it multiplies two quantities that both depend on the input"
             raise _fail(node, f"{problem}. A gated network is linear between its gates; remove the product.")
@@ -461,16 +460,9 @@ def _classify_call(node: fx.Node, role: dict[fx.Node, int], pools: list[str]) ->
 
 def _data_count(node: fx.Node, role: dict[fx.Node, int]) -> int:
     """How often data occurs among the arguments (x·x counts twice)."""
-    count = 0
-
-    def visit(n: fx.Node) -> fx.Node:
-        nonlocal count
-        count += role.get(n) == _DATA
-        return n
-
-    fx.map_arg(node.args, visit)
-    fx.map_arg(node.kwargs, visit)
-    return count
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return sum(role.get(n) == _DATA for n in found)
 
 
 def _refused(node: fx.Node, what: str) -> ConversionError:
@@ -479,26 +471,28 @@ def _refused(node: fx.Node, what: str) -> ConversionError:
     return _fail(node, f"{what} is neither a ReLU nor known to be affine. {remedy}.")
 
 
+def is_max_pool(root: nn.Module, node: fx.Node) -> bool:
+    """Whether a node is a max-pooling, which is not affine even with fixed gates."""
+    if node.op == "call_module":
+        return type(root.get_submodule(str(node.target))) in _MAX_POOLS
+    if node.op not in ("call_function", "call_method") or not _from_torch(node.target):
+        return False
+    return _operation(node).removesuffix("_with_indices") in _MAX_POOL_FUNCTIONS
+
+
 def max_pools(network: fx.GraphModule) -> list[fx.Node]:
-    """Max-pooling nodes of a gated network's graph, which are not affine even with fixed gates."""
-
-    def pools(node: fx.Node) -> bool:
-        if node.op == "call_module":
-            return type(network.get_submodule(str(node.target))) in _MAX_POOLS
-        called = node.op in ("call_function", "call_method")
-        return called and _operation(node).removesuffix("_with_indices") in _MAX_POOL_FUNCTIONS
-
-    return [node for node in network.graph.nodes if pools(node)]
+    """Max-pooling nodes of a gated network's graph."""
+    return [node for node in network.graph.nodes if is_max_pool(network, node)]
 
 
-def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) -> None:
+def average_max_pools(traced: Traced) -> None:
     """Replace max-pooling by average-pooling of the same windows, in place."""
-    for node in [n for n in graph.nodes if n.name in names]:
+    for node in traced.graph.nodes:
+        if not is_max_pool(traced.root, node):  # also a second call of a module that was replaced at its first
+            continue
         options = dict(node.kwargs)
         if node.op == "call_module":
-            module: Any = root.get_submodule(str(node.target))
-            if type(module) not in _MAX_POOLS:  # a module called twice was replaced at its first call
-                continue
+            module: Any = traced.root.get_submodule(str(node.target))
             options = vars(module)
         if options.get("return_indices") or options.get("dilation", 1) not in (1, (1,), (1, 1), (1, 1, 1)):
             problem = "max-pooling with indices or dilation has no average counterpart"
@@ -509,7 +503,7 @@ def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) 
                 new = average(module.output_size)
             else:
                 new = average(module.kernel_size, module.stride, module.padding, module.ceil_mode)
-            root.set_submodule(str(node.target), new)
+            traced.root.set_submodule(str(node.target), new)
         else:
             name = _operation(node)
             if name not in _MAX_POOL_FUNCTIONS or len(node.args) > 4:
@@ -607,14 +601,14 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
         raise _fail(template, f"{problem}. Wrap it so that it returns the logits alone.")
     sites = _name_relus(root, graph)
     graph.eliminate_dead_code()
-    role, relus, pools = _classify(root, graph, affine)
+    role, relus = _classify(root, graph, affine)
     if not relus:
-        remedy = "Use a template with nn.ReLU, F.relu or LeakyReLU."
         raise NoGateError(
-            f"gated_twin: {type(template).__name__}: it has no ReLU, so there is nothing to gate. {remedy}"
+            f"gated_twin: {type(template).__name__}: it has no ReLU, so there is nothing to gate. Use a template with "
+            "nn.ReLU, F.relu or LeakyReLU."
         )
     entry = _find_entry(root, graph, role, relus)
-    return Traced(root, graph, tuple(sites[n] for n in relus), tuple(n.name for n in relus), entry, tuple(pools))
+    return Traced(root, graph, tuple(sites[n] for n in relus), tuple(n.name for n in relus), entry)
 
 
 # --- graphs of the two networks ----------------------------------------------------------------------------------

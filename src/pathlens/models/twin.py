@@ -191,18 +191,15 @@ def gated_twin(
     _refuse_unused(kind, chosen.make_gate(), gate, beta=beta, epsilon=epsilon)
     _check_example(example)
     traced = trace(template, affine if isinstance(affine, tuple) else (affine,))
-    pools = traced.max_pools
     checker = Checker(traced, template, example)
     checker.equals_template()
-    if pools and max_pool == "average":
-        average_max_pools(traced.root, traced.graph, pools)
-        traced.max_pools = ()
+    if traced.max_pools and max_pool == "average":
+        average_max_pools(traced)
         checker.refresh()
-    elif pools and chosen.source in ("linear", "none"):
-        node = next(n for n in traced.graph.nodes if n.name == pools[0])
+    elif traced.max_pools and chosen.source in ("linear", "none"):
         raise ConversionError(
-            f"gated_twin: {describe(node)}: max-pooling is not affine, and the gates of kind {kind!r} must "
-            "be. Pass max_pool='average', or replace it by average-pooling."
+            f"gated_twin: {describe(traced.max_pools[0])}: max-pooling is not affine, and the gates of kind {kind!r} "
+            "must be. Pass max_pool='average', or replace it by average-pooling."
         )
     checker.values_affine()
     if chosen.source == "linear":
