@@ -112,7 +112,7 @@ def _from_array(X: Any, dtype: torch.dtype | None) -> Tensor:
     if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
         hint = " Convert it: X.toarray()." if hasattr(X, "toarray") else ""  # SciPy's sparse matrices
         raise DTypeError(f"Inputs must be real numbers, got an array of {array.dtype} ({type(X).__name__}).{hint}")
-    if not array.dtype.isnative or array.dtype.itemsize > 8:  # torch knows neither other byte orders nor long doubles
+    if not array.dtype.isnative or array.dtype.itemsize > 8:  # torch has neither other byte orders nor long doubles
         array = array.astype(np.float64)
     # a copy: the array may be read-only, or change later without torch knowing; torch takes no negative strides
     return torch.from_numpy(np.array(array, order="C")).to(dtype or torch.float32)
@@ -125,7 +125,7 @@ def accepting(x: Tensor, net: nn.Module, where: str, who: str = "the network") -
     Parameters
     ----------
     where, who : str
-        The public function that asks and the network's part in it, for messages.
+        The public function and the role of the network, for messages.
     """
     try:
         yield
@@ -163,10 +163,9 @@ def call_on_copies(
 
 
 def call_with(net: nn.Module, instead: Mapping[int, Tensor], inputs: tuple[Any, ...]) -> Any:
-    """Call a network with other tensors in place of its own, by their ids; its own are there again afterwards.
+    """Call a network with other tensors in place of its own, by their ids; afterwards its own are restored.
 
-    Every module is named once: of one that stands under two names torch would swap the tensors twice, and put the
-    stand-ins back.
+    Every module is named once: if it had two names, torch would swap its tensors twice and restore the replacements.
     """
     slots = {}
     for path, module in net.named_modules():
@@ -217,7 +216,7 @@ def first_reads(net: nn.Module) -> str:
 
 
 def row_numbers(net: nn.Module, rows: Any, x: Tensor) -> Tensor | None:
-    """Which examples of a table of gates the rows of x are; None where no table asks."""
+    """The example numbers of the rows of x, where gates come from a table; None otherwise."""
     source = net.source if isinstance(net, GatedNetwork) else None
     if not isinstance(source, TableSource):
         return None
@@ -230,7 +229,7 @@ def row_numbers(net: nn.Module, rows: Any, x: Tensor) -> Tensor | None:
     size = int(next(source.buffers()).shape[0])
     if int(ids.min()) < 0 or int(ids.max()) >= size:
         raise RowIndexError(
-            f"record: rows {int(ids.min())}…{int(ids.max())} asked for, the table of gates has {size} examples. "
-            "Give the numbers of these examples: record(net, X, rows=…)."
+            f"record: no rows {int(ids.min())}…{int(ids.max())}; the table of gates has {size} examples. Give the "
+            "numbers of these examples: record(net, X, rows=…)."
         )
     return ids.long()

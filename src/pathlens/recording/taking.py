@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def _not_finite(net: nn.Module) -> str | None:
         for key in ("running_mean", "running_var")
     }
     tensors = (*net.named_parameters(), *((k, b) for k, b in net.named_buffers() if k in norms))
-    # one sum notices NaN and infinity at a tenth of the cost; a sum of huge finite numbers is looked at again
+    # one sum detects NaN and infinity at a tenth of the cost; a sum of huge finite numbers is checked again
     return next((k for k, t in tensors if not t.sum().isfinite() and not t.isfinite().all()), None)
 
 
@@ -147,105 +148,131 @@ def _keeps_rows(net: nn.Module) -> bool:
     return plain or isinstance(net, GatedNetwork)
 
 
-def take(
-    net: nn.Module,
-    x: Tensor,
-    outputs: Sequence[int] | None,
-    ids: Tensor | None,
-    sensitivities: bool,
-) -> Record:
-    """The record of one batch, holding a copy of x; the caller has checked modes and inputs."""
-    whole = take_within(None, net, x, outputs, ids, sensitivities)
-    assert whole is not None
-    return whole
+@dataclass(frozen=True)
+class Recorder:
+    """Takes the record of a batch; modes and inputs have been checked.
+
+    Attributes
+    ----------
+    net : nn.Module
+    x : Tensor (n, ...)
+    ids : Tensor (n,) or None
+        Example numbers, where gates come from a table.
+    outputs : sequence of int or None
+        Which outputs are recorded; None means all.
+    sensitivities : bool
+        Whether there is a backward pass.
+    """
+
+    net: nn.Module
+    x: Tensor
+    ids: Tensor | None
+    outputs: Sequence[int] | None
+    sensitivities: bool
+
+    def rows(self, lo: int, hi: int) -> Recorder:
+        """The recorder of some of the rows."""
+        return replace(self, x=self.x[lo:hi], ids=None if self.ids is None else self.ids[lo:hi])
+
+    def take(self) -> Record:
+        """The record of all rows, with a copy of x."""
+        whole = self.take_within(None)
+        assert whole is not None
+        return whole
+
+    @exact_precision()
+    def take_within(self, limit: int | None) -> Record | None:
+        """The record, or None if the forward pass shows that it would need more bytes than the limit."""
+        net, x, ids, n, one = self.net, self.x, self.ids, len(self.x), None
+        if limit is not None and not _keeps_rows(net):
+            # one row alone distinguishes rows from other dimensions of equal size, and shows the memory of all rows
+            with torch.inference_mode(False), torch.no_grad(), accepting(x, net, "record"):
+                one, tape = _run(net, x[:1].clone(), None, clone=False)
+                _by_weight(tape, 1)
+                count = len(self.outputs) if self.outputs else one.numel() if isinstance(one, Tensor) else 1
+                if n * _held(tape, count) > limit:
+                    return None
+        with torch.inference_mode(False), torch.enable_grad():
+            with accepting(x, net, "record"):
+                x, f, tape = _run_on_tape(net, x, ids)
+            ends = tape.ends_in(f)
+            f, f2 = _checked_outputs(net, x, f)
+            wanted = list(range(f2.shape[1])) if self.outputs is None else list(self.outputs)
+            if not wanted or any(not 0 <= k < f2.shape[1] for k in wanted):
+                raise RecordError(f"record: no outputs {wanted}; the network has {f2.shape[1]}, numbered from 0.")
+            _drop_unused_relus(tape, f)
+            by_weight = _by_weight(tape, n)
+            if limit is not None:
+                if _held(tape, len(wanted)) > limit:
+                    return None
+                check_rows_apart(net, x, f2.detach(), one)
+            last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
+            inner = [c for k, calls in by_weight.items() if k not in last for c in calls]
+            grads = _gradients(f2, inner, wanted) if self.sensitivities else {}
+        trainable = {k: p.requires_grad for k, p in net.named_parameters()}
+        biases = _biases(by_weight, tape.other, trainable)
+        layers, layer_inputs, sensitivity = [], {}, {}
+        flops = 0
+        for weight, calls in by_weight.items():
+            name, shape = weight.removesuffix(".weight"), calls[0].shape
+            size = math.prod(shape[1:])
+            added = {c.bias for c in calls}
+            layer = Layer(
+                name,
+                _part(net, weight),
+                bias=weight in biases,
+                inputs=size,
+                outputs=shape[0],
+                calls=tuple(c.convolution for c in calls),
+                identity=weight in last,
+                trainable=trainable[weight],
+                parameters=(weight, *(b for b in added if b is not None and len(added) == 1)),
+            )
+            layers.append(layer)
+            layer_inputs[name] = [c.x for c in calls]
+            flops += sum(2 * c.out[0].numel() * size for c in calls)
+            if any(id(c) in grads for c in calls):
+                parts = [_by_position(grads.get(id(c)), c, len(wanted)) for c in calls]
+                sensitivity[name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        bits, soft, label = _gates_of(net, x, ids, tape)
+        tracked = set(by_weight) | set(biases.values())
+        return Record(
+            x,
+            f2.detach()[:, wanted],
+            bits,
+            soft,
+            tuple(layers),
+            layer_inputs,
+            sensitivity,
+            gate_label=label,
+            flops_per_row=flops * (1 + (len(wanted) if self.sensitivities else 0)),
+            untracked=tuple(k for k, train in trainable.items() if train and k not in tracked),
+            kept=() if self.outputs is None else tuple(wanted),
+            has_sensitivities=self.sensitivities,
+            chain=ends and _is_chain(net, x, ids, f2, tape, bits, soft),
+            ungated=tuple(tape.ungated),
+            learned_entry=_learned_entry(net, by_weight, tape),
+        )
 
 
-@exact_precision()
-def take_within(
-    limit: int | None,
-    net: nn.Module,
-    x: Tensor,
-    outputs: Sequence[int] | None,
-    ids: Tensor | None,
-    sensitivities: bool,
-) -> Record | None:
-    """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
-    one = None
-    if limit is not None and not _keeps_rows(net):
-        # one row alone distinguishes rows from other dimensions of equal size, and shows the memory of all rows
-        with torch.inference_mode(False), torch.no_grad(), accepting(x, net, "record"):
-            one, tape = _run(net, x[:1].clone(), None, clone=False)
-            _by_weight(tape, 1)
-            count = len(outputs) if outputs is not None else one.numel() if isinstance(one, Tensor) else 1
-            if len(x) * _held(tape, count) > limit:
-                return None
-    n = x.shape[0]
-    with torch.inference_mode(False), torch.enable_grad():
-        with accepting(x, net, "record"):
-            x, f, tape = _run_on_tape(net, x, ids)
-        ends = tape.ends_in(f)
-        if isinstance(f, Tensor) and f.ndim == 0 and n == 1:  # a network that ends in squeeze()
-            f = f.reshape(1)
-        if not isinstance(f, Tensor) or f.ndim not in (1, 2) or f.shape[0] != n:
-            got = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
-            raise RecordError(
-                f"record: the network must return a tensor of shape (n, c), got {got} for inputs of shape "
-                f"{tuple(x.shape)}.{first_reads(net)} Wrap it so that it returns its outputs alone, rows first."
-            )
-        f2 = f if f.ndim == 2 else f[:, None]
-        if bool(f2.isnan().any()):
-            bad = int(f2.isnan().any(1).nonzero()[0])
-            raise NotFiniteError(
-                f"record: the network returns NaN for row {bad}: numbers inside it overflow. Scale the inputs, or "
-                "compute in float64."
-            )
-        wanted = list(range(f2.shape[1])) if outputs is None else list(outputs)
-        if not wanted or any(not 0 <= k < f2.shape[1] for k in wanted):
-            raise RecordError(f"record: outputs {wanted} asked for, the network has {f2.shape[1]}, numbered from 0.")
-        _drop_unused_relus(tape, f)
-        by_weight = _by_weight(tape, n)
-        if limit is not None and _held(tape, len(wanted)) > limit:
-            return None
-        if limit is not None:
-            check_rows_apart(net, x, f2.detach(), one)
-        last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
-        inner = [c for k, calls in by_weight.items() if k not in last for c in calls]
-        grads = _gradients(f2, inner, wanted) if sensitivities else {}
-    trainable = {k: p.requires_grad for k, p in net.named_parameters()}
-    biases = _biases(by_weight, tape.other, trainable)
-    layers, layer_inputs, sensitivity = [], {}, {}
-    flops = 0
-    for weight, calls in by_weight.items():
-        name, shape = weight.removesuffix(".weight"), calls[0].shape
-        size = math.prod(shape[1:])
-        geometry, part = tuple(c.convolution for c in calls), _part(net, weight)
-        added = {c.bias for c in calls}
-        parameters = (weight, *(b for b in added if b is not None and len(added) == 1))
-        found = weight in biases, size, shape[0], geometry, weight in last, trainable[weight], parameters
-        layers.append(Layer(name, part, *found))
-        layer_inputs[name] = [c.x for c in calls]
-        flops += sum(2 * c.out[0].numel() * size for c in calls)
-        if any(id(c) in grads for c in calls):
-            sensitivity[name] = _cat([_by_position(grads.get(id(c)), c, len(wanted)) for c in calls])
-    bits, soft, label = _gates_of(net, x, ids, tape)
-    tracked = set(by_weight) | set(biases.values())
-    return Record(
-        x,
-        f2.detach()[:, wanted],
-        bits,
-        soft,
-        tuple(layers),
-        layer_inputs,
-        sensitivity,
-        label,
-        flops * (1 + (len(wanted) if sensitivities else 0)),
-        tuple(k for k, train in trainable.items() if train and k not in tracked),
-        () if outputs is None else tuple(wanted),
-        sensitivities,
-        ends and _is_chain(net, x, ids, f2, tape, bits, soft),
-        tuple(tape.ungated),
-        _learned_entry(net, by_weight, tape),
-    )
+def _checked_outputs(net: nn.Module, x: Tensor, f: Any) -> tuple[Tensor, Tensor]:
+    """The outputs for rows x as (n,) or (n, c), and as (n, c); refuses other shapes and NaN."""
+    if isinstance(f, Tensor) and f.ndim == 0 and len(x) == 1:  # a network that ends in squeeze()
+        f = f.reshape(1)
+    if not isinstance(f, Tensor) or f.ndim not in (1, 2) or len(f) != len(x):
+        got = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
+        raise RecordError(
+            f"record: the network must return a tensor of shape (n, c), got {got} for inputs of shape "
+            f"{tuple(x.shape)}.{first_reads(net)} Wrap it so that it returns its outputs alone, rows first."
+        )
+    f2 = f if f.ndim == 2 else f[:, None]
+    if bool(f2.isnan().any()):
+        bad = int(f2.isnan().any(1).nonzero()[0])
+        raise NotFiniteError(
+            f"record: the network returns NaN for row {bad}: numbers inside it overflow. Scale the inputs, or "
+            "compute in float64."
+        )
+    return f, f2
 
 
 def _learned_entry(net: nn.Module, by_weight: dict[str, list[Call]], tape: Tape) -> bool:
@@ -292,9 +319,9 @@ def _is_chain(
         return False
     generator = torch.Generator().manual_seed(0)
     if isinstance(net, GatedNetwork):
-        # gates that are all open, or all closed, do not show where they stand: look again with others
+        # gates that are all open, or all closed, do not show where they act: look again with others
         gates = {site: _positive(bit[:2], generator, f.dtype) for site, bit in bits.items()}
-        probe: nn.Module = _Switched(net, list(gates.values()))
+        probe: nn.Module = _ValueNetwork(net.values, list(gates.values()))
         with torch.no_grad():
             x = _positive(net.value_reads(x[:2]), generator)
         ids, bits, soft = None, gates, gates
@@ -320,31 +347,20 @@ def _positive(t: Tensor, generator: torch.Generator, dtype: torch.dtype | None =
     return (0.25 + torch.rand(t.shape, generator=generator) / 2).to(t.device, dtype or t.dtype)
 
 
-class _Switched(nn.Module):
-    """The value network with given gates."""
+class _ValueNetwork(nn.Module):
+    """A value network with given units: gates, or functions of pre-activations."""
 
-    def __init__(self, net: GatedNetwork, gates: list[Tensor]) -> None:
+    def __init__(self, values: nn.Module, units: Sequence[Any]) -> None:
         super().__init__()
-        self.values, self._gates = net.values, gates
+        self.values, self._units = values, units
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.values(x, *self._gates)
-
-
-class _Values(nn.Module):
-    """The value network with all gates open: what its first layer reads has passed none."""
-
-    def __init__(self, net: GatedNetwork) -> None:
-        super().__init__()
-        self.values, self._sites = copy.deepcopy(net.values).double(), len(net.sites)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.values(x, *(linear_unit,) * self._sites)
+        return self.values(x, *self._units)
 
 
 @torch.inference_mode(False)
 def first_map(net: nn.Module, read: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
-    """What the first value layer makes of what the value network reads, as an affine map, float64.
+    """The affine map from the input of the value network to the output of its first layer, in float64.
 
     Parameters
     ----------
@@ -363,7 +379,10 @@ def first_map(net: nn.Module, read: Tensor, layer: Layer) -> tuple[Tensor, Tenso
     connected : (d,) bool
         Which entries reach the layer, whatever its weights are.
     """
-    probe, dtype = (_Values(net), torch.float64) if isinstance(net, GatedNetwork) else (net, read.dtype)
+    probe, dtype = net, read.dtype
+    if isinstance(net, GatedNetwork):
+        units = [linear_unit] * len(net.sites)  # the first layer reads nothing that has passed a gate
+        probe, dtype = _ValueNetwork(copy.deepcopy(net.values).double(), units), torch.float64
     zeros = torch.zeros(layer.outputs, *read.shape[1:], dtype=dtype, device=read.device)
     name = layer.parameters[0]
     parameters = {k: p.detach() for k, p in probe.named_parameters()}
@@ -480,11 +499,6 @@ def _by_position(grads: list[Tensor | None] | None, call: Call, count: int) -> T
         full = [g.flatten(2) for g in full]
     stacked = full[0].unsqueeze(1).contiguous() if count == 1 else torch.stack(full, dim=1)
     return stacked if call.convolution is None else stacked.transpose(2, 3)
-
-
-def _cat(parts: list[Tensor]) -> Tensor:
-    """Along positions; one part as it is."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _gates_of(
