@@ -1,13 +1,13 @@
 """Convex cells of a box and how lines cut them: polygons in a plane, intervals on a segment.
 
-Cells are arrays, cut all at once; nothing here knows of networks. Coordinates are those of the unit box [−1, 1]²
-(or [−1, 1]), an affine function is its coefficients (c_0, c_1, …): c_0 + c_1 z_1 + ….
+Cells are arrays, and all are cut at once. Coordinates are those of the unit box [−1, 1]² (or [−1, 1]); an affine
+function c_0 + c_1 z_1 + … is given by its coefficients (c_0, c_1, …).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +20,6 @@ Bits = NDArray[np.bool_]
 
 #: a line that passes a corner within this distance, in units of the box, passes through it
 TOLERANCE = 1e-12
-
-
-class Cells(Protocol):
-    """What tracking a network over cells needs of them."""
-
-    dim: int
-
-    def __len__(self) -> int: ...
-    def part(self, rows: slice) -> Cells: ...
-    def cut(self, coefficients: Floats, first: int, limit: int, others: int = 0) -> tuple[Cells, Ints, Bits]: ...
-    def measures(self) -> Floats: ...
 
 
 def too_many(limit: int) -> BudgetError:
@@ -83,7 +72,7 @@ class Polygons:
     sizes : (K,)
         Number of corners of each.
     edges : (K, V)
-        What the edge from corner j to the next one lies on: ±(number of a cut), the sign telling the side, or 0 for
+        What the edge from corner j to the next one lies on: ±(number of a cut), with the side as its sign, or 0 for
         the box. Two polygons can only touch along edges with the same number and opposite signs.
     """
 
@@ -326,3 +315,6 @@ class Intervals:
         parent = np.sort(parent)
         pieces = Intervals(np.stack([starts, stops], axis=1))
         return pieces, parent, _signs(coefficients, parent, pieces.centres())
+
+
+Cells: TypeAlias = Polygons | Intervals

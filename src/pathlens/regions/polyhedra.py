@@ -255,9 +255,7 @@ class PathRegion:
             raise RegionError(f"volume: exact for d ≤ 3, this region has d = {self.dim}. Use sample() and count.")
         if self.is_empty:
             return 0.0
-        if box is None and not self.is_bounded:
-            raise RegionError("volume: the region is unbounded. Give a box, such as box=1.0 or ((-1, 1), (-1, 1)).")
-        lo, hi = self._extent() if box is None else box_bounds(box, self.dim).T
+        lo, hi = self._bounds("volume", box)
         A, b = self._rows()
         if self.dim == 1:
             left = max([lo[0], *(-b[A[:, 0] > 0])])
@@ -275,12 +273,17 @@ class PathRegion:
             return 0.0
         centre, unit = found  # Qhull's tolerances are absolute too
         faces = np.concatenate([np.eye(3), -np.eye(3), -A])
-        room = np.concatenate([centre - hi, lo - centre, -(A @ centre + b)]) / unit
-        corners = HalfspaceIntersection(np.column_stack([faces, room]), np.zeros(3)).intersections
+        offsets = np.concatenate([centre - hi, lo - centre, -(A @ centre + b)]) / unit
+        corners = HalfspaceIntersection(np.column_stack([faces, offsets]), np.zeros(3)).intersections
         return float(ConvexHull(corners).volume) * unit**3
 
-    def _extent(self) -> tuple[Floats, Floats]:
-        """Bounds of a bounded region in every coordinate, by 2d linear programs."""
+    def _bounds(self, what: str, box: Any) -> tuple[Floats, Floats]:
+        """Bounds (d,) of a box, or of a bounded region by 2d linear programs."""
+        if box is not None:
+            low, high = box_bounds(box, self.dim).T
+            return low, high
+        if not self.is_bounded:
+            raise RegionError(f"{what}: the region is unbounded. Give a box, such as box=1.0.")
         A, b = self._in_units()
 
         def end(direction: Floats) -> float:
@@ -309,9 +312,7 @@ class PathRegion:
         steps = 20 + 10 * self.dim if steps is None else steps
         if steps < 1 or seed < 0:
             raise OptionError(f"sample: steps must be at least 1 and seed at least 0, got {steps!r} and {seed!r}.")
-        if box is None and not self.is_bounded:
-            raise RegionError("sample: the region is unbounded. Give a box, such as box=1.0.")
-        lo, hi = self._extent() if box is None else box_bounds(box, self.dim).T
+        lo, hi = self._bounds("sample", box)
         A, b = self._rows()
         start = _centre((A, b), (lo, hi))
         if start is None or not (start[1] > 0 and (A @ start[0] + b > 0).all()):
@@ -321,11 +322,11 @@ class PathRegion:
         for _ in range(steps):
             v = generator.standard_normal((n, self.dim))
             v /= np.linalg.norm(v, axis=1, keepdims=True)
-            # room ≥ 0 is left, and shrinks by −speed; faces of the box need no products of matrices
-            room = np.concatenate([x @ A.T + b, x - lo, hi - x], axis=1)
+            # distances to the faces and how fast they grow along v; faces of the box need no products of matrices
+            distance = np.concatenate([x @ A.T + b, x - lo, hi - x], axis=1)
             speed = np.concatenate([v @ A.T, v, -v], axis=1)
             with np.errstate(divide="ignore", invalid="ignore"):
-                t = np.maximum(room, 0.0) / -speed
+                t = np.maximum(distance, 0.0) / -speed
             ahead = np.where(speed < 0, t, np.inf).min(1)
             behind = np.where(speed > 0, t, -np.inf).max(1)
             x = x + (behind + generator.random(n) * (ahead - behind))[:, None] * v
@@ -353,15 +354,9 @@ def _centre(rows: tuple[Floats, Floats], box: tuple[Floats, Floats]) -> tuple[Fl
     d = len(box[0])
     size = float(np.abs(box).max())
     unit = min(size, float(np.abs(b).max(initial=0.0)) or size) or 1.0  # the solver's tolerances are absolute
-    eye = np.eye(d)
     # a_i·x + b_i ≥ r,  x_j + r ≤ hi_j,  lo_j ≤ x_j − r
-    left = np.concatenate(
-        [
-            np.column_stack([-A, np.ones(len(A))]),
-            np.column_stack([eye, np.ones(d)]),
-            np.column_stack([-eye, np.ones(d)]),
-        ]
-    )
+    faces = np.concatenate([-A, np.eye(d), -np.eye(d)])
+    left = np.column_stack([faces, np.ones(len(faces))])
     right = np.concatenate([b, box[1], -box[0]]) / unit
     cost = np.append(np.zeros(d), -1.0)
     bounds = [(None, None)] * d + [(0, None)]
@@ -391,8 +386,8 @@ def path_region(
 
     Notes
     -----
-    L normals, one backward pass each; linear programs of d + 1 variables when asked for more. Half-space paper, eq. 4
-    (there with ≥: regions differ by their boundary only).
+    L normals, one backward pass each; its properties are computed when read, by linear programs of d + 1 variables.
+    Half-space paper, eq. 4 (there with ≥: regions differ by their boundary only).
 
     Examples
     --------

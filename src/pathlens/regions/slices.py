@@ -88,7 +88,7 @@ def slice2d(
     points = plane.points(middle + np.array([[0, 0], [half[0], 0], [0, half[1]]]))
     leaves = Tracker(hard, points, where).run(Polygons.box(), _limit(max_cells, hard, where))
     patterns, maps = _collect(hard, leaves, middle, half)
-    cells = Polygons.joined([leaf.cells for leaf in leaves])  # type: ignore[misc]
+    cells = Polygons.joined([leaf.cells for leaf in leaves if isinstance(leaf.cells, Polygons)])
     return Slice2D(patterns, maps, hard.label, hard, plane, torch.from_numpy(bounds), cells)
 
 
@@ -131,7 +131,8 @@ def segment1d(net: nn.Module | Snapshot, a: Any, b: Any, *, max_cells: int | Non
     leaves = Tracker(hard, points, where).run(Intervals.box(), _limit(max_cells, hard, where))
     half = np.array([0.5])
     patterns, maps = _collect(hard, leaves, half, half)
-    starts = torch.from_numpy(np.concatenate([leaf.cells.ends[:, 0] for leaf in leaves]))  # type: ignore[attr-defined]
+    ends = [leaf.cells.ends for leaf in leaves if isinstance(leaf.cells, Intervals)]
+    starts = torch.from_numpy(np.concatenate(ends)[:, 0])
     starts, order = starts.sort(stable=True)
     breaks = torch.nn.functional.pad((1 + starts) / 2, (0, 1), value=1.0)
     patterns = {name: bits[order] for name, bits in patterns.items()}
