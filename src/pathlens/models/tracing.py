@@ -301,7 +301,8 @@ def _same_graph(root: nn.Module, train: fx.Graph, evaluate: fx.Graph) -> str | N
     return different
 
 
-def _reads_shape(node: fx.Node) -> bool:
+def reads_shape(node: fx.Node) -> bool:
+    """Whether a node reads the shape or type of a tensor, not its values."""
     return (node.op == "call_method" and node.target in _SHAPE_METHODS) or (
         node.target is getattr and node.args[1] in _SHAPE_ATTRIBUTES
     )
@@ -320,7 +321,7 @@ def _redirect_later_uses(graph: fx.Graph, node: fx.Node, storage: dict[fx.Node, 
     for other, owner in storage.items():
         if owner is not storage[source] or other is source:
             continue
-        if any(order[u] > order[node] and not _reads_shape(u) for u in other.users):
+        if any(order[u] > order[node] and not reads_shape(u) for u in other.users):
             problem = f"it changes memory in place that {describe(other)} may share and that is read again later"
             raise _fail(node, f"{problem}. Write it without the in-place operation.")
     for user in list(source.users):
@@ -418,7 +419,7 @@ def _classify(root: nn.Module, graph: fx.Graph, affine: tuple[Any, ...]) -> tupl
         role[node] = _DATA
         if _relu_slope(root, node) is not None:
             relus.append(node)
-        elif _reads_shape(node):
+        elif reads_shape(node):
             role[node] = _SHAPE
         elif is_max_pool(root, node):
             continue
@@ -564,6 +565,23 @@ def unwrapped(net: nn.Module) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else net
 
 
+def chain_of(graph: fx.Graph) -> tuple[list[fx.Node], str | None]:
+    """The nodes between input and output of a graph without branches; else also the name of the node that joins them.
+
+    Nodes that read shapes alone are left out.
+    """
+    node: fx.Node = next(iter(graph.nodes))
+    steps: list[fx.Node] = []
+    while True:
+        users = [user for user in node.users if not reads_shape(user)]
+        if len(users) != 1:
+            return steps, (users or [node])[-1].name
+        if users[0].op == "output":
+            return steps, None
+        node = users[0]
+        steps.append(node)
+
+
 def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
     """Follow a template and mark its gate sites; the template itself is not touched.
 
@@ -658,7 +676,7 @@ def value_graph(traced: Traced, enters_late: bool = False, constant: bool = Fals
         graph.eliminate_dead_code()
         for node in first.users:
             if (
-                _reads_shape(node)
+                reads_shape(node)
                 and node.args[1:] != (0,)
                 and not all(u.target is operator.getitem and u.args[1] == 0 for u in node.users)
             ):

@@ -14,24 +14,14 @@ from torch import Tensor, fx, nn
 from pathlens.errors import OptionError, RecordError
 from pathlens.explanations import Explanation, r_squared, ratio
 from pathlens.models import GatedNetwork
-from pathlens.models.tracing import unwrapped
+from pathlens.models.tracing import chain_of, unwrapped
 from pathlens.paths.trellis import Trellis, take_record, take_trellis
 from pathlens.plotting import get_axes
 from pathlens.recording import Record
 
-# functions and methods between dense layers through which every path goes as it is
-_PASSING = {
-    "apply_site",
-    "relu",
-    "relu_",
-    "leaky_relu",
-    "leaky_relu_",
-    "dropout",
-    "flatten",
-    "view",
-    "reshape",
-    "contiguous",
-}
+# functions and methods between dense layers that change no path
+_PASSING = {"apply_site", "relu", "relu_", "leaky_relu", "leaky_relu_", "dropout"}
+_PASSING |= {"flatten", "view", "reshape", "contiguous"}
 
 
 def _dense_layers(what: str, net: nn.Module, rec: Record | None = None) -> list[nn.Linear]:
@@ -58,39 +48,24 @@ def _dense_layers(what: str, net: nn.Module, rec: Record | None = None) -> list[
 
 
 def _followed(values: nn.Module) -> tuple[list[nn.Linear], str]:
-    """The dense layers on the one way from the input to the output, and why there is no such way.
+    """The dense layers between input and output, and the reason if they do not form a chain.
 
-    Modules are registered in any order, and shortcuts and second calls not at all, so the graph is followed.
+    The order in which modules are registered shows neither shortcuts nor second calls, so the graph is followed.
     """
     try:
         graph = values.graph if isinstance(values, fx.GraphModule) else fx.Tracer().trace(values)
     except Exception as error:  # whatever a forward raises on a proxy
         return [], f"its forward cannot be followed ({type(error).__name__}: {error})"
     modules = dict(values.named_modules(remove_duplicate=False))
-    layers: list[nn.Linear] = []
-    here: fx.Node | None = None
-    passed: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder" and here is not None:
-            continue  # a gate
-        data = [each for each in node.all_input_nodes if each in passed]
-        if here is not None and (not data or node.op == "output"):
-            if node.op == "output" and data != [here]:
-                return [], "what it returns is not what its last layer makes"
-            continue
-        if node.target is getattr or (node.op == "call_method" and node.target in ("size", "dim")):
-            continue  # a shape
-        name = getattr(node.target, "__name__", str(node.target))
-        if here is not None and (data != [here] or (node.op != "call_module" and name not in _PASSING)):
-            return [], f"'{node.name}' joins or rescales what its layers make"
-        module = modules.get(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, nn.Linear):
-            if module in layers:
-                return [], f"'{node.target}' is called twice"
-            layers.append(module)
-        here = node
-        passed.add(node)
-    return layers, ""
+    steps, joined = chain_of(graph)
+    calls = [step for step in steps if step.op != "call_module"]
+    joined = joined or next((s.name for s in calls if getattr(s.target, "__name__", s.target) not in _PASSING), None)
+    if joined is not None:
+        return [], f"'{joined}' joins or rescales the outputs of its layers"
+    called = [str(step.target) for step in steps if step.op == "call_module"]
+    layers = {name: m for name in called if isinstance(m := modules[name], nn.Linear)}
+    twice = next((name for name in layers if sum(modules[other] is layers[name] for other in called) > 1), None)
+    return list(layers.values()), "" if twice is None else f"'{twice}' is called twice"
 
 
 def path_norm(net: nn.Module) -> Tensor:

@@ -239,7 +239,7 @@ class HalfSpaces:
         return as_points(X, self.dim) @ self.normals(site).T + self.offsets(site) > 0
 
     def groups(
-        self, angle: float = 1.0, offset: float = 1e-6, sites: Sequence[str | int] | None = None
+        self, angle: float = 1.0, *, offset: float = 1e-6, sites: Sequence[str | int] | None = None
     ) -> HalfSpaceGroups:
         """Half-spaces whose boundaries nearly coincide.
 
@@ -264,7 +264,8 @@ class HalfSpaces:
         if not (0 <= angle <= 90) or not offset >= 0:
             raise OptionError(f"groups: angle must be 0…90 degrees and offset at least 0, got {angle!r}, {offset!r}.")
         names = self.sites if sites is None else tuple(self._site(s) for s in sites)
-        need = 8 * self.dim * sum(self.units(n) for n in names) * 2
+        units = sum(self.units(n) for n in names)
+        need = 8 * self.dim * units * 2
         if need > self._budget:
             raise BudgetError(
                 f"groups: the normals of {len(names)} sites take {human_bytes(need)}, the budget is "
@@ -272,19 +273,19 @@ class HalfSpaces:
             )
         chord = max(2 * math.sin(math.radians(angle) / 2), 1e-9)  # |u − v| resolves small angles, their cosine does not
         slack = max(offset, 1e-12)
-        heads = np.empty((64, self.dim))
-        head_offsets = np.empty(64)
+        heads, head_offsets = np.empty((units, self.dim)), np.empty(units)
         members: list[list[Member]] = []
         fixed: dict[int, list[tuple[str, int]]] = {1: [], -1: []}
         for name in names:
-            size = self.normals(name).norm(dim=1)
-            flat = _constant(size, self.offsets(name)).tolist()
-            normals, offsets, size = (t.numpy() for t in (self.normals(name), self.offsets(name), size))
-            for unit in range(len(normals)):
-                if flat[unit]:
-                    fixed[flat[unit]].append((name, unit))
+            normals, offsets = self.normals(name), self.offsets(name)
+            size = normals.norm(dim=1)
+            flat = _constant(size, offsets).tolist()
+            rows = zip(flat, normals.numpy(), offsets.numpy(), size.numpy())
+            for unit, (constant, n, b, length) in enumerate(rows):
+                if constant:
+                    fixed[constant].append((name, unit))
                     continue
-                n, b = normals[unit] / size[unit], offsets[unit] / size[unit]
+                n, b = n / length, b / length
                 g = len(members)
                 # cosines, one product, leave few to compare by their differences; the margin is more than rounding
                 few = np.nonzero(np.abs(heads[:g] @ n) >= 1 - chord**2 / 2 - 1e-9)[0]
@@ -298,9 +299,6 @@ class HalfSpaces:
                     degrees = math.degrees(2 * math.asin(min(near[int(flipped)][hit] / 2, 1.0)))
                     members[k].append(Member(name, unit, flipped, degrees))
                     continue
-                if g == len(heads):
-                    heads = np.concatenate([heads, np.empty_like(heads)])
-                    head_offsets = np.concatenate([head_offsets, np.empty_like(head_offsets)])
                 heads[g], head_offsets[g] = n, b
                 members.append([Member(name, unit, False, 0.0)])
         order = sorted(range(len(members)), key=lambda k: -len(members[k]))

@@ -20,7 +20,7 @@ from torch import fx, nn
 from pathlens.errors import RegionError, ShapeError
 from pathlens.models import GatedNetwork, Hard, Open, gated_twin
 from pathlens.models.sources import FunctionSource, GraphSource, QuadraticSource, TableSource
-from pathlens.models.tracing import apply_site, describe, max_pools, unwrapped
+from pathlens.models.tracing import apply_site, chain_of, describe, max_pools, unwrapped
 from pathlens.recording import rebuild
 from pathlens.recording.inputs import first_layer
 from pathlens.recording.taking import check_net
@@ -198,23 +198,9 @@ def _input_shape(net: nn.Module, given: Sequence[int] | None, where: str) -> tup
 
 def _is_chain(net: GatedNetwork) -> bool:
     """Whether the values are linear layer, gates, linear layer, gates, …, linear layer."""
-    graph = net.values.graph
-    node = next(n for n in graph.nodes if n.op == "placeholder")
-    kinds: list[str] = []
-    while True:
-        users = [u for u in node.users if u.op != "call_method" or u.target not in ("size", "dim")]
-        if len(users) != 1:
-            return False
-        node = users[0]
-        if node.op == "output":
-            break
-        kind = _chain_kind(net.values, node)
-        if kind is None:
-            return False
-        if kind != "pass":
-            kinds.append(kind)
-    expected = ["linear", "site"] * len(net.sites) + ["linear"]
-    return kinds == expected
+    steps, joined = chain_of(net.values.graph)
+    kinds = [kind for step in steps if (kind := _chain_kind(net.values, step)) != "pass"]
+    return joined is None and kinds == ["linear", "site"] * len(net.sites) + ["linear"]
 
 
 def _chain_kind(module: fx.GraphModule, node: fx.Node) -> str | None:
