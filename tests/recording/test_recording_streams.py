@@ -255,7 +255,7 @@ def test_control_flow_that_depends_on_the_batch_is_noticed() -> None:
 def test_reprs_say_what_they_are() -> None:
     net, x = CASES["dlgn"]()
     assert repr(record(net, x)).startswith("Record(7 rows, 3 outputs, 2 gate sites (soft β=4), 5 layers")
-    assert "recomputed when asked" in repr(record(net, x, stream=True))
+    assert "recomputed when needed" in repr(record(net, x, stream=True))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's account of resident memory")

@@ -171,7 +171,7 @@ def test_pictures() -> None:
     drawn = seen.plot("2@0").images[0].get_array()[:6, :6]  # the first channel's, at the middle position
     middle = seen.normal("2@0", (0, *(size // 2 for size in seen.shapes["2@0"][1:]))).numpy().reshape(2, 6, 6)
     np.testing.assert_allclose(drawn, (middle / np.abs(middle).max()).mean(0))
-    with pytest.raises(RegionError, match="no plane and no picture"):
+    with pytest.raises(RegionError, match="neither points of a plane nor images"):
         halfspaces(pl.models.dlgn(16, (5, 5), seed=0)).plot(0)
     plt.close("all")
 

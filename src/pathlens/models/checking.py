@@ -47,12 +47,12 @@ class Checker:
             torch.default_generator.manual_seed(0)
             _perturb(self.copy)
             scale = max(1.0, float(first.std())) if first.numel() > 1 else 1.0
-            # an image has many positions; flat rows are cheap, and with few of them all units of a layer may be off
-            # and hide what follows, or batch-norm in train mode turns any two rows into ±1
+            # an image has many positions; of flat rows, few could leave all units of a layer off, which hides the
+            # layers after it, and batch-norm in train mode maps any two rows to ±1
             others = [torch.randn_like(first) for _ in range(1 if first.ndim > 2 else 15)]
             self.rows = torch.cat([first, *(first + scale * other for other in others)])
             self.far = 100 * scale * torch.randn_like(first)
-        self.values: fx.GraphModule  # made after the template has run, since making it changes in-place modules
+        self.values: fx.GraphModule  # built after the template has run, since it clears in-place flags
 
     def refresh(self) -> None:
         """Copy modules that were replaced in the traced template (max-pools that became average-pools)."""
@@ -121,7 +121,7 @@ class Checker:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.default_generator.manual_seed(1)
                 return module(*inputs)
-        except Exception as error:  # whatever the user's forward or hook raises
+        except Exception as error:  # the user's forward or hook may raise anything
             raise ConversionError(
                 f"gated_twin: {self.name}: it does not run on {len(inputs[0])} rows like the example's in float64 on "
                 f"the CPU ({type(error).__name__}: {error}). The template must accept `example`, any number of rows, "
@@ -141,7 +141,7 @@ class Checker:
             return q
 
         self._run(self.values.eval(), self.rows[:1].clone(), *(unit,) * len(self.traced.sites))
-        # gates of no network, all open: a closed one would hide what follows
+        # random positive gates: a closed one would hide the layers after it
         gates = tuple(0.5 + torch.rand(s, generator=generator, dtype=torch.float64) for s in shapes)
         together = self._check_affine(self.values.eval(), gates, claim)
         others = self._run(self.values, self.rows.clone(), *gates)

@@ -1,6 +1,6 @@
-"""Named constructors: every model of the papers, fully connected, in one line each.
+"""Named constructors of every model of the papers, fully connected.
 
-All go through the same core as `gated_twin`; for other architectures give a template from `templates` to it.
+For other architectures pass a template, for example one of `templates`, to `gated_twin`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def flnpf(
     Parameters
     ----------
     checkpoint : state dict or module
-        Of a ReLU network of the same sizes: ours, a template's, or a gated network (whose gate source is taken).
+        Of a ReLU network of the same sizes, from `relu` or `mlp`, or of a gated network, whose gate source is used.
     """
     kind = KINDS["flnpf"].override(gates_from=checkpoint)
     return _fully_connected("flnpf", kind, _sizes(inputs, hidden, outputs, bias), init, seed)
@@ -180,7 +180,7 @@ def gates_only(
     init: str | Init = "default",
     seed: int | None = None,
 ) -> GatedNetwork:
-    """Random values that stay, gates that learn (DGN Experiment 6; soft gates, since hard ones have no gradient)."""
+    """Random values, and gates that alone are trained (DGN Experiment 6; soft, since hard ones have no gradient)."""
     kind = KINDS["gates_only"].override(beta=beta, epsilon=epsilon)
     return _fully_connected("gates_only", kind, _sizes(inputs, hidden, outputs, bias), init, seed)
 
@@ -221,7 +221,7 @@ def dlgn(
     Parameters
     ----------
     gate : {"soft", "hard", "straight_through"} or Gate
-        What multiplies the values; train with "soft" or "straight_through" (hard gates have no gradient).
+        Gate function; train with "soft" or "straight_through", since hard gates have no gradient.
     piecewise_constant : bool
         DLGN-PWC: the value network reads ones, so that the network is constant on each cell.
     frozen : bool
@@ -361,7 +361,7 @@ def from_recipe(recipe: Mapping[str, Any], state: Mapping[str, Tensor]) -> Gated
     name = options.pop("name")
     sizes = _sizes(**recipe["sizes"])
     inputs, hidden, bias = sizes["inputs"], sizes["hidden"], sizes["bias"]
-    # the state holds every weight and every entry of a table: a recipe of a larger network is not built at all
+    # the state holds every weight and every entry of a table: a larger network is refused before it is built
     widths, held = [inputs, *hidden, sizes["outputs"]], sum(tensor.numel() for tensor in state.values())
     needed = sum(a * b for a, b in pairwise(widths))
     needed += sum(hidden) * (inputs * options.get("rank", 0) + options.get("examples", 0))

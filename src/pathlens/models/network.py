@@ -130,7 +130,7 @@ class GatedNetwork(nn.Module):
         return self._value_input(x, self._scores(x, None)[1] if self._enters_late else None)
 
     def preactivations(self, x: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """What each gate reads, by site; the gate is on where it is positive."""
+        """The pre-activation of each gate, by site; the gate is on where it is positive."""
         if self.source is None:
             found: list[Tensor] = []
 
@@ -145,7 +145,7 @@ class GatedNetwork(nn.Module):
         return {site.name: q for site, q in zip(self.sites, scores)}
 
     def unit_shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
-        """Shape of the units of every site, for rows like the first of x; raises where rows do not stay first."""
+        """Shape of the units of every site, for rows like the first of x; rows must stay the first dimension."""
         with torch.no_grad():
             one, two = (self.preactivations(x[:1].expand(n, *x.shape[1:])) for n in (1, 2))
         for site, q in one.items():
@@ -180,7 +180,7 @@ class GatedNetwork(nn.Module):
     def reinitialise(self, seed: int) -> GatedNetwork:
         """Draw the weights anew from `seed`, in place; given gates (FLNPF, untrained gates of a GDLN) stay the same.
 
-        Weights are drawn on the CPU, so that they are the same on every device; torch's own random state stays.
+        Weights are drawn on the CPU, so that they are the same on every device; torch's random state is not changed.
         """
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
         self.cpu()
@@ -266,8 +266,8 @@ _HARD, _OPEN = Hard(), Open()
 def mean_square(gate: Gate, own: bool, slope: float = 0.0) -> float:
     """E[g²] of the gate g = α + (1 − α)·G(q) of a unit of slope α for q ~ N(0, 1), or E[q²g²] where it reads its own.
 
-    That is what a layer behind the gates sees of a signal of size one, where pre-activations have size one too, as
-    initialisation by "preserve" makes them. By quadrature on |q| ≤ 8; hard gates have (1 + α²)/2, open ones 1.
+    This is the mean square of a gated signal of size one, for pre-activations of size one, which initialisation by
+    "preserve" gives. By quadrature on |q| ≤ 8; hard gates have (1 + α²)/2, open ones 1.
     """
     if isinstance(gate, Open):
         return 1.0

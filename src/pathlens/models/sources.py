@@ -32,7 +32,7 @@ class GateSource(nn.Module, ABC):
 class GraphSource(GateSource):
     """A copy of the template up to its last site.
 
-    `activation` names what stands at the inner sites, "linear", "relu" or "soft"; the first makes the source linear.
+    `activation` is the unit at its inner sites: "linear", "relu" or "soft"; with "linear" the source is linear.
     """
 
     def __init__(self, network: fx.GraphModule, sites: int, activation: str) -> None:
@@ -47,7 +47,7 @@ class GraphSource(GateSource):
         return self.network(x, *(activation,) * self.count)
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, ...]:
-        raise OptionError("GraphSource.forward: hidden units are the network's choice. Call run(x, activation).")
+        raise OptionError("GraphSource: the network chooses its hidden units. Call run(x, activation).")
 
 
 class ShallowSource(GateSource):
@@ -102,7 +102,7 @@ class _Signs(nn.Module):
 class TableSource(GateSource):
     """A table of Bernoulli(μ) bits per example and unit: fixed random gates (DGN-FRG).
 
-    `net(x, rows=idx)` gives the numbers of the examples in a batch; without it the batch is the whole table in order.
+    `net(x, rows=idx)` passes the numbers of the examples in a batch; without it the batch is the whole table in order.
     """
 
     def __init__(self, examples: int, widths: Sequence[int], probability: float) -> None:
@@ -135,7 +135,7 @@ class TableSource(GateSource):
 
 
 class _Bits(nn.Module):
-    """One layer's table of gate bits; drawn anew by `reset_parameters`, as weights are."""
+    """One layer's table of gate bits; `reset_parameters` redraws them, as for weights."""
 
     bits: Tensor
 

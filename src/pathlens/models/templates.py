@@ -1,7 +1,6 @@
 """Templates: plain ReLU networks that `gated_twin` turns into gated ones.
 
-Every architecture of the four papers, for 32×32 images or flat inputs. A template is an ordinary `nn.Module`; nothing
-here knows of gates.
+Every architecture of the four papers, for 32×32 images or flat inputs. A template is an ordinary `nn.Module`.
 """
 
 from __future__ import annotations

@@ -103,11 +103,10 @@ def linear_unit(q: Tensor, slope: float) -> Tensor:
 
 @dataclass
 class Traced:
-    """A template's graph, with its ReLUs marked.
+    """The graph of a template and its ReLUs.
 
     `root` is a copy of the template without its hooks, which holds the modules; `sites` are in the order of execution.
-    `entry` is the last batch-norm that the input passes on a single way before any site or branch: a constant value
-    input has to enter after it.
+    `entry` is the last batch-norm before any site or branch: a constant value input has to enter after it.
     """
 
     root: nn.Module
@@ -165,7 +164,7 @@ def copy_without_hooks(module: nn.Module) -> nn.Module:
         memo.update((id(vars(m)[name]), type(vars(m)[name])()) for name in HOOKS if vars(m).get(name))
     try:
         return copy.deepcopy(module, memo)
-    except Exception as error:  # whatever a user's attribute raises
+    except Exception as error:  # a user's attribute may raise anything
         problem = f"it cannot be copied ({type(error).__name__}: {error})"
         raise _fail(module, f"{problem}. Remove the attribute that copy.deepcopy cannot copy.") from error
 
@@ -208,7 +207,9 @@ def _follow(root: nn.Module, training: bool, leaves: tuple[type[nn.Module], ...]
     before = _random_state()
     try:
         graph = _Tracer(leaves).trace(root)
-    except Exception as error:  # fx raises TraceError, TypeError, or whatever the user's forward raises on a proxy
+    except (
+        Exception
+    ) as error:  # fx raises TraceError or TypeError, and the user's forward may raise anything on a proxy
         raise _fail(
             root,
             f"its forward cannot be followed symbolically ({type(error).__name__}: {error}). Control flow that depends "
@@ -237,7 +238,7 @@ def _random_state() -> tuple[Tensor, Any, dict[str, Any]]:
 
 
 def _put_input_first(graph: fx.Graph) -> None:
-    """`F.relu(input=x)` becomes `F.relu(x)`, so that all that follows finds the data in one place."""
+    """`F.relu(input=x)` becomes `F.relu(x)`, so that the data is always the first argument."""
     for node in graph.nodes:
         if not node.args and isinstance(node.kwargs.get("input"), fx.Node):
             node.args = (node.kwargs["input"],)
@@ -264,7 +265,7 @@ def _functional_dropouts(graph: fx.Graph) -> list[tuple[fx.Node, bool]]:
 
 
 def _dropouts_to_modules(root: nn.Module, graph: fx.Graph, flags: list[tuple[fx.Node, bool, bool]]) -> None:
-    """Functional dropout bakes `training` into the graph; as a module it follows the mode."""
+    """Replace functional dropout, whose `training` is fixed in the graph, by modules, which follow the mode."""
     for node, in_train, in_eval in flags:
         source, p = node.args[0], node.kwargs["p"]
         assert isinstance(source, fx.Node) and isinstance(p, int | float)
@@ -311,8 +312,8 @@ def reads_shape(node: fx.Node) -> bool:
 def _redirect_later_uses(graph: fx.Graph, node: fx.Node, storage: dict[fx.Node, fx.Node]) -> None:
     """After an in-place operation every later reader of its input sees the result.
 
-    `storage` maps each earlier node to the one whose memory it may share: a reader of another view of that memory
-    would see the change too, or not, so that is refused.
+    `storage` maps each earlier node to the one whose memory it may share. Later readers of another view of that memory
+    are refused, since the view may or may not change.
     """
     source = node.args[0]
     if not isinstance(source, fx.Node):
@@ -396,7 +397,7 @@ def _operation(node: fx.Node) -> str:
 
 
 def _from_torch(function: Any) -> bool:
-    """A function of torch or of the operator module, and not one of the user's that happens to have the same name."""
+    """Whether a function is torch's or Python's, and not a user's function of the same name."""
     module = getattr(function, "__module__", None) or "torch"
     return module.split(".")[0] in ("torch", "_operator", "builtins")
 
@@ -516,7 +517,7 @@ def average_max_pools(traced: Traced) -> None:
 
 
 def _name_relus(root: nn.Module, graph: fx.Graph) -> dict[fx.Node, Site]:
-    """Every ReLU call with its name; one whose result is not used counts too, as in `record`."""
+    """Every ReLU call with its name; unused ones are numbered too, as in `record`."""
     calls: Counter[str] = Counter()
     found = {}
     for node in graph.nodes:
@@ -534,7 +535,7 @@ def _name_relus(root: nn.Module, graph: fx.Graph) -> dict[fx.Node, Site]:
 
 
 def _find_entry(root: nn.Module, graph: fx.Graph, role: dict[fx.Node, int], relus: list[fx.Node]) -> str | None:
-    """The last batch-norm that the input passes before its way branches or reaches a ReLU, if any."""
+    """The last batch-norm before the first branch or ReLU, if any."""
     node = next(n for n in graph.nodes if n.op == "placeholder")
     entry = None
     while True:
@@ -560,7 +561,7 @@ def _single_input(template: nn.Module, graph: fx.Graph) -> None:
 
 
 def unwrapped(net: nn.Module) -> nn.Module:
-    """The module behind torch.compile or data parallelism; its code is what runs, its names are what users know."""
+    """The module inside a torch.compile or data-parallel wrapper, which has the names that the user gave."""
     inner = net.module if isinstance(net, _PARALLEL) else getattr(net, "_orig_mod", None)
     return unwrapped(inner) if isinstance(inner, nn.Module) else net
 
@@ -583,7 +584,7 @@ def chain_of(graph: fx.Graph) -> tuple[list[fx.Node], str | None]:
 
 
 def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
-    """Follow a template and mark its gate sites; the template itself is not touched.
+    """Trace a template and find its gate sites; the template itself is not changed.
 
     Raises
     ------
@@ -609,7 +610,7 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
             "nn.BatchNorm modules instead of branching on self.training.",
         )
     graph = graphs[False]
-    graph.owning_module = root  # type: ignore[assignment]  # fx asks it which calls are pure
+    graph.owning_module = root  # type: ignore[assignment]  # fx finds pure calls by it
     _dropouts_to_modules(root, graph, [(node, on, off) for (_, on), (node, off) in zip(*dropouts)])
     _single_input(template, graph)
     _make_functional(root, graph)
@@ -708,10 +709,10 @@ def graph_module(root: nn.Module, graph: fx.Graph, name: str) -> NetworkGraph:
             continue
         path, _, name = str(node.target).rpartition(".")
         owner = root.get_submodule(path)
-        # fx puts the weights of a module that it followed into a blank one; with its class it can be drawn anew
+        # fx puts the weights of a traced module into a blank one; with its class they can be redrawn
         if path and hasattr(owner, "reset_parameters"):
             module.set_submodule(path, owner)
-        # fx makes buffers of all tensors; what was not part of the template's state is not part of this one's
+        # fx makes buffers of all tensors; those outside the template's state are left out of this one's too
         elif name not in owner._parameters and (
             name not in owner._buffers or name in owner._non_persistent_buffers_set
         ):

@@ -7,7 +7,7 @@ result must satisfy is tested in `checking.py`; how a template is followed is in
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,15 +102,15 @@ def gated_twin(
     max_pool: str = "refuse",
     init: str | Init = "default",
     seed: int | None = None,
-    affine: tuple[Any, ...] = (),
+    affine: type[nn.Module] | Callable[..., Tensor] | tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
 ) -> GatedNetwork:
     """The gated network of a given kind with the architecture of `template`.
 
     One copy of the template becomes the gate source, one the value network; every ReLU call becomes a gate site named
-    ``module.path@call``. The template is not touched and the copies carry none of its hooks. The result is checked on
-    `example`: the ReLU twin equals the template in train and eval mode (the template's forward hooks run once in each,
-    on copies, so that one which rewrites activations is found), a linear gate source is affine, the value network is
-    affine for fixed gates, rows do not mix. Cost: six to nine forward passes in float64, of two to sixteen rows.
+    ``module.path@call``. The template is not changed and the copies have none of its hooks. The result is checked on
+    `example`: the ReLU twin equals the template in train and eval mode (its forward hooks run once in each, on a copy,
+    to detect one that changes activations), a linear gate source is affine, the value network is affine for fixed
+    gates, rows do not mix. Cost: six to nine forward passes in float64, of two to sixteen rows.
 
     Parameters
     ----------
@@ -129,8 +129,7 @@ def gated_twin(
         Feed the value network ones instead of x. With batch-norm the ones enter after the first linear layer and its
         batch-norm, since a constant does not survive the normalisation.
     trained : {"both", "values", "gates"}, optional
-        What has gradients. This alone decides: `requires_grad` flags and `torch.no_grad` blocks of the template are
-        not carried over.
+        What is trained. `requires_grad` flags and `torch.no_grad` blocks of the template are ignored.
     gates_from : {"independent", "dependent"}, state dict or module, optional
         Weights of the gate source: drawn anew, copied from the value network, or given (from any checkpoint).
         "flnpf" takes the template's weights by default and draws the values anew.
@@ -144,8 +143,8 @@ def gated_twin(
         Draw all weights anew from this seed. Without it the value network keeps the template's weights (except for
         "flnpf") and gate sources are drawn from torch's global generator.
     affine : tuple
-        Module types of yours, and functions wrapped with `torch.fx.wrap`, that are affine although Pathlens does not
-        know them; the check on `example` still applies.
+        Your own module types, and functions wrapped with `torch.fx.wrap`, that are affine; the check on `example`
+        still applies.
 
     Raises
     ------
@@ -224,7 +223,7 @@ def _refuse_unused(kind: str, function: Gate, given: str | Gate | None, **option
 
 
 def _copy_modes(template: nn.Module, net: GatedNetwork) -> None:
-    """A layer that the user put in another mode than the whole (a frozen batch-norm) stays in it."""
+    """Copy the mode of each layer, such as a frozen batch-norm in eval mode."""
     modes = {name: m.training for name, m in template.named_modules()}
     parts: list[nn.Module] = [net.values]
     if isinstance(net.source, GraphSource) and net.trained != "values":
@@ -319,7 +318,7 @@ def build(
 
 
 def _load_given(source: GraphSource, state: Any, known: set[str]) -> None:
-    """Load gate weights from a checkpoint, after a look at whether it can be one of this template."""
+    """Load gate weights from a checkpoint of this template."""
     if not isinstance(state, Mapping):
         raise CheckpointError(
             f"Gate weights: expected a module or a state dict, got {type(state).__name__}. Pass net.state_dict()."
@@ -335,9 +334,9 @@ def _load_given(source: GraphSource, state: Any, known: set[str]) -> None:
 
 
 def gate_weights(state: Mapping[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
-    """Template-named weights from the state of a template, of a ReLU network of ours, or of a gated network.
+    """Weights by their names in the template, from the state of a template or of a gated network.
 
-    A gated network with a gate source gives that source's weights; a ReLU network its values.
+    Of a gated network with a gate source these are the weights of the source, else those of the values.
     """
     if not wanted <= set(state):
         for prefix in ("source.network.", "source.", "values."):

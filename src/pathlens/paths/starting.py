@@ -21,7 +21,7 @@ from pathlens.models.tracing import max_pools, unwrapped
 from pathlens.plotting import get_axes, plot_sum
 from pathlens.precision import exact_precision
 from pathlens.recording import as_rows
-from pathlens.recording.independence import check_rows_apart
+from pathlens.recording.independence import check_row_independence
 from pathlens.recording.inputs import output_width
 from pathlens.recording.taking import check_net
 
@@ -149,7 +149,7 @@ def inputs(net: nn.Module, X: Any, *, output: int | Sequence[int] | Tensor = 0) 
             f"shape {tuple(chosen.shape)}."
         )
     output_width(net, rows, "paths.inputs")
-    check_rows_apart(net, rows)
+    check_row_independence(net, rows)
     parts = zip(rows.split(_AT_ONCE), chosen.long().expand(len(rows)).split(_AT_ONCE))
     found = [_contributions(net, values, pooled, part, which) for part, which in parts]
     contributions, rest, f = (torch.cat(tensors) for tensors in zip(*found))

@@ -1,4 +1,4 @@
-"""`record` and `RecordStream`: whole data sets within a memory budget; `snapshot`, and `rebuild`, its inverse."""
+"""`record` and `RecordStream`: records of data sets within a memory budget; `snapshot`, and its inverse `rebuild`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlens.models import GatedNetwork
 from pathlens.models.constructors import from_recipe, recipe
 from pathlens.models.tracing import unwrapped
 from pathlens.progress import ProgressBar
-from pathlens.recording.independence import check_rows_apart
+from pathlens.recording.independence import check_row_independence
 from pathlens.recording.inputs import as_rows, row_numbers
 from pathlens.recording.taking import Recorder, check_net, exact_gates
 from pathlens.records import Record, Snapshot
@@ -31,9 +31,9 @@ SAFE_GROWTH = 1000
 
 
 class RecordStream:
-    """A row source that computes records when asked: frozen weights and the inputs, nothing else.
+    """Records of rows, computed when needed from frozen weights and the inputs.
 
-    The inputs are not copied; a change of them in place is noticed and refused.
+    The inputs are not copied; if they are changed in place, it refuses.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class RecordStream:
     kept : tuple of int
         Which outputs of the network are recorded; () means all.
     bytes_per_row, flops_per_row : int
-        What a row takes, and what it costs to compute it again.
+        Memory of a row, and the cost of computing it.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class RecordStream:
 
     def __repr__(self) -> str:
         return (
-            f"RecordStream({self.n} rows × {human_bytes(self.bytes_per_row)}, recomputed when asked: "
+            f"RecordStream({self.n} rows × {human_bytes(self.bytes_per_row)}, recomputed when needed: "
             f"{self.flops_per_row:.2e} flops a row, {self.outputs} outputs, {len(self.sites)} gate sites)"
         )
 
@@ -117,8 +117,7 @@ def record(
 ) -> Record | RecordStream:
     """Gates, layer inputs and output sensitivities of a network on a batch.
 
-    The network is left as it is: its weights, gradients, mode and hooks are not touched, nor is the random state. It
-    runs on a copy of X, which it may edit.
+    The network's weights, gradients, mode and hooks are not changed, nor is the random state. It runs on a copy of X.
 
     Parameters
     ----------
@@ -136,12 +135,12 @@ def record(
         Memory budget. A record that fits is materialised, otherwise a `RecordStream` is returned that recomputes rows.
         Default: half of the free memory.
     stream : bool, optional
-        Ask for a stream (True) or a materialised record (False) whatever the size.
+        Return a stream (True) or a materialised record (False) for any size.
 
     Returns
     -------
     Record or RecordStream
-        Both are row sources: `n`, `sites`, `layers`, `rows(lo, hi, output=k)`.
+        Both have `n`, `sites`, `layers` and `rows(lo, hi, output=k)`.
 
     Raises
     ------
@@ -160,8 +159,8 @@ def record(
     Notes
     -----
     Exact. One forward and c backward passes, without TF32 and autocast (`pathlens.linops.exact_precision`), and a
-    forward pass of a few rows that shows whether rows are computed apart. What a straight-through gate passes back in
-    training is not a derivative of the network, and is not recorded.
+    forward pass of a few rows that shows whether rows are computed independently. The surrogate gradient of
+    straight-through gates is not recorded.
 
     Examples
     --------
@@ -212,7 +211,7 @@ def _take(recorder: Recorder, max_bytes: int | None, stream: bool | None) -> Rec
     try:
         probe = recorder.rows(0, 1).take()
     except NotFiniteError:
-        check_rows_apart(net, x)  # a standard deviation over the batch is NaN for one row
+        check_row_independence(net, x)  # a standard deviation over the batch is NaN for one row
         raise
     row = probe.nbytes
     if WORKING_FACTOR * row > budget:
@@ -225,7 +224,7 @@ def _take(recorder: Recorder, max_bytes: int | None, stream: bool | None) -> Rec
     if not stream and WORKING_FACTOR * row * n > budget:
         spare = max(budget - n * row, budget // 2)
         return _assemble(recorder, max(1, min(n, spare // (WORKING_FACTOR * row))))
-    check_rows_apart(net, x)
+    check_row_independence(net, x)
     return RecordStream(recorder, probe) if stream else recorder.take()
 
 
@@ -247,7 +246,7 @@ def _assemble(recorder: Recorder, batch: int) -> Record:
             for target, t in zip(whole.tensors().values(), part.tensors().values()):
                 target[lo : lo + part.n] = t
             meter.advance(part.n)
-    check_rows_apart(recorder.net, recorder.x)
+    check_row_independence(recorder.net, recorder.x)
     assert whole is not None
     return whole
 
@@ -268,7 +267,7 @@ def _empty_like(part: Record, n: int) -> Record:
 
 
 def snapshot(net: nn.Module) -> Snapshot:
-    """The weights of a network now, as copies, and of one from `pathlens.models` how it is built.
+    """Copies of the weights of a network and, of one from `pathlens.models`, how it is built.
 
     >>> from pathlens import models
     >>> snapshot(models.relu(2, hidden=(4,), seed=0))
@@ -282,16 +281,15 @@ def snapshot(net: nn.Module) -> Snapshot:
 
 
 def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
-    """The network of a snapshot, equal to the one it was taken of to the last bit.
+    """The network of a snapshot, with exactly the same weights.
 
     Parameters
     ----------
     snapshot : Snapshot
         Taken just now, of a trajectory's moment, or loaded from a file.
     like : nn.Module, optional
-        A network that is built alike, whatever its weights; it is copied, with its mode and device, and stays as it is.
-        Networks from the named constructors of `pathlens.models` need none (those of `gdln` do: its gates are a
-        function), and come back on the CPU.
+        A network of the same architecture with any weights; it is copied, with its mode and device. Networks from the
+        named constructors of `pathlens.models` do not need it, except `gdln`, and are returned on the CPU.
 
     Raises
     ------
@@ -313,16 +311,16 @@ def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
     kind, how = snapshot.description.get("kind", "module"), snapshot.description.get("recipe")
     if like is None and how is None:
         raise RecordError(
-            f"rebuild: the snapshot has the weights of a network of kind '{kind}', and not how to build it. Give one "
-            "that is built alike, with any weights: rebuild(snapshot, like=net)."
+            f"rebuild: the snapshot has the weights of a network of kind '{kind}', and not how to build it. Give a "
+            "network of the same architecture, with any weights: rebuild(snapshot, like=net)."
         )
     if like is None:
         try:
             return from_recipe(how or {}, snapshot.state)
         except (KeyError, TypeError, RuntimeError, PathlensError) as error:
             raise RecordError(
-                f"rebuild: the snapshot does not contain how to build its network of kind '{kind}' ({error}). Give one "
-                "that is built alike: rebuild(snapshot, like=net)."
+                f"rebuild: the snapshot does not contain how to build its network of kind '{kind}' ({error}). Give a "
+                "network of the same architecture: rebuild(snapshot, like=net)."
             ) from error
     if not isinstance(like, nn.Module):
         raise RecordError(f"rebuild: like must be an nn.Module, got {type(like).__name__}.")
@@ -333,14 +331,14 @@ def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
         if has != needs:
             raise RecordError(
                 f"rebuild: the snapshot of kind '{kind}' has {has} as '{name}', and the {type(like).__name__} that was "
-                f"given has {needs}. Give a network that is built alike."
+                f"given has {needs}. Give a network of the same architecture."
             )
     net.load_state_dict(snapshot.state)
     for key, value in (net.describe() if isinstance(net, GatedNetwork) else {}).items():
-        if key in snapshot.description and snapshot.description[key] != value:  # not visible in the weights
+        if key in snapshot.description and snapshot.description[key] != value:  # options that weights do not show
             raise RecordError(
                 f"rebuild: the snapshot is of a network with {key} {snapshot.description[key]!r}, and the one that was "
-                f"given has {key} {value!r}. Give a network that is built alike."
+                f"given has {key} {value!r}. Give a network of the same architecture."
             )
     return net
 

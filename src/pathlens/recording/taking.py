@@ -17,16 +17,16 @@ from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
 from pathlens.models.tracing import linear_unit
 from pathlens.precision import exact_precision
-from pathlens.recording.independence import check_rows_apart
+from pathlens.recording.independence import check_row_independence
 from pathlens.recording.inputs import accepting, call_with, check_weights, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
 
-_FEW = 32  # rows that show how layers are joined
+_FEW = 32  # rows by which `_joined` compares layers
 
 
 def check_net(net: nn.Module) -> None:
-    """Refuse what cannot be recorded before anything runs."""
+    """Refuse networks that cannot be recorded, before they run."""
     if not isinstance(net, nn.Module):
         raise RecordError(f"record: expected an nn.Module, got {type(net).__name__}. Give the network first, then X.")
     _check_forward(net)
@@ -35,8 +35,8 @@ def check_net(net: nn.Module) -> None:
     for name, m in net.named_modules():
         if m is not net and isinstance(m, GatedNetwork):
             raise RecordError(
-                f"record: module '{name}' is a GatedNetwork inside another module, which hides its gates. Record it "
-                "itself, on the inputs that reach it."
+                f"record: module '{name}' is a GatedNetwork inside another module, which hides its gates. Record that "
+                "network, on the inputs that reach it."
             )
         if isinstance(m, torch.jit.ScriptModule):
             raise RecordError(f"record: module '{name}' is compiled by torch.jit, and its calls cannot be recorded.")
@@ -52,8 +52,8 @@ def check_net(net: nn.Module) -> None:
             )
     if (name := _not_finite(net)) is not None:
         raise NotFiniteError(
-            f"'{name}' of this {type(net).__name__} contains NaN or infinity: such weights give no gates or paths. "
-            "Load an earlier checkpoint, or train again with a lower lr or clip=1.0."
+            f"'{name}' of this {type(net).__name__} contains NaN or infinity. Load an earlier checkpoint, or train "
+            "again with a lower lr or clip=1.0."
         )
 
 
@@ -82,7 +82,7 @@ def _check_forward(net: nn.Module) -> None:
         names = ", ".join(p.name for p in needed)
         raise RecordError(
             f"record: the forward of {type(net).__name__} takes {names}; expected one tensor of rows. Wrap it in a "
-            "module whose forward takes one tensor and cuts it into these."
+            "module whose forward takes one tensor and splits it into these."
         )
 
 
@@ -117,7 +117,7 @@ def _run_on_tape(
             return seen, f, tape
     except RecordError:
         raise
-    except RuntimeError:  # autograd refuses to rewrite what the tape holds; any other error comes again below
+    except RuntimeError:  # autograd refuses in-place changes of tensors on the tape; other errors occur again below
         pass
     seen = x.clone()
     return seen, *_run(net, x.clone(), ids, clone=True, parameters=parameters)
@@ -205,7 +205,7 @@ class Recorder:
             if limit is not None:
                 if _held(tape, len(wanted)) > limit:
                     return None
-                check_rows_apart(net, x, f2.detach(), one)
+                check_row_independence(net, x, f2.detach(), one)
             last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
             inner = [c for k, calls in by_weight.items() if k not in last for c in calls]
             grads = _gradients(f2, inner, wanted) if self.sensitivities else {}
@@ -282,9 +282,9 @@ def _learned_entry(net: nn.Module, by_weight: dict[str, list[Call]], tape: Tape)
 
 
 def _drop_unused_relus(tape: Tape, f: Tensor) -> None:
-    """Forget ReLUs whose result does not enter the output: they are no gates, and a twin of the network has none there.
+    """Drop ReLUs whose result does not enter the output: a twin of the network has no gates there.
 
-    Autograd's graph leads to all that do, unless some part of the network runs without it.
+    Autograd's graph leads to all others, unless some part of the network runs without it.
     """
     if tape.detached or not any(node for *_, node in tape.relus):
         return
@@ -299,7 +299,7 @@ def _drop_unused_relus(tape: Tape, f: Tensor) -> None:
 
 
 def _held(tape: Tape, outputs: int) -> int:
-    """Bytes of a record made from the tape, with the sensitivities of so many outputs."""
+    """Bytes of a record made from the tape, with the sensitivities of a number of outputs."""
     layers = sum(call.x.nbytes + outputs * call.out.nbytes for call in tape.calls)
     return layers + sum(bits.nbytes for _, _, bits, _ in tape.relus)
 
@@ -319,7 +319,7 @@ def _is_chain(
         return False
     generator = torch.Generator().manual_seed(0)
     if isinstance(net, GatedNetwork):
-        # gates that are all open, or all closed, do not show where they act: look again with others
+        # gates that are all open, or all closed, do not show where they act: repeat with random ones
         gates = {site: _positive(bit[:2], generator, f.dtype) for site, bit in bits.items()}
         probe: nn.Module = _ValueNetwork(net.values, list(gates.values()))
         with torch.no_grad():
@@ -331,7 +331,7 @@ def _is_chain(
             return False
         if all(bool(c.x[:_FEW].any(0).all()) for c in calls):
             return True
-        # what is zero in these rows may be added anywhere unseen: look again where everything is positive
+        # terms that are zero in these rows could be added anywhere: repeat with positive numbers
         probe, x = net, _positive(x[:2], generator) if x.is_floating_point() else x[:2]
     parameters = {k: _positive(p, generator) / max(1, p.shape[1:].numel()) for k, p in probe.named_parameters()}
     with torch.no_grad():
@@ -343,7 +343,7 @@ def _is_chain(
 
 
 def _positive(t: Tensor, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
-    """Random numbers about one half, in the shape and of the kind of a tensor."""
+    """Random numbers around one half, in the shape of a tensor."""
     return (0.25 + torch.rand(t.shape, generator=generator) / 2).to(t.device, dtype or t.dtype)
 
 
@@ -377,7 +377,7 @@ def first_map(net: nn.Module, read: Tensor, layer: Layer) -> tuple[Tensor, Tenso
         Derivatives at zero; those of the map everywhere, if it is affine.
     constant : (w,)
     connected : (d,) bool
-        Which entries reach the layer, whatever its weights are.
+        Which entries reach the layer for general weights.
     """
     probe, dtype = net, read.dtype
     if isinstance(net, GatedNetwork):
@@ -407,14 +407,14 @@ def _value_calls(net: nn.Module, by_weight: dict[str, list[Call]]) -> list[Call]
 
 
 def _joined(calls: list[Call], bits: dict[str, Tensor], soft: dict[str, Tensor]) -> bool:
-    """Whether calls and gate sites take turns, as far as the first rows show."""
+    """Whether calls and gate sites alternate, judged by the first rows."""
     if len(calls) != len(bits) + 1 or not calls or any(c.convolution is not None or c.x.ndim != 2 for c in calls):
         return False
     for before, after, (site, bit) in zip(calls, calls[1:], bits.items()):
         if not bit.shape == before.out.shape == after.x.shape:
             return False
         passed, read = before.out.detach()[:_FEW] * soft.get(site, bit)[:_FEW], after.x[:_FEW]
-        # the network may have rounded the product differently (leaky units), but not by more than a few ulps
+        # the network may have rounded the product differently (leaky units), by a few units in the last place
         rtol = 16 * torch.finfo(read.dtype).eps
         if not torch.equal(passed, read) and not torch.allclose(passed, read, rtol=rtol, atol=0.0):
             return False
@@ -438,7 +438,7 @@ def _by_weight(tape: Tape, n: int) -> dict[str, list[Call]]:
 def _biases(by_weight: dict[str, list[Call]], other: set[str], trainable: dict[str, bool]) -> dict[str, str]:
     """Weight → bias, where Σ_p D_p of that layer is the whole gradient of that bias.
 
-    Not so for a bias that some calls go without, that other layers share, or whose weight alone is frozen.
+    Excluded are biases that some calls do not use, that other layers share, or whose weight alone is frozen.
     """
     owners: dict[str, set[str]] = {}
     for weight, calls in by_weight.items():
@@ -455,7 +455,7 @@ def _biases(by_weight: dict[str, list[Call]], other: set[str], trainable: dict[s
 
 
 def _is_output(call: Call, f: Tensor) -> bool:
-    """Whether the network returns this call's result unchanged: itself, or the clone that the tape handed on."""
+    """Whether the network returns this call's result unchanged: itself, or the clone that the tape returned."""
     if call.out is f:
         return True
     node = f.grad_fn
@@ -468,7 +468,7 @@ def _is_output(call: Call, f: Tensor) -> bool:
 
 
 def _gradients(f: Tensor, calls: list[Call], outputs: list[int]) -> dict[int, list[Tensor | None]]:
-    """Per call, the gradient of every wanted output to the call's result; calls that f ignores are left out."""
+    """Per call, the gradient of every wanted output to the call's result, for calls that f depends on."""
     if not calls or not f.requires_grad:
         return {}
     found: dict[int, list[Tensor | None]] = {id(c): [] for c in calls}
@@ -482,8 +482,8 @@ def _gradients(f: Tensor, calls: list[Call], outputs: list[int]) -> dict[int, li
             if isinstance(e, torch.OutOfMemoryError):
                 raise
             raise RecordError(
-                f"record: the network cannot be differentiated ({e}). It could not be trained either; if the gates "
-                "are enough, pass sensitivities=False."
+                f"record: the network cannot be differentiated ({e}). If the gates are enough, pass "
+                "sensitivities=False."
             ) from e
         for c, g in zip(calls, gs):
             found[id(c)].append(g)
@@ -491,7 +491,7 @@ def _gradients(f: Tensor, calls: list[Call], outputs: list[int]) -> dict[int, li
 
 
 def _by_position(grads: list[Tensor | None] | None, call: Call, count: int) -> Tensor:
-    """Stack gradients to (n, c, P, m); those of a convolution stay in memory as they came, positions last."""
+    """Stack gradients to (n, c, P, m); those of a convolution keep their memory layout, positions last."""
     full = [torch.zeros_like(call.out) if g is None else g.detach() for g in (grads or [None] * count)]
     if call.convolution is None:
         full = [g.reshape(len(g), -1, g.shape[-1]) for g in full]

@@ -23,7 +23,7 @@ TOLERANCE = 1e-12
 
 
 def too_many(limit: int) -> BudgetError:
-    """The error for a partition that grows beyond what the caller allows."""
+    """The error for a partition with too many cells."""
     return BudgetError(
         f"regions: the partition has more than {limit:,} cells. Choose a smaller box, or raise max_cells if they fit "
         "in memory."
@@ -120,8 +120,8 @@ class Polygons:
     def cut(self, coefficients: Floats, first: int, limit: int, others: int = 0) -> tuple[Polygons, Ints, Bits]:
         """Cut every polygon by the zero lines of functions that are affine on it.
 
-        Each polygon takes, round by round, the line of those crossing it that is nearest to its middle, so that a
-        polygon crossed by m lines is done after about log m rounds rather than m.
+        In each round a polygon is cut by the line that is nearest to its middle, so that one crossed by m lines takes
+        about log m rounds instead of m.
 
         Parameters
         ----------
@@ -130,9 +130,9 @@ class Polygons:
         first : int
             The number of the first cut, for `edges`.
         limit : int
-            Most polygons that may come out.
+            Largest number of polygons.
         others : int
-            Polygons elsewhere that count towards the limit.
+            Other polygons that count towards the limit.
 
         Returns
         -------
@@ -222,7 +222,7 @@ class Polygons:
     def neighbours(self) -> Ints:
         """Pairs of polygons that share a piece of an edge: (E, 2).
 
-        An edge is the trace of one cut, so only edges of the same cut, from opposite sides, are compared.
+        Only edges of the same cut, from opposite sides, are compared.
         """
         real = (np.arange(self.corners.shape[1]) < self.sizes[:, None]) & (self.edges != 0)
         k, j = np.nonzero(real)
@@ -236,7 +236,7 @@ class Polygons:
         longest = np.lexsort((length, cut))[np.searchsorted(np.sort(cut), np.arange(cut.max() + 1), side="right") - 1]
         direction = (end - start)[longest] / np.maximum(length[longest], 1e-300)[:, None]
         base = start[longest]
-        # a place on the line, shifted by the cut's number, so that one sorted search serves all cuts
+        # positions on the line, shifted by the number of the cut, so that one sorted search serves all cuts
         place = np.stack([((p - base[cut]) * direction[cut]).sum(1) for p in (start, end)])
         lo, hi = place.min(0) + 8.0 * cut, place.max(0) + 8.0 * cut
         above, below = np.nonzero(label > 0)[0], np.nonzero(label < 0)[0]

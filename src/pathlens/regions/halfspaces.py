@@ -1,7 +1,7 @@
 """`halfspaces`: the gates of a DLGN as half-spaces of the input space.
 
-Every pre-activation of a linear gate source is affine in the input, q(x) = n·x + b; here are n and b, site by site, and
-which of them are nearly the same.
+Every pre-activation of a linear gate source is affine in the input, q(x) = n·x + b. `HalfSpaces` computes n and b, site
+by site, and groups those that are nearly equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLAT = 1e-12  # a normal this much shorter than the site's longest one is zero
 
 @dataclass(frozen=True)
 class Member:
-    """A half-space in a group: where it is, whether it is the opposite side, and its angle to the representative."""
+    """A half-space in a group: its gate, whether it is the opposite side, and its angle to the representative."""
 
     site: str
     unit: int
@@ -105,7 +105,7 @@ class HalfSpaceGroups:
 class HalfSpaces:
     """Normals and offsets of every gate: gate (site, unit) is on exactly where normal·x + offset > 0.
 
-    Computed site by site when asked for, in float64. Made by `halfspaces`.
+    Computed site by site when needed, in float64. Made by `halfspaces`.
 
     Attributes
     ----------
@@ -152,7 +152,7 @@ class HalfSpaces:
         return self._offsets[name].clone()
 
     def longest(self, site: str | int) -> float:
-        """About the length of a site's longest normal, from its gates at a few random inputs: not all are computed."""
+        """Estimate of the length of a site's longest normal, from pre-activations at a few random inputs."""
         name = self._site(site)
         if not self._longest:
             x = torch.randn(8, *self.input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -166,8 +166,8 @@ class HalfSpaces:
     def normals(self, site: str | int, units: Sequence[int] | None = None) -> Tensor:
         """Normals (units, d) of a site, or of the chosen units, in their order.
 
-        By derivatives along unit vectors through the gate network or by backward passes from the units, whichever are
-        fewer, as many at a time as the memory budget allows: min(d, units) passes.
+        By derivatives along the d unit vectors or by backward passes from the units, whichever are fewer, in batches
+        that fit the memory budget.
         """
         name = self._site(site)
         chosen = list(range(self.units(name))) if units is None else [int(u) for u in units]
@@ -182,7 +182,7 @@ class HalfSpaces:
         return self._forward(name, chosen) if self.dim <= len(chosen) else self._backward(name, chosen)
 
     def _batch(self) -> int:
-        """Rows that go through the gate network at once; each holds every site's values, some more than once."""
+        """Rows in one pass; each holds the values of every site, some of them several times."""
         row = 8 * 4 * (self.dim + sum(map(math.prod, self.shapes.values())))
         return max(1, min(4096, self._budget // (4 * row)))
 
@@ -211,7 +211,7 @@ class HalfSpaces:
             found = torch.empty(len(units), self.dim, dtype=torch.float64)
             for lo in range(0, len(units), step):
                 some = units[lo : lo + step]
-                # row i of the batch answers for unit i alone, so one backward pass gives a normal per row
+                # row i of the batch depends on unit i alone, so one backward pass gives a normal per row
                 x = torch.zeros(len(some), *self.input_shape, dtype=torch.float64, requires_grad=True)
                 q = self._hard.net.preactivations(x)[site].reshape(len(some), -1)
                 (g,) = torch.autograd.grad(q[torch.arange(len(some)), some].sum(), x)
@@ -243,10 +243,9 @@ class HalfSpaces:
     ) -> HalfSpaceGroups:
         """Half-spaces whose boundaries nearly coincide.
 
-        In order of sites and units, a half-space joins the first group whose representative lies within `angle`
-        degrees (or of 180° minus it: the same boundary, flipped) and whose boundary is within `offset` of its own,
-        measured from the origin; else it starts a group. So members are near their representative, not only near one
-        another.
+        In order of sites and units, a half-space joins the first group whose representative is within `angle` degrees
+        (or 180° minus that: the same boundary, flipped) and whose boundary is within `offset` of its own, measured
+        from the origin; otherwise it starts a new group.
 
         Parameters
         ----------
@@ -287,7 +286,7 @@ class HalfSpaces:
                     continue
                 n, b = n / length, b / length
                 g = len(members)
-                # cosines, one product, leave few to compare by their differences; the margin is more than rounding
+                # cosines select candidates by one product, with a margin for rounding; differences decide
                 few = np.nonzero(np.abs(heads[:g] @ n) >= 1 - chord**2 / 2 - 1e-9)[0]
                 near = np.linalg.norm(heads[few] - n, axis=1), np.linalg.norm(heads[few] + n, axis=1)
                 same = (near[0] <= chord) & (np.abs(head_offsets[few] - b) <= slack)
@@ -341,8 +340,8 @@ def halfspaces(
     """The half-spaces of a network with linear gates: gate (l, i) is on iff n·x + b > 0.
 
     For a DLGN q_l = W_l q_{l−1} + b_l, so n = row i of W_l…W_1; the same for shallow gates, piecewise constant and
-    frozen networks, batch-norm in eval mode, shortcuts, and convolutions, where each channel and position is a
-    half-space of its own. Exact, in float64, computed site by site when asked for.
+    frozen networks, batch-norm in eval mode, shortcuts, and convolutions, where each channel and position has a
+    separate half-space. Exact, in float64, computed site by site when needed.
 
     Parameters
     ----------
@@ -356,7 +355,7 @@ def halfspaces(
     Raises
     ------
     RegionError
-        If gates are no half-spaces: ReLU networks, networks gated by them, quadratic and given gates.
+        If gates are not half-spaces: ReLU networks, networks gated by them, quadratic and given gates.
 
     Examples
     --------

@@ -46,8 +46,8 @@ class Interior:
 class Farkas:
     """Proof that a region is empty: multipliers y ≥ 0 that add up to one with Σ y_i n_i = 0 and Σ y_i b_i ≤ 0.
 
-    Were all n_i·x + b_i positive, so were their mean with weights y; but it is Σ y_i b_i ≤ 0. In floating point both
-    sums hold up to rounding: no x in [−reach, reach]^d has all n_i·x + b_i above `slack`.
+    If all n_i·x + b_i were positive, so would be their mean with weights y; but it is Σ y_i b_i ≤ 0. In floating point
+    both sums hold up to rounding: no x in [−reach, reach]^d has all n_i·x + b_i above `slack`.
 
     Attributes
     ----------
@@ -146,9 +146,9 @@ class PathRegion:
         return Interior(torch.from_numpy(found[0]), margin) if margin > rounding else None
 
     def _farther(self) -> float:
-        """Half the edge of a box that reaches a point of the region however far out; 0 if there seems to be none.
+        """Half the edge of a box that contains a point of the region, at any distance; 0 if none is found.
 
-        Points far out are near in the cone over the region: the largest s with A v + b τ ≥ s, τ ≥ s, |v_j| ≤ 1.
+        By the cone over the region: the largest s with A v + b τ ≥ s, τ ≥ s, |v_j| ≤ 1.
         """
         A, b = self._in_units()
         left = np.concatenate([np.column_stack([-A, -b, np.ones(len(b))]), [[0.0] * self.dim + [-1.0, 1.0]]])
@@ -221,7 +221,7 @@ class PathRegion:
 
     @cached_property
     def facets(self) -> tuple[int, ...]:
-        """Rows that are real faces: leaving one of them out would change the region.
+        """Rows that are faces: leaving one of them out would change the region.
 
         Row i is redundant if the others imply it: min n_i·x + b_i over the others is not negative. One linear program
         per row; of equal rows the first is kept.
@@ -296,7 +296,7 @@ class PathRegion:
         """n points spread uniformly over the region within a box, by hit-and-run.
 
         n independent chains start at the centre of the largest ball and take `steps` steps each: a random direction,
-        then a uniform point of the chord. The law tends to the uniform one as steps grow, slowly for long thin regions.
+        then a uniform point of the chord. The distribution converges to the uniform one, slowly for long thin regions.
 
         Parameters
         ----------
