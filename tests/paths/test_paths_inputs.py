@@ -165,7 +165,7 @@ def test_what_has_no_such_sum_is_refused():
     net, x = pl.models.dlgn(3, hidden=(4,)), rows(5, 3)
     with pytest.raises(RecordError, match="gated_twin"):
         paths.inputs(nn.Linear(3, 1), x)
-    with pytest.raises(OptionError, match="output 1 asked for, the network has 1"):
+    with pytest.raises(OptionError, match="no output 1; the network has 1"):
         paths.inputs(net, x, output=1)
     with pytest.raises(OptionError, match="one for each of the 5 rows"):
         paths.inputs(net, x, output=[0, 0])

@@ -61,7 +61,7 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
     Notes
     -----
     Convolutions: a forward pass with all weights 1, modulo as many primes below 2³¹ as the largest possible count
-    needs, put together by the Chinese remainder theorem; each prime costs one forward pass in float64.
+    needs, combined by the Chinese remainder theorem; each prime costs one forward pass in float64.
 
     Examples
     --------
@@ -83,8 +83,8 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
         return _convolutional(net, X, include_inputs, include_biases)
     if not trellis.direct:
         raise RecordError(
-            "paths.count: the first layer does not read the inputs as they are, and for a plain module it is not "
-            'known which of them lead to it. Take gated = gated_twin(net, "relu", example=X[:2]).'
+            "paths.count: the first layer does not read the inputs directly, and for a plain module it is not known "
+            'which of them reach it. Take gated = gated_twin(net, "relu", example=X[:2]).'
         )
     counts = [trellis.sizes[0] - trellis.biased if include_inputs else 1] * trellis.n
     # a bias of the first layer starts a path of its own only where the others name their input
@@ -100,7 +100,7 @@ def _convolutional(net: GatedNetwork, rec: Record, include_inputs: bool, include
     if not rec.sites:
         raise RecordError("paths.count: the network has no gate sites, so it has no hidden units to pass.")
     all_open = {k: torch.ones_like(b[:1]) for k, b in rec.bits.items()}
-    # float64 is right to rounding here, and infinite where it is too large
+    # float64 is accurate to rounding, and infinite where the count is too large
     most = float(_Counter(net, all_open, include_inputs, None).counts(rec.x[:1]))
     if not math.isfinite(most):
         raise RecordError("paths.count: more than 10^308 paths. Count the paths of a part of the network.")
@@ -159,7 +159,7 @@ class _Counter(fx.Interpreter):
         if not bool((flat == flat[:, :1]).all()):
             raise RecordError(
                 "paths.count: outputs are reached by different paths (the last layer is a convolution, or in groups), "
-                "so that a row has no one count. Count a network that ends in a dense layer."
+                "so that a row has several counts. Count a network that ends in a dense layer."
             )
         return flat[:, 0]
 
@@ -253,9 +253,9 @@ class _Counter(fx.Interpreter):
 
     def _refuse(self, name: Any, what: str) -> RecordError:
         if "maxpool" in f"{name} {what}".lower().replace("_", ""):
-            remedy = "It switches paths by their values: take average-pooling, gated_twin(…, max_pool='average')."
+            remedy = "It selects paths by their values: use average-pooling, gated_twin(…, max_pool='average')."
         else:
-            remedy = "kernels.overlap(net, X) may follow it, in floats."
+            remedy = "kernels.overlap(net, X) may support it, in floating point."
         return RecordError(
             f"paths.count: '{name}' ({what}) is not supported: only dense layers, zero-padded convolutions, average "
             f"pooling, batch-norm, flattening, splits, joins, gates and additions are. {remedy}"

@@ -50,24 +50,24 @@ def check_net(net: nn.Module) -> None:
                 f"record: module '{name}' has no running statistics, so that it mixes the rows of a batch in eval "
                 "mode too. Set track_running_stats=True."
             )
-    if (name := _not_finite(net)) is not None:
-        raise NotFiniteError(
-            f"'{name}' of this {type(net).__name__} contains NaN or infinity. Load an earlier checkpoint, or train "
-            "again with a lower lr or clip=1.0."
-        )
+    check_finite(net)
 
 
-def _not_finite(net: nn.Module) -> str | None:
-    """The first weight, or statistic of a batch-norm, that holds NaN or infinity."""
+def check_finite(net: nn.Module) -> None:
+    """Refuse a network whose weights, or statistics of a batch-norm, contain NaN or infinity."""
     norms = {
         f"{name}.{key}"
         for name, m in net.named_modules()
         if isinstance(m, nn.modules.batchnorm._BatchNorm)
         for key in ("running_mean", "running_var")
     }
-    tensors = (*net.named_parameters(), *((k, b) for k, b in net.named_buffers() if k in norms))
-    # one sum detects NaN and infinity at a tenth of the cost; a sum of huge finite numbers is checked again
-    return next((k for k, t in tensors if not t.sum().isfinite() and not t.isfinite().all()), None)
+    for name, t in (*net.named_parameters(), *((k, b) for k, b in net.named_buffers() if k in norms)):
+        # one sum detects NaN and infinity at a tenth of the cost; a sum of huge finite numbers is checked again
+        if not t.sum().isfinite() and not t.isfinite().all():
+            raise NotFiniteError(
+                f"'{name}' of this {type(net).__name__} contains NaN or infinity. Load the weights of an earlier "
+                "checkpoint, or train again with a lower lr or clip=1.0."
+            )
 
 
 def _check_forward(net: nn.Module) -> None:
