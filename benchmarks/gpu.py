@@ -131,7 +131,7 @@ def tune(n: int, seconds: float) -> None:
                 break
             precision = replace(base, config=config)
             try:
-                took = milliseconds(partial(launch, terms, precision, out, True, name == "bits"), 3)
+                took = milliseconds(partial(launch, terms, precision, out, True), 3)
             except Exception as error:  # out of registers or shared memory: not a candidate
                 print(name, config, str(error).splitlines()[0][:80], flush=True)
                 continue

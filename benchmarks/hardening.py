@@ -23,6 +23,7 @@ from torch import Tensor
 import pathlens as pl
 from pathlens.hardening import METHODS, Hardened
 from pathlens.models import GatedNetwork
+from pathlens.training import Keep, Stopping
 
 TASKS = ("circle", "digits", "fashion_mnist", "cifar10")
 #: per task: soft epochs and rate, hardening epochs and rate, batch size
@@ -98,10 +99,9 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
         epochs=s["epochs"],
         lr=s["lr"],
         seeds=range(arguments.seeds),
-        schedule="constant" if regression else "cosine",
-        stop_below=0.01 if regression else None,
-        keep_when=[0.01] if regression else [],
-        evaluate="full" if regression else "running",
+        scheduler="constant" if regression else "cosine",
+        stopping=Stopping(loss_below=0.01) if regression else None,
+        keep=Keep(losses=[0.01]) if regression else Keep(evaluate="running"),
         **common,
     )
     for net, trajectory in zip(soft.networks, soft):
@@ -120,7 +120,7 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
                 epochs=s["harden_epochs"],
                 lr=s["harden_lr"],
                 seed=seed,
-                evaluate="full" if regression else "running",
+                keep=None if regression else Keep(evaluate="running"),
                 **common,
             )
             report = made.report

@@ -26,7 +26,7 @@ from sklearn.model_selection import train_test_split
 import pathlens as pl
 from pathlens.estimators.recipes import Recipe, resolve_recipe
 from pathlens.papers.artifact import environment
-from pathlens.training import train
+from pathlens.training import Keep, train
 
 RESULT = Path(__file__).parent / "results" / "hardening-tables.json"
 FEW = 1000  # rows: under it a test row is half a point or more, so that it takes more splits to tell a point
@@ -87,8 +87,8 @@ def _soft(rows: Any, test: Any, labels: bool, epochs: int | None, seeds: int) ->
         weight_decay=recipe.weight_decay,
         batch_size=recipe.batch_size,
         seeds=range(seeds),
-        schedule="cosine",
-        evaluate="running",
+        scheduler="cosine",
+        keep=Keep(evaluate="running"),
     )
 
     def score(member: torch.nn.Module, x: np.ndarray, truth: torch.Tensor) -> float:

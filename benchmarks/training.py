@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from benchmarks.measure import machine
 from torch import nn
 
 import pathlens as pl
+from pathlens.training import Execution, Keep
 from pathlens.training.inputs import mse
-from pathlens.training.run import Run
+from pathlens.training.steps import StepRunner
 
 
 @contextmanager
@@ -85,7 +87,7 @@ def stacked_seconds_per_step(net: nn.Module, data: Any, members: int, batch: int
         seeds=range(members),
         device=device,
         progress=tick,
-        evaluate="running",
+        keep=Keep(evaluate="running"),
         **options,
     )
     return min(b - a for a, b in itertools.pairwise(ends)) / -(-n // batch)
@@ -102,7 +104,7 @@ def cases(device: str) -> list[tuple[str, nn.Module, Any, int, int, dict[str, An
         x, y = torch.randn(4096, 3, 32, 32), torch.randint(0, 10, (4096,))
         for kind, title in (("relu", "GCONV"), ("dnpfl", "GCONV, learned gates (DNPFL)")):
             net = pl.gated_twin(pl.models.gconv(bias=True), kind, x[:2])
-            options = {"loss": "cross_entropy", "autocast": torch.bfloat16}
+            options = {"loss": "cross_entropy", "execution": Execution(autocast=torch.bfloat16)}
             found.append((f"CIFAR shape, {title}", net, (x, y), 5, 32, options, nn.functional.cross_entropy))
     return found
 
@@ -110,10 +112,10 @@ def cases(device: str) -> list[tuple[str, nn.Module, Any, int, int, dict[str, An
 @contextmanager
 def batched_convolutions() -> Iterator[None]:
     """The step batched over members by vmap, which makes one grouped convolution of theirs, as for dense networks."""
-    lanes = Run._lanes
-    Run._lanes = Run._together  # type: ignore[method-assign]
+    one_by_one = StepRunner._compiled_one_by_one
+    StepRunner._compiled_one_by_one = StepRunner._compiled  # type: ignore[method-assign]
     yield
-    Run._lanes = lanes  # type: ignore[method-assign]
+    StepRunner._compiled_one_by_one = one_by_one  # type: ignore[method-assign]
 
 
 def main(device: str = "cpu", file: str | None = None) -> list[dict[str, Any]]:
@@ -127,9 +129,10 @@ def main(device: str = "cpu", file: str | None = None) -> list[dict[str, Any]]:
         ways: list[tuple[str, dict[str, Any], Any]] = [("captured step", {}, nullcontext)]
         if convolutional:
             ways[0] = ("captured step of one, on a stream each, bfloat16", {}, nullcontext)
-            ways.append(("the same in float32", {"autocast": None}, nullcontext))
+            ways.append(("the same in float32", {"execution": Execution()}, nullcontext))
             ways.append(("captured step, grouped convolutions, bfloat16", {}, batched_convolutions))
-        ways.append(("vmap, not captured", {"compile": False}, nullcontext))
+        uncaptured = replace(options.get("execution", Execution()), compile=False)
+        ways.append(("vmap, not captured", {"execution": uncaptured}, nullcontext))
         for way, more, setting in ways:
             with setting():
                 together = stacked_seconds_per_step(net, data, members, batch, device, **{**options, **more})

@@ -3,11 +3,15 @@
 `make evidence` takes about ten minutes on two cores and needs CIFAR-10.
 """
 
+from functools import partial
+
 import matplotlib.pyplot as plt
+import torch
 from torch import Tensor, nn
 
 import pathlens as pl
 from pathlens.data import DataSet
+from pathlens.training import Execution, Keep, Teacher
 
 CLASSES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BLOCKS, WIDTHS = (1, 1, 1), (16, 32, 64)
@@ -18,24 +22,23 @@ def taught_network(data: DataSet, epochs: int) -> nn.Sequential:
     """A DLGN on encoded images that learned from a ReLU network of its shape, with hard gates."""
     recipe = {
         "loss": "cross_entropy",
-        "optimizer": "sgd",
+        "optimizer": partial(torch.optim.SGD, momentum=0.9),
         "lr": 0.1,
-        "momentum": 0.9,
         "weight_decay": 5e-4,
-        "schedule": "one_cycle",
+        "scheduler": "one_cycle",
         "batch_size": 64,
         "augment": "crop_flip",
-        "evaluate": "running",
-        "compile": False,
+        "keep": Keep(evaluate="running"),
+        "execution": Execution(compile=False),
         "epochs": epochs,
     }
     relu = pl.gated_twin(pl.models.ResNet(BLOCKS, WIDTHS), "relu", example=data.x[:2], seed=0)
-    pl.train(relu, data, label="ReLU", **recipe)
+    pl.train(relu, data, progress="ReLU", **recipe)
     parts = pl.models.PatchParts.fit(data.x)
     template = pl.models.ResNet(BLOCKS, WIDTHS, channels=parts.channels)
     gated = pl.gated_twin(template, "dlgn", example=parts(data.x[:2]), gate="straight_through", seed=0)
     student = nn.Sequential(parts, gated)
-    run = pl.train(student, data, teacher=relu, temperature=4, label="DLGN", **recipe)
+    run = pl.train(student, data, teacher=Teacher(relu, temperature=4), progress="DLGN", **recipe)
     print(f"test accuracy {run.history['test_accuracy'][-1]:.1%}")
     return nn.Sequential(parts, gated.with_gate("hard")).eval()
 

@@ -42,22 +42,7 @@ FORBIDDEN = {
 MOST_REQUIRED = 3  # positional arguments without a default
 
 # Functions that do not follow the conventions yet. Remove an entry together with what it excuses; add none.
-EXCEPTIONS: dict[str, set[str]] = {
-    "data": {
-        "binary_mnist",
-        "circle",
-        "circle_control",
-        "identical_inputs",
-        "modified_fashion_mnist",
-        "nlgp",
-        "nlgp_covariance",
-        "random_targets",
-        "single_pulse",
-        "unfittable",
-    },
-    "hardening": {"cell_bound"},
-    "training": {"train"},
-}
+EXCEPTIONS: dict[str, set[str]] = {}
 
 
 def public_functions(package: str) -> Iterator[tuple[str, Callable[..., Any]]]:

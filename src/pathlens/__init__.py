@@ -45,8 +45,8 @@ _MODULES = (
     "training",
 )
 
-if TYPE_CHECKING:
-    from pathlens import (
+if TYPE_CHECKING:  # "as" marks a name as public for type checkers
+    from pathlens import (  # noqa: F401
         data,
         errors,
         estimators,
@@ -62,45 +62,22 @@ if TYPE_CHECKING:
         theory,
         training,
     )
-    from pathlens.estimators import DLGNClassifier, DLGNRegressor, PathKernelClassifier, PathKernelRegressor
-    from pathlens.hardening import harden
-    from pathlens.models import gated_twin
-    from pathlens.precision import exact_precision
-    from pathlens.recording import Trajectory, rebuild, record, snapshot
-    from pathlens.records import Record, Snapshot
-    from pathlens.training import train
+    from pathlens.estimators import DLGNClassifier as DLGNClassifier
+    from pathlens.estimators import DLGNRegressor as DLGNRegressor
+    from pathlens.estimators import PathKernelClassifier as PathKernelClassifier
+    from pathlens.estimators import PathKernelRegressor as PathKernelRegressor
+    from pathlens.hardening import harden as harden
+    from pathlens.models import gated_twin as gated_twin
+    from pathlens.precision import exact_precision as exact_precision
+    from pathlens.recording import Trajectory as Trajectory
+    from pathlens.recording import rebuild as rebuild
+    from pathlens.recording import record as record
+    from pathlens.recording import snapshot as snapshot
+    from pathlens.records import Record as Record
+    from pathlens.records import Snapshot as Snapshot
+    from pathlens.training import train as train
 
-__all__ = [
-    "DLGNClassifier",
-    "DLGNRegressor",
-    "PathKernelClassifier",
-    "PathKernelRegressor",
-    "Record",
-    "Snapshot",
-    "Trajectory",
-    "__version__",
-    "data",
-    "errors",
-    "estimators",
-    "exact_precision",
-    "gated_twin",
-    "harden",
-    "hardening",
-    "kernels",
-    "linops",
-    "models",
-    "papers",
-    "paths",
-    "rebuild",
-    "record",
-    "recording",
-    "records",
-    "regions",
-    "snapshot",
-    "theory",
-    "train",
-    "training",
-]
+__all__ = ["__version__", *_LAZY, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""How much memory a computation may take, and the tile edges that follow from it.
+"""Memory budgets of computations, and the tile edges that follow from them.
 
-Free memory is read from the operating system and from the control group (v1 and v2) that the process runs in, because
-inside a container the machine's own figure is a lie. Nothing here knows of kernels; it may import only the errors.
+Free memory is read from the operating system and from the control group (v1 and v2) of the process, because inside a
+container the machine's own figure is wrong.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def free_bytes(root: str | os.PathLike[str] = "/") -> int:
 
 @functools.lru_cache(maxsize=1)
 def _free_about(tenth_of_a_second: int) -> int:
-    """Free memory, asked for ten times a second at most: reading a dozen system files takes as long as a tile."""
+    """Free memory, read at most ten times a second: reading a dozen system files takes as long as a tile."""
     return free_bytes()
 
 
@@ -121,7 +121,7 @@ def resolve_budget(max_bytes: int | None, device: torch.device) -> int:
 
 
 def human_bytes(count: float) -> str:
-    """A byte count for people.
+    """A byte count as text.
 
     >>> human_bytes(1536)
     '1.5 KiB'
@@ -134,9 +134,20 @@ def human_bytes(count: float) -> str:
     return f"{value:.1f} TiB"
 
 
+def require_budget(what: str, needed: float, budget: int, remedy: str = "Raise max_bytes.") -> None:
+    """Raise a `BudgetError` if more bytes are needed than the budget has.
+
+    >>> require_budget("dense: the matrix takes", 2048, 1024)
+    Traceback (most recent call last):
+    pathlens.errors.BudgetError: dense: the matrix takes 2.0 KiB, the budget is 1.0 KiB. Raise max_bytes.
+    """
+    if needed > budget:
+        raise BudgetError(f"{what} {human_bytes(needed)}, the budget is {human_bytes(budget)}. {remedy}")
+
+
 @dataclass(frozen=True)
 class TilePlan:
-    """Edges of the tiles (the last ones are ragged) and what one tile takes.
+    """Edges of the tiles (the last ones are ragged) and the memory of one tile.
 
     Attributes
     ----------
@@ -205,11 +216,7 @@ def plan_tiles(
     """
     spare = budget - reserve
     least = entry_bytes + row_bytes + col_bytes
-    if spare < least:
-        raise BudgetError(
-            f"{what}: one row and one column need {human_bytes(least + reserve)}, the budget is "
-            f"{human_bytes(budget)}. Raise max_bytes."
-        )
+    require_budget(f"{what}: one row and one column need", least + reserve, budget)
     both = row_bytes + col_bytes
     top = max(int((math.sqrt(both * both + 4.0 * entry_bytes * spare) - both) / (2 * entry_bytes)), 1)
     most_rows, most_cols = (n, m) if edge is None else (edge, edge) if isinstance(edge, int) else edge

@@ -1,7 +1,6 @@
 """The command line: demo, table, list, run, results, verify, report, doctor, data.
 
-Each command only parses, calls the package and prints; what it prints comes from artifacts and plain records. Every
-import of the package or of torch happens inside a command, so that ``pathlens --help`` answers at once.
+The package and torch are imported inside the commands, so that ``pathlens --help`` is fast.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pathlens.errors import ArtifactError, MissingExtraError, OptionError, PathlensError
+from pathlens.errors import EXTRAS, ArtifactError, MissingExtraError, OptionError, PathlensError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from pathlens.data.store import SetStatus
     from pathlens.papers.experiment import Experiment, Progress
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-#: the repository, where the package runs from one; above an installed package there is no docs/results.md
+#: the repository, if the package runs from one; above an installed package there is no docs/results.md
 SOURCE = Path(__file__).resolve().parents[2]
 DEMO = ("hs.fig2", "hs.fig3", "hs.fig5", "hs.fig6")
 DEMO_TITLE = "What a gated network learns first"
@@ -49,9 +49,7 @@ _COLOURS = {
     "corrupt": "red",
     "unverified": "yellow",
 }
-
-
-_SILENCE = 60.0  # seconds that a log may stay without a sign of life
+_LOG_SECONDS = 60.0  # between lines of progress where the output is not a terminal
 
 
 class Scale(enum.StrEnum):
@@ -62,7 +60,7 @@ class Scale(enum.StrEnum):
 
 
 class Kind(enum.StrEnum):
-    """What a column is to be predicted as."""
+    """What a column is predicted as."""
 
     auto = "auto"
     classification = "classification"
@@ -70,7 +68,7 @@ class Kind(enum.StrEnum):
 
 
 class _Group(TyperGroup):
-    """Prints an error that Pathlens raised on purpose as one red paragraph, without a traceback."""
+    """Prints errors of Pathlens as one red paragraph, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -81,8 +79,7 @@ class _Group(TyperGroup):
             from rich.console import Console
             from rich.text import Text
 
-            # the terminal wraps long lines itself, and a log keeps them whole
-            Console(stderr=True).print(Text(str(error), style="red"), soft_wrap=True)
+            Console(stderr=True, soft_wrap=True).print(Text(str(error), style="red"))
             raise typer.Exit(1) from None
 
 
@@ -94,7 +91,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Opens up gated neural networks: active paths, half-spaces, and the kernels built from them.",
+    help="Analyse gated neural networks: active paths, half-spaces, and the kernels built from them.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Find, check and import the published data sets.")
 app.add_typer(data_app, name="data")
@@ -116,7 +113,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options that come before the command."""
@@ -124,24 +121,25 @@ def _options(
 
 # --- running ---------------------------------------------------------------------------------------------------
 
-Out = Annotated[Path, typer.Option("--out", help="Folder for artifacts/ and index.html.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds: 0, 1, …")]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto.")]
+Out = Annotated[Path, typer.Option("--out", help="Write artifacts/ and index.html to this folder.")]
+Device = Annotated[str, typer.Option("--device", help="Train on this device: cpu, cuda, cuda:1, or auto.")]
 
 
 @app.command()
 def demo(
     out: Out = Path("demo"),
-    seeds: Seeds = 5,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train with this number of seeds: 0, 1, …")] = 5,
     device: Device = "cpu",
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Train three networks on the circle and write a page about them (about a minute)."""
     from pathlens.papers.experiment import find
     from pathlens.papers.pages import headline, write_page
+    from pathlens.papers.pages.palette import drawing
     from pathlens.papers.runner import Plan, run_all
 
-    _need_matplotlib()  # say so before the training, not after
+    with drawing():  # raises before the training if matplotlib is not installed
+        pass
     console = _console()
     plan = Plan("quick", _folder(out), seeds, _device(device))
     with _bars(console) as progress:
@@ -151,9 +149,9 @@ def demo(
             raise PathlensError(f"{outcome.name}: {outcome.error}")
     done = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
     page = write_page(done, out, title=DEMO_TITLE, lead=DEMO_LEAD)
-    console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+    console.print(f"The page: {page.resolve()}")
     for artifact in done:
-        console.print(headline(artifact), soft_wrap=True, highlight=False, markup=False)
+        console.print(headline(artifact))
     if open_page:
         import webbrowser
 
@@ -163,25 +161,26 @@ def demo(
 @app.command()
 def run(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME…", help="Experiments, patterns such as 'hs.*', all, or FILE.py.")
+        list[str], typer.Argument(metavar="NAME…", help="Names, patterns such as 'hs.*', all, or FILE.py.")
     ],
-    scale: Annotated[Scale, typer.Option(help="quick: about a minute; paper: the paper's sizes.")] = Scale.quick,
+    scale: Annotated[
+        Scale, typer.Option(help="Choose quick (about a minute each) or paper (the paper's sizes).")
+    ] = Scale.quick,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Number of seeds: 0, 1, …; each experiment's own if not given.")
+        int | None,
+        typer.Option("--seeds", min=1, help="Use this number of seeds: 0, 1, …; default: that of each experiment."),
     ] = None,
     device: Device = "auto",
     out: Out = Path("runs"),
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SIZE=VALUE", help="Another size, such as epochs=30; marks the result REDUCED."),
+        typer.Option("--set", metavar="SIZE=VALUE", help="Change a size, such as epochs=30; marks the result REDUCED."),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes to run at once.")] = 1,
-    again: Annotated[bool, typer.Option("--again", help="Start over, also what is finished or begun.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Run this number of processes at once.")] = 1,
+    again: Annotated[bool, typer.Option("--again", help="Start over instead of skipping or resuming runs.")] = False,
 ) -> None:
-    """Run experiments; what is finished is kept, what was cut off goes on. Exit code 1 if one fails."""
-    from pathlens.papers.artifact import load_folder
+    """Run experiments; skip finished runs and resume interrupted ones. Exit code 1 if one fails."""
     from pathlens.papers.experiment import select
-    from pathlens.papers.pages import write_page
     from pathlens.papers.runner import Plan, run_all
 
     console = _console()
@@ -203,35 +202,38 @@ def run(
         try:
             outcomes = run_all(chosen, plan, jobs=jobs, progress=progress, ended=show)
         except KeyboardInterrupt:
-            console.print(f"Stopped after {ended} of {len(chosen)}. The same command goes on where it was.")
+            console.print(f"Stopped after {ended} of {len(chosen)}. Repeat the command to resume.")
             raise typer.Exit(130) from None
     failed = [outcome for outcome in outcomes if outcome.error]
     if len(failed) < len(outcomes):
-        try:
-            shown = load_folder(out / "artifacts")
-        except ArtifactError as error:  # an older one that lies there too; those of this run are safe
-            shown = []
-            console.print(f"No page: {error}", style="yellow", highlight=False, markup=False)
-        try:
-            page = write_page(shown, out) if shown else None
-        except MissingExtraError as error:  # the artifacts are safe; the page can be made elsewhere
-            console.print(f"No page: {error}", style="yellow", highlight=False, markup=False)
-        else:
-            if page is not None:
-                console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+        _write_run_page(out, console)
     if failed:
         console.print(
             f"{len(failed)} of {len(chosen)} failed: {', '.join(outcome.name for outcome in failed)}. "
-            "The same command goes on with them; --again starts all of them over.",
+            "Repeat the command to resume them; --again starts all of them over.",
             style="red",
-            soft_wrap=True,
-            highlight=False,
         )
         raise typer.Exit(1)
 
 
+def _write_run_page(out: Path, console: Console) -> None:
+    """Write the page of a folder; an unreadable older artifact, or no matplotlib, is not an error of the run."""
+    from pathlens.papers.artifact import load_folder
+    from pathlens.papers.pages import write_page
+
+    try:
+        shown = load_folder(_artifact_folder(out))
+    except ArtifactError as error:
+        console.print(f"No page: {error}", style="yellow")
+        return
+    try:
+        console.print(f"The page: {write_page(shown, out).resolve()}")
+    except MissingExtraError as error:
+        console.print(f"No page: {error}", style="yellow")
+
+
 def _print_outcome(outcome: Outcome, count: str, console: Console) -> None:
-    """One line: which, its verdict, how long it took, and the numbers of its first claim; or what went wrong."""
+    """One line: name, verdict, duration and the numbers of the first claim; or the error."""
     from rich.text import Text
 
     from pathlens.papers.pages import headline
@@ -245,11 +247,11 @@ def _print_outcome(outcome: Outcome, count: str, console: Console) -> None:
         took = f"kept from {artifact.created[:10]}" if outcome.kept else f"{artifact.duration_seconds:.0f} s"
         line.append(artifact.verdict + mark, style=_COLOURS[artifact.verdict])
         line.append(f", {took}. {headline(artifact)}")
-    console.print(line, soft_wrap=True)
+    console.print(line)
 
 
 def _print_estimates(chosen: list[Experiment], plan: Plan, console: Console) -> None:
-    """What is about to be spent, before it is."""
+    """Print the cost of the runs that are not finished."""
     from pathlens.papers.pages.words import duration
     from pathlens.papers.runner import finished
 
@@ -259,13 +261,9 @@ def _print_estimates(chosen: list[Experiment], plan: Plan, console: Console) -> 
         flops, minutes = entry.estimate(plan.run(entry))
         total += minutes
         counted = f"about {_scientific(flops)} floating-point operations, " if flops is not None else ""
-        console.print(f"{entry.name}: {counted}about {duration(60 * minutes)}", soft_wrap=True, highlight=False)
+        console.print(f"{entry.name}: {counted}about {duration(60 * minutes)}")
     if len(left) > 1:
-        console.print(
-            f"All {len(left)}: about {duration(60 * total)}, less where they share trainings",
-            soft_wrap=True,
-            highlight=False,
-        )
+        console.print(f"All {len(left)}: about {duration(60 * total)}, less if they share trainings")
 
 
 def _scientific(value: float) -> str:
@@ -276,25 +274,26 @@ def _scientific(value: float) -> str:
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with artifacts, or with artifacts/ in it.")],
 ) -> None:
-    """Rebuild the page of a folder from its artifacts; nothing is run."""
+    """Rebuild the page of a folder from its artifacts, without running anything."""
     from pathlens.papers.artifact import load_folder
     from pathlens.papers.pages import not_run, remarks, write_page
 
     page = write_page(load_folder(_artifact_folder(folder)), folder, not_run=not_run(folder), remarks=remarks(folder))
-    _console().print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+    _console().print(f"The page: {page.resolve()}")
 
 
 @app.command()
 def results(
-    folder: Annotated[Path, typer.Option("--in", help="Artifacts, not-run.toml, remarks.toml.")] = Path("results"),
-    out: Annotated[Path, typer.Option("--out", help="The Markdown file to write.")] = Path("docs/results.md"),
+    folder: Annotated[
+        Path, typer.Option("--in", help="Read artifacts, not-run.toml and remarks.toml from this folder.")
+    ] = Path("results"),
+    out: Annotated[Path, typer.Option("--out", help="Write this Markdown file.")] = Path("docs/results.md"),
 ) -> None:
-    """Write the table of results: every experiment, how it came out, or why it was not run."""
-    try:
-        out.write_text(results_text(folder), encoding="utf-8")
-    except OSError as error:
-        raise ArtifactError(f"{out} cannot be written: {error.strerror or error}. Choose another.") from error
-    _console().print(f"The table: {out.resolve()}", soft_wrap=True, highlight=False)
+    """Write the table of results: the verdict of every experiment, or why it was not run."""
+    from pathlens.pages import write_file
+
+    write_file(out, results_text(folder).encode())
+    _console().print(f"The table: {out.resolve()}")
 
 
 def results_text(folder: Path) -> str:
@@ -310,26 +309,26 @@ def results_text(folder: Path) -> str:
         flops, minutes = entry.estimate(Run("paper", tuple(range(entry.seed_count("paper")))))
         cost = duration(60 * minutes) + (f", {_scientific(flops)} operations" if flops is not None else "")
         entries.append(Entry(name, entry.paper, entry.what, cost))
-    return results_page(entries, load_folder(folder), not_run(folder), remarks(folder))
+    return results_page(entries, load_folder(_artifact_folder(folder)), not_run(folder), remarks(folder))
 
 
 @app.command()
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME…]", help="Checks, or patterns such as 'dgn.*'; all if none.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME…]", help="Names, or patterns such as 'dgn.*'; default: all checks."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", help="Write an HTML page of the results to this file.")
-    ] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="Write an HTML page to this file.")] = None,
     only_list: Annotated[bool, typer.Option("--list", help="List the checks and exit.")] = False,
 ) -> None:
-    """Check every theorem and equation of the papers on small networks; exit code 1 if one fails."""
+    """Check every theorem and equation of the papers on small networks. Exit code 1 if one fails."""
     import time
 
     import msgspec
     from rich.text import Text
 
+    from pathlens.pages import write_file
     from pathlens.papers.artifact import environment
     from pathlens.papers.checks import attempt, select
     from pathlens.papers.pages.verification import FORMAT, Verification, write_verification
@@ -338,8 +337,7 @@ def verify(
     chosen = select(names or ())
     if only_list:
         for check in chosen:
-            line = Text.assemble((f"{check.name:<22}", "bold"), f" {check.where}: {check.claim}")
-            console.print(line, soft_wrap=True)
+            console.print(Text.assemble((f"{check.name:<22}", "bold"), f" {check.where}: {check.claim}"))
         return
     start, results = time.perf_counter(), []
     with _bars(console) as progress:
@@ -347,35 +345,28 @@ def verify(
             progress("checks", done, len(chosen))
             results.append(result := attempt(check))
             verdict, _, rest = str(result).partition(": ")
-            console.print(Text.assemble((verdict, _COLOURS[verdict]), f": {rest}"), soft_wrap=True)
+            console.print(Text.assemble((verdict, _COLOURS[verdict]), f": {rest}"))
             if verdict == "fails" and result.detail:
-                console.print(Text(f"  {result.detail}", style="red"), soft_wrap=True)
+                console.print(f"  {result.detail}", style="red")
     seconds = time.perf_counter() - start
     checks = [result.document() for result in results]
     document = Verification(format=FORMAT, environment=environment(), seconds=seconds, checks=checks)
     if json_file is not None:
-        try:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-        except OSError as error:
-            raise ArtifactError(f"{json_file} cannot be written: {error.strerror or error}. Choose another.") from error
+        write_file(json_file, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     if html_file is not None:
-        page = write_verification(document, html_file)
-        console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
-    tally = {word: sum(result.verdict == word for result in results) for word in ("holds", "fails")}
-    corrected = len(results) - sum(tally.values())
+        console.print(f"The page: {write_verification(document, html_file).resolve()}")
+    verdicts = [result.verdict for result in results]
+    hold, fail = verdicts.count("holds"), verdicts.count("fails")
     console.print(
-        f"{len(results)} checks in {seconds:.0f} s: {tally['holds']} hold, {corrected} hold in a corrected "
-        f"form, {tally['fails']} fail.",
-        soft_wrap=True,
-        highlight=False,
+        f"{len(results)} checks in {seconds:.0f} s: {hold} hold, {len(results) - hold - fail} hold in a corrected "
+        f"form, {fail} fail."
     )
-    if tally["fails"]:
+    if fail:
         raise typer.Exit(1)
 
 
 def _changes(texts: list[str]) -> dict[str, Any]:
-    """``["epochs=30"]`` as ``{"epochs": 30}``; values are JSON, or words."""
+    """``["epochs=30"]`` as ``{"epochs": 30}``; values are JSON, or else strings."""
     import json
 
     found: dict[str, Any] = {}
@@ -392,7 +383,7 @@ def _changes(texts: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def _bars(console: Console) -> Iterator[Progress]:
-    """A bar for each thing that reports progress, as long as it does; in a log a line every minute."""
+    """A bar for each unfinished task that reports progress; without a terminal, a line every minute."""
     import time
 
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -408,13 +399,13 @@ def _bars(console: Console) -> Iterator[Progress]:
         disable=not console.is_terminal,
     ) as bars:
         tasks: dict[str, TaskID] = {}
-        told = time.monotonic()
+        last_line = time.monotonic()
 
         def report_progress(what: str, done: float, total: float) -> None:
-            nonlocal told
-            if not console.is_terminal and time.monotonic() - told > _SILENCE:
-                told = time.monotonic()
-                console.print(f"{what}: {done:.4g} of {total:.4g}", highlight=False, markup=False)
+            nonlocal last_line
+            if not console.is_terminal and time.monotonic() - last_line > _LOG_SECONDS:
+                last_line = time.monotonic()
+                console.print(f"{what}: {done:.4g} of {total:.4g}")
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done, total=total)
@@ -425,9 +416,9 @@ def _bars(console: Console) -> Iterator[Progress]:
 
 
 def _device(text: str) -> str:
-    """The device to use, checked before anything is trained on it."""
+    """The device to use, checked before the training."""
     if text == "cpu":
-        return text  # without waiting for torch
+        return text  # without importing torch
     import torch
 
     if text == "auto":
@@ -439,7 +430,7 @@ def _device(text: str) -> str:
 
 
 def _folder(path: Path) -> Path:
-    """The folder, made and tried before anything is trained for it."""
+    """The folder, created, and checked before the training."""
     import tempfile
 
     try:
@@ -454,28 +445,23 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _need_matplotlib() -> None:
-    from pathlens.papers.pages.palette import drawing
-
-    with drawing():
-        pass
-
-
 # --- tables ----------------------------------------------------------------------------------------------------
 
 
 @app.command()
 def table(
     file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A table with a line of column names.")],
-    target: Annotated[str, typer.Option("--target", help="The column to predict.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for index.html, or a file FILE.html.")] = Path("table"),
-    kind: Annotated[Kind, typer.Option("--kind", help="Classes, or numbers.")] = Kind.auto,
-    drop: Annotated[list[str] | None, typer.Option("--drop", help="A column to leave out, say an identifier.")] = None,
-    held_out: Annotated[float, typer.Option("--held-out", help="Share of the rows to judge it by.")] = 0.25,
-    rows: Annotated[int, typer.Option("--rows", min=8, help="Use at most so many rows, at random.")] = 10_000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the split and of the fit.")] = 0,
+    target: Annotated[str, typer.Option("--target", help="Predict this column.")],
+    out: Annotated[Path, typer.Option("--out", help="Write to FILE.html, or to index.html in this folder.")] = Path(
+        "table"
+    ),
+    kind: Annotated[Kind, typer.Option("--kind", help="Predict classes or numbers.")] = Kind.auto,
+    drop: Annotated[list[str] | None, typer.Option("--drop", help="Leave out a column, such as an identifier.")] = None,
+    held_out: Annotated[float, typer.Option("--held-out", help="Evaluate on this share of the rows.")] = 0.25,
+    rows: Annotated[int, typer.Option("--rows", min=8, help="Use at most this number of rows, at random.")] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the split and the fit.")] = 0,
 ) -> None:
-    """Fit a DLGN to a column of a table and write a page that takes it apart (half a minute)."""
+    """Fit a DLGN to a column of a table and write a page that explains it (half a minute)."""
     import time
 
     from pathlens.data.tabular import read_csv
@@ -485,12 +471,12 @@ def table(
     console = _console()
     frame, notes = read_csv(file)
     for line in notes:
-        console.print(f"{line}.", style="bright_black", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"{line}.", style="bright_black")
     for name in drop or ():
         if name not in frame.columns:
             raise unknown_name("column to drop", name, list(map(str, frame.columns)))
     frame = frame.drop(columns=list(drop or ()))
-    refuse_infinite(frame)  # before rows are drawn: the message counts them as the file does
+    refuse_infinite(frame)  # before rows are drawn, because the error names the row in the file
     note = "held out"
     if len(frame) > rows:
         note = f"held out, of {rows:,} of {len(frame):,} rows"
@@ -499,7 +485,7 @@ def table(
     fitted = fit_table(frame, target, kind.value, held_out, random_state=seed, verbose=True)
     model, seconds = fitted.model, time.perf_counter() - start
     for line in fitted.notes:
-        console.print(f"{line}.", style="bright_black", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"{line}.", style="bright_black")
     page = model.report(
         fitted.test,
         fitted.truth,
@@ -516,11 +502,9 @@ def table(
     ]
     console.print(
         f"{len(fitted.train):,} rows fitted in {seconds:.0f} s; {measure} on {len(fitted.test):,} held out: "
-        + ", ".join(f"{what} {score:.3f}" for what, score in scores),
-        soft_wrap=True,
-        highlight=False,
+        + ", ".join(f"{what} {score:.3f}" for what, score in scores)
     )
-    console.print(f"The page: {page.resolve()}", soft_wrap=True, highlight=False)
+    console.print(f"The page: {page.resolve()}")
 
 
 # --- listing ---------------------------------------------------------------------------------------------------
@@ -530,14 +514,14 @@ def table(
 def list_experiments(
     chosen: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME…]", help="Experiments, patterns such as 'hs.*', or FILE.py; all if none."),
+        typer.Argument(metavar="[NAME…]", help="Names, patterns such as 'hs.*', or FILE.py; default: all."),
     ] = None,
     folders: Annotated[
         list[Path] | None,
-        typer.Option("--in", help="Folders to look for results in; runs, demo and results if none is given."),
+        typer.Option("--in", help="Look for results in this folder; default: runs, demo and results."),
     ] = None,
 ) -> None:
-    """Show experiments: what each needs, how long it takes, and how it came out here."""
+    """List experiments with their data, expected time and verdicts."""
     from rich.table import Table
     from rich.text import Text
 
@@ -548,51 +532,32 @@ def list_experiments(
         if not folder.is_dir():
             raise OptionError(f"--in {folder}: no such folder. Give one that `pathlens run` was given as --out.")
     status = _results(folders or [Path("runs"), Path("demo"), Path("results")])
-    table = Table(
-        "name",
-        "what",
-        "data",
-        "quick",
-        "paper",
-        "operations",
-        "status",
-        box=None,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-    )
+    columns = ("name", "what", "data", "quick", "paper", "operations", "status")
+    table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
     console, paper = _console(), ""
     for entry in select(chosen or ["all"]):
-        name = entry.name
         if entry.paper != paper:
             paper = entry.paper
-            table.add_row("", Text(paper, style="bright_black"), "", "", "", "", "")
+            table.add_row("", Text(paper, style="bright_black"))
         flops, _ = entry.estimate(Run("paper", tuple(range(entry.seed_count("paper")))))
         table.add_row(
-            name,
-            Text(entry.what),
+            entry.name,
+            entry.what,
             ", ".join(entry.data) or "–",
             duration(60 * entry.minutes[0]),
             duration(60 * entry.minutes[1]),
             "–" if flops is None else _scientific(flops),
-            status.get(name, "[bright_black]not run[/]"),
+            status.get(entry.name, Text("not run", style="bright_black")),
         )
-    console.print(table)
+    console.print(table, soft_wrap=False)
     console.print(
         "quick, paper: expected time at each scale, on two cores or one GPU; operations: floating-point, at "
         "paper scale; data: at paper scale, quick may need less. Run one with: pathlens run NAME",
         style="bright_black",
-        soft_wrap=True,
-        highlight=False,
     )
     page = SOURCE / "docs" / "results.md"
     where = str(page) if page.is_file() else "docs/results.md of the source repository; an installed package has none"
-    console.print(
-        f"What came out at the papers' sizes, where we ran it: {where}",
-        style="bright_black",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+    console.print(f"Results at the papers' sizes: {where}", style="bright_black")
 
 
 def _artifact_folder(folder: Path) -> Path:
@@ -600,45 +565,37 @@ def _artifact_folder(folder: Path) -> Path:
     return inner if inner.is_dir() else folder
 
 
-def _results(folders: list[Path]) -> dict[str, str]:
-    """Name → coloured status at each scale; the first folder that has an artifact decides."""
-    from rich.markup import escape
+def _results(folders: list[Path]) -> dict[str, Text]:
+    """Name → coloured status at each scale, from the first folder that has an artifact."""
+    from rich.text import Text
 
     from pathlens.papers.artifact import load
 
-    seen: dict[tuple[str, str], str] = {}
+    seen: dict[tuple[str, str], Text] = {}
     for folder in folders:
-        place = _artifact_folder(folder)
-        for file in sorted(place.glob("*.*.*.json")) if place.is_dir() else ():
+        for file in sorted(_artifact_folder(folder).glob("*.*.*.json")):
             name, _, scale = file.name.removesuffix(".json").rpartition(".")
+            if (name, scale) in seen:
+                continue
             try:
                 artifact = load(file)
-            except ArtifactError:  # one broken file must not hide the rest
-                seen.setdefault((name, scale), f"[red]{escape(scale)}: unreadable[/]")
+            except ArtifactError:  # a broken file must not hide the others
+                seen[name, scale] = Text(f"{scale}: unreadable", style="red")
                 continue
             mark = " REDUCED" if artifact.reduced else ""
-            verdict = artifact.verdict
-            seen.setdefault((name, scale), f"[{_COLOURS[verdict]}]{escape(scale)}: {verdict}{mark}[/]")
-    status: dict[str, str] = {}
-    for (name, _), text in sorted(seen.items()):
-        status[name] = f"{status[name]}\n{text}" if name in status else text
+            seen[name, scale] = Text(f"{scale}: {artifact.verdict}{mark}", style=_COLOURS[artifact.verdict])
+    status: dict[str, Text] = {}
+    for (name, _), text in sorted(seen.items(), key=lambda item: item[0]):
+        status[name] = Text("\n").join([status[name], text]) if name in status else text
     return status
 
 
 # --- the machine -----------------------------------------------------------------------------------------------
 
-_OPTIONAL = (
-    ("matplotlib", "plot", "figures and pages"),
-    ("pillow", "images", "packed image sets"),
-    ("numba", "fast", "bit-counting kernels"),
-    ("zarr", "scale", "kernels on disk"),
-    ("distributed", "scale", "clusters"),
-)
-
 
 @app.command()
 def doctor() -> None:
-    """Show what this machine offers: versions, devices, memory, optional packages, data sets."""
+    """Show versions, devices, memory, optional packages and data sets of this machine."""
     from importlib.metadata import PackageNotFoundError, version
 
     import torch
@@ -668,40 +625,33 @@ def doctor() -> None:
             )
     else:
         table.add_row("cuda", "none")
-    for package, extra, purpose in _OPTIONAL:
+    for package, (extra, purpose) in EXTRAS.items():
         try:
             table.add_row(package, f"{version(package)} ({purpose})")
         except PackageNotFoundError:
-            remedy = f"pip install 'pathlens[{extra}]'"
-            # Text, because rich would take [extra] for a style
-            table.add_row(package, Text(f"not installed ({purpose}): {remedy}", style="bright_black"))
-    console.print(table)
+            missing = f"not installed ({purpose}): pip install 'pathlens[{extra}]'"
+            table.add_row(package, Text(missing, style="bright_black"))
+    console.print(table, soft_wrap=False)
     console.print()
     _print_sets(console, store.status())
 
 
 @data_app.command("list")
 def data_list() -> None:
-    """Show which published sets and tables are on this machine, and where they are looked for."""
+    """List the published sets and tables of this machine, and the folders that are searched."""
     from pathlens.data import store, table_names
 
     console = _console()
     _print_sets(console, store.status())
-    console.print("Tables: " + (", ".join(table_names()) or "none"), soft_wrap=True, highlight=False, markup=False)
-    console.print(
-        "Searched: " + ", ".join(map(str, store.data_folders())),
-        style="bright_black",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+    console.print("Tables: " + (", ".join(table_names()) or "none"))
+    console.print("Searched: " + ", ".join(map(str, store.data_folders())), style="bright_black")
 
 
 @data_app.command("check")
 def data_check(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Sets to check; all if none.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Sets to check; default: all.")] = None,
 ) -> None:
-    """Decode sets completely and compare every checksum; exit code 1 if one is corrupt, or named and absent."""
+    """Decode sets and compare every checksum. Exit code 1 if one is corrupt, or is named and absent."""
     from pathlens.data import store
 
     console = _console()
@@ -714,10 +664,10 @@ def data_check(
 
 @data_app.command("import")
 def data_import(
-    path: Annotated[Path, typer.Argument(metavar="FOLDER_OR_ARCHIVE", help="Where the published files are.")],
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Only these sets.")] = None,
+    path: Annotated[Path, typer.Argument(metavar="FOLDER_OR_ARCHIVE", help="The published files.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Sets to import; default: all.")] = None,
 ) -> None:
-    """Copy published sets into Pathlens's own data folder, after checking them."""
+    """Check published sets and copy them into the data folder of Pathlens."""
     from pathlens.budgets import human_bytes
     from pathlens.data import store
 
@@ -726,12 +676,7 @@ def data_import(
         imported = store.import_from(path, names or None)
     for item in imported:
         checked = "checksums agree" if item.verified else "no published checksum to compare with"
-        console.print(
-            f"{item.name}: {len(item.files)} files, {human_bytes(item.bytes)}, {checked}, in {item.folder}",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
-        )
+        console.print(f"{item.name}: {len(item.files)} files, {human_bytes(item.bytes)}, {checked}, in {item.folder}")
 
 
 def _print_sets(console: Console, sets: list[SetStatus]) -> None:
@@ -744,11 +689,11 @@ def _print_sets(console: Console, sets: list[SetStatus]) -> None:
         if item.state == "corrupt" and item.detail:
             where.append(f"\n{item.detail}", style="red")
         table.add_row(item.title, Text(item.state, style=_COLOURS[item.state]), item.form or "–", where)
-    console.print(table)
+    console.print(table, soft_wrap=False)
 
 
 def _console() -> Console:
     from rich.console import Console
 
-    # a fixed width where nobody watches: piped output must not be folded at 80 columns
-    return Console(width=None if sys.stdout.isatty() else 160)
+    # tables in piped output must not be folded at 80 columns
+    return Console(width=None if sys.stdout.isatty() else 160, soft_wrap=True, highlight=False, markup=False)

@@ -1,13 +1,14 @@
-"""Every exception and warning of the package, and the one helper that words suggestions.
+"""Every exception and warning of the package, and errors for unknown names and missing optional packages.
 
-A message says what failed and where, what was expected, what came, and one remedy. Nothing is imported from the
-package here.
+A message has what failed and where, what was expected, what was given, and one remedy.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class PathlensError(Exception):
@@ -79,7 +80,7 @@ class RecordError(PathlensError, ValueError):
 
 
 class UngatedWarning(PathlensWarning):
-    """A network that was recorded has activations between its layers that are no gates: its record has none there."""
+    """A recorded network has activations between its layers that are not gates; the record has no gates there."""
 
 
 class BudgetError(PathlensError, MemoryError):
@@ -90,33 +91,33 @@ class BudgetError(PathlensError, MemoryError):
 
 
 class ScaleError(PathlensError, OverflowError):
-    """Numbers of a kernel or of a table do not fit their dtype, or cannot be scaled as asked."""
+    """Numbers of a kernel or of a table do not fit their dtype, or cannot be scaled."""
 
 
 class SolverError(PathlensError, ArithmeticError):
-    """A linear system or eigenproblem has no answer as asked: not symmetric, not definite, not converged."""
+    """A linear system or eigenproblem has no solution: not symmetric, not definite, not converged."""
 
 
 class PrecisionWarning(PathlensWarning):
-    """A linear system was solved, but rounding left a residual that shows in results."""
+    """A linear system was solved, but rounding left a residual that affects results."""
 
 
 class RowIndexError(PathlensError, IndexError):
-    """A row or column index lies outside a kernel or an explanation, or is of a kind that cannot index."""
+    """A row or column index is outside a kernel or an explanation, or is not of a type that can index."""
 
 
 # --- regions ---------------------------------------------------------------------------------------------------
 
 
 class RegionError(PathlensError, ValueError):
-    """A region cannot be told as asked: gates that are no half-spaces, an empty or unbounded set, a bad path."""
+    """A region is not available: gates that are no half-spaces, an empty or unbounded set, a bad path."""
 
 
 # --- files -----------------------------------------------------------------------------------------------------
 
 
 class FileFormatError(PathlensError, ValueError):
-    """A file is truncated, corrupt, or not what its name says; it is left untouched."""
+    """A file is truncated, corrupt, or not of the kind that its name suggests; it is left untouched."""
 
 
 class CheckpointError(FileFormatError):
@@ -128,7 +129,7 @@ class ArtifactError(FileFormatError):
 
 
 class DataMissingError(PathlensError, FileNotFoundError):
-    """A data set is not on this machine; the message says how to get it."""
+    """A data set is not on this machine; the message describes how to get it."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -139,7 +140,7 @@ class DataCorruptError(FileFormatError):
 
 
 class StoreError(PathlensError, OSError):
-    """A kernel or data set cannot be written: disk full, read-only, in use, or another kernel's. What is done stays."""
+    """A kernel or data set cannot be written: disk full, read-only, or in use. Finished parts stay."""
 
 
 class StoreWarning(PathlensWarning):
@@ -154,7 +155,7 @@ class ResumeWarning(PathlensWarning):
 
 
 class ClusterError(PathlensError, RuntimeError):
-    """A Dask cluster cannot be reached or has no workers, or workers keep dying. What was finished stays."""
+    """A Dask cluster cannot be reached or has no workers, or workers keep dying. Finished tasks are kept."""
 
 
 # --- training --------------------------------------------------------------------------------------------------
@@ -173,10 +174,21 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameEr
     Unknown kind 'DLGN'. Did you mean 'dlgn'? Known: dlgn, relu.
     """
     names = sorted(known)
-    lower = {known.lower(): known for known in names}  # 'DLGN' is near 'dlgn', though no letter is the same
+    lower = {known.lower(): known for known in names}  # so that 'DLGN' is close to 'dlgn'
     close = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
     hint = f" Did you mean {lower[close[0]]!r}?" if close else ""
     return UnknownNameError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(names)}.")
+
+
+#: optional package → extra that installs it, and its purpose
+EXTRAS = {
+    "matplotlib": ("plot", "figures and pages"),
+    "pandas": ("table", "tables"),
+    "pillow": ("images", "packed image sets"),
+    "numba": ("fast", "bit-counting kernels"),
+    "zarr": ("scale", "kernels on disk"),
+    "distributed": ("scale", "clusters"),
+}
 
 
 def need_extra(extra: str, package: str, purpose: str) -> MissingExtraError:
@@ -186,3 +198,14 @@ def need_extra(extra: str, package: str, purpose: str) -> MissingExtraError:
     drawing figures needs matplotlib, which is not installed. Run: pip install 'pathlens[plot]'
     """
     return MissingExtraError(f"{purpose} needs {package}, which is not installed. Run: pip install 'pathlens[{extra}]'")
+
+
+def import_extra(module: str, purpose: str) -> Any:
+    """Import an optional module; without it, raise the error of `need_extra`."""
+    top = module.partition(".")[0]
+    try:
+        importlib.import_module(top)
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = "pillow" if top == "PIL" else top
+        raise need_extra(EXTRAS[package][0], package, purpose) from error

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathlens.errors import need_extra
+from pathlens.errors import import_extra
 from pathlens.pages import render
 
 #: Σ|terms|/|f| above which a list of some terms is printed with a warning: more cancels than is left
@@ -66,11 +66,7 @@ class TabularResult(ABC):
 
     def to_frame(self) -> Any:
         """The table as a pandas DataFrame; needs pandas."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise need_extra("table", "pandas", "a DataFrame") from error
-        return pandas.DataFrame(self.table())
+        return import_extra("pandas", "a DataFrame").DataFrame(self.table())
 
     def _repr_html_(self) -> str:
         """First line of the text, and the first rows of the table, for notebooks."""

@@ -31,16 +31,16 @@ FORMAT_VERSION = 1  # of every document
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, data: Any, confirm: Callable[[], None] = lambda: None) -> None:
-    """Write bytes under a temporary name, fsync, rename, fsync the folder: a crash leaves the old file or the new one.
+@contextmanager
+def replacing(path: Path, confirm: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """A temporary path that replaces ``path`` on success: a crash leaves the old file or the new one.
 
-    ``confirm`` is asked just before the file takes its place, and may raise.
+    ``confirm`` is called just before the file is renamed, and may raise.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
-        with open(temporary, "xb") as stream:
-            stream.write(data)
-            stream.flush()
+        yield temporary
+        with open(temporary, "rb+") as stream:
             os.fsync(stream.fileno())
         confirm()
         os.replace(temporary, path)
@@ -50,8 +50,20 @@ def write_atomically(path: Path, data: Any, confirm: Callable[[], None] = lambda
     sync_folder(path.parent)
 
 
+def write_atomically(path: Path, data: Any, confirm: Callable[[], None] = lambda: None) -> None:
+    """Write bytes to a file that is complete or not there; ``confirm`` as in `replacing`."""
+    with replacing(path, confirm) as temporary, open(temporary, "xb") as stream:
+        stream.write(data)
+
+
+def file_checksum(path: Path, algorithm: str = "sha256") -> str:
+    """Checksum of a file, in hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+
+
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last."""
+    """Write renames in a folder to disk."""
     if os.name != "posix":  # elsewhere a folder cannot be opened, and a rename needs no such help
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -63,9 +75,9 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Keep other processes that lock the folder out; False where the system or the file system has no such locks.
+    """Wait for a lock on a folder and hold it; False where the system or the file system has no such locks.
 
-    The lock is on the folder itself, so no file is left behind, and it ends with the process, however that ends.
+    The lock is on the folder itself, so no file is left behind; the system releases it when the process ends.
     """
     try:
         import fcntl
@@ -165,7 +177,7 @@ def from_json(document: Any, kind: type[D], where: str | Path, error: type[FileF
     tag = str(kind.__struct_config__.tag)
     found = document.get("format") if isinstance(document, dict) else type(document).__name__
     if found != tag:
-        raise error(f"{where}: expected a {tag} file, found {found!r}. Load it as what it is.")
+        raise error(f"{where}: expected a {tag} file, found {found!r}. Load it with the class that wrote it.")
     if document.get("version") != FORMAT_VERSION:
         raise error(
             f"{where}: format version {document.get('version')!r}, this Pathlens reads version {FORMAT_VERSION}. "
@@ -208,7 +220,7 @@ def read_document(path: Path, kind: type[D], error: type[FileFormatError] = File
 
 
 def gunzip(data: bytes, most: int) -> bytes:
-    """What gzipped data holds, at most ``most`` bytes.
+    """Decompress gzipped data, to at most ``most`` bytes.
 
     >>> gunzip(gzip.compress(b"abc"), most=3)
     b'abc'
@@ -270,9 +282,9 @@ def read_npz(data: bytes, most: int, names: Collection[str] | None = None) -> di
                 left -= entry.file_size
                 if left < 0:
                     raise ValueError(f"it unpacks to more than {most} bytes")
-                # of these two methods alone zipfile unpacks no more than it is asked for
+                # with these two methods zipfile unpacks no more than it is asked to read
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise ValueError(f"{entry.filename!r} is packed in a way that NPZ files are not")
+                    raise ValueError(f"{entry.filename!r} is compressed by a method that NPZ files do not use")
                 with archive.open(entry) as stream:
                     content = stream.read(entry.file_size)
                 arrays[name] = read_npy(io.BytesIO(content), len(content))

@@ -1,8 +1,4 @@
-"""Row and column selections: ranges where possible (they cost nothing), else int64 tensors.
-
-What a user may write between the brackets of ``K[rows, cols]`` is turned into one of the two here, with bounds checked.
-May import only the errors.
-"""
+"""Row and column selections, ``K[rows, cols]``, as ranges where possible (they cost nothing), else as int64 tensors."""
 
 from __future__ import annotations
 
@@ -131,3 +127,26 @@ def take_rows(matrix: Tensor, index: Index) -> Tensor:
     if isinstance(index, range) and index.step == 1:
         return matrix[index.start : index.stop]
     return matrix.index_select(0, as_tensor(index, matrix.device))
+
+
+def as_numpy(index: Index) -> slice | np.ndarray:
+    """The index for NumPy arrays: a slice for a range of step 1, else an int64 array.
+
+    >>> as_numpy(range(1, 4))
+    slice(1, 4, None)
+    """
+    if isinstance(index, range) and index.step == 1:
+        return slice(index.start, index.stop)
+    values: np.ndarray = as_tensor(index, torch.device("cpu")).numpy()
+    return values
+
+
+def runs(index: Tensor) -> list[tuple[int, int]]:
+    """An index as half-open ranges of consecutive rows, in the order of the index.
+
+    >>> runs(torch.tensor([3, 4, 5, 1, 1, 2]))
+    [(3, 6), (1, 2), (1, 3)]
+    """
+    values = index.cpu()
+    cuts = ((values.diff() != 1).nonzero()[:, 0] + 1).tolist()
+    return [(int(part[0]), int(part[-1]) + 1) for part in torch.tensor_split(values, cuts)]

@@ -8,18 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pathlens.errors import need_extra
+from pathlens.errors import import_extra
 
 
 def get_axes(ax: Any, purpose: str, size: tuple[float, float] | None = None) -> Any:
     """Return ``ax``, or the axes of a new figure; the error without matplotlib names the ``purpose``."""
     if ax is not None:
         return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise need_extra("plot", "matplotlib", purpose) from error
-    return plt.figure(figsize=size, layout="constrained").add_subplot()
+    return import_extra("matplotlib.pyplot", purpose).figure(figsize=size, layout="constrained").add_subplot()
 
 
 def use_integer_ticks(ax: Any) -> None:

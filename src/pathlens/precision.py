@@ -16,27 +16,27 @@ from typing import Any
 
 import torch
 
-_DEVICES = ("cpu", "cuda", "mps", "xpu")  # that autocast knows, and that Pathlens may meet
+_DEVICES = ("cpu", "cuda", "mps", "xpu")  # of autocast
 _asked: ContextVar[bool] = ContextVar("exact_precision", default=True)
 _lock = threading.Lock()  # torch's settings belong to the process, not to a thread
 _inside = 0  # how many contexts are open, in all threads
-_restore: Callable[[], None] | None = None  # puts back what the first of them found
-_heard = False  # whether torch has warned of its older names, which it does once
+_restore: Callable[[], None] | None = None  # restores the settings that the first of them found
+_warned = False  # whether torch has warned of its older names, which it does once
 
 
 @contextmanager
 def exact_precision(enabled: bool = True) -> Iterator[None]:
-    """Switch TF32, other reduced precisions of float32 and autocast off; put them back afterwards.
+    """Switch TF32, other reduced precisions of float32 and autocast off; restore them afterwards.
 
-    Pathlens does its own work inside of it: recordings, rows of streams, tiles of kernels whenever they are computed,
-    solvers, paths and regions, here or on a worker. By default cuDNN convolves in TF32, which has 10 bits of mantissa:
-    without this the tangent kernel of a ResNet-18 in float32 is off by 2e-4 (scaled), with it by 7e-7.
+    Pathlens does its own work in this context: recordings, rows of streams, tiles of kernels, solvers, paths and
+    regions, here or on a worker. By default cuDNN convolves in TF32, which has 10 bits of mantissa: without this the
+    tangent kernel of a ResNet-18 in float32 is off by 2e-4 (scaled), with it by 7e-7.
 
     Parameters
     ----------
     enabled : bool
-        False: inside of it, Pathlens leaves torch's own settings for float32 as they are (`torch.backends.cudnn`,
-        `torch.backends.cuda.matmul`, `torch.set_float32_matmul_precision`), for speed. It counts where numbers are
+        If False, Pathlens leaves torch's own settings for float32 as they are (`torch.backends.cudnn`,
+        `torch.backends.cuda.matmul`, `torch.set_float32_matmul_precision`), for speed. Use it where numbers are
         computed: around ``K.dense()``, not only around ``ntk(net, X)``. Workers of a cluster are always exact, and
         autocast stays off: a kernel has one dtype.
 
@@ -102,19 +102,19 @@ def _leave() -> None:
 
 
 def _switch_off() -> Callable[[], None]:
-    """Compute in full float32 from here on; returns what puts the settings back."""
-    global _heard
-    with nullcontext() if _heard else warnings.catch_warnings():
-        if not _heard:
+    """Switch to full float32; returns a function that restores the settings."""
+    global _warned
+    with nullcontext() if _warned else warnings.catch_warnings():
+        if not _warned:
             warnings.simplefilter("ignore")  # torch 2.9 warns once that the older names are deprecated
         operations = _operations()
         own, allowed = _own_settings(operations), _allows_tf32(operations)
         _set(operations, "ieee")
         matmul = torch.get_float32_matmul_precision()
-        # the older names must say the same: torch raises an error where somebody reads one that does not
+        # the older names must agree with the newer ones: torch raises an error when one that does not is read
         _set_older_names(False, "highest")
         _set(operations, "ieee")
-    _heard = True
+    _warned = True
 
     def restore() -> None:
         _set_older_names(allowed, matmul)
@@ -136,7 +136,7 @@ def _set_older_names(cudnn_tf32: bool, matmul: str) -> None:
 
 @cache
 def _operations() -> tuple[Any, ...]:
-    """What has a precision of its own, from torch 2.9 on; before, the older names are all there is."""
+    """The settings that have a precision of their own, from torch 2.9 on; none before."""
     if not hasattr(torch.backends, "fp32_precision"):
         return ()
     cuda, cudnn, mkldnn = (getattr(torch.backends, name) for name in ("cuda", "cudnn", "mkldnn"))
@@ -157,7 +157,7 @@ def _own_settings(operations: tuple[Any, ...]) -> list[str]:
 
 
 def _followers(general: Any, operations: tuple[Any, ...]) -> list[bool]:
-    """Which operations follow a setting: torch does not say, so that it is changed for a moment."""
+    """Which operations follow a setting; torch cannot be asked, so the setting is changed for a moment."""
     precision, before = general.fp32_precision, [operation.fp32_precision for operation in operations]
     general.fp32_precision = "tf32" if precision == "ieee" else "ieee"
     after = [operation.fp32_precision for operation in operations]

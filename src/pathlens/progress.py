@@ -1,15 +1,14 @@
-"""A progress bar that appears only where work takes longer than two seconds and somebody watches.
-
-It may import nothing of the package; rich is loaded when a bar is first drawn.
-"""
+"""The progress bar, drawn on terminals for work that takes longer than two seconds; rich is loaded when it is drawn."""
 
 from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 PATIENCE = 2.0  # seconds without a bar
 
 
@@ -56,7 +55,7 @@ class ProgressBar:
         return self
 
     def advance(self, steps: int = 1, note: str = "") -> None:
-        """Count finished steps; a note stands behind the label until the next one."""
+        """Count finished steps; a note is shown after the label until the next note."""
         self._done += steps
         self._note = note or self._note
         if self._bar is not None:
@@ -65,7 +64,7 @@ class ProgressBar:
             self._show()
 
     def _show(self) -> None:
-        self._refused = True  # one attempt; from here on either a bar is up or there will be none
+        self._refused = True  # the only attempt: another bar may be drawn already
         if ProgressBar._drawn or not sys.stderr.isatty():
             return
         from rich.console import Console
@@ -100,9 +99,61 @@ class ProgressBar:
         bar.add_task(self._label, total=self._total, completed=self._done)
         self._bar, ProgressBar._drawn = bar, True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar, ProgressBar._drawn = None, False
+
+
+def track(items: Collection[T], label: str) -> Iterator[T]:
+    """Iterate over the items with a progress bar.
+
+    >>> list(track([1, 2], "counting"))
+    [1, 2]
+    """
+    with ProgressBar(label, len(items)) as bar:
+        for item in items:
+            yield item
+            bar.advance()
+
+
+@contextmanager
+def progress_reporter(
+    progress: bool | str | Callable[[int, int], object], label: str, total: int, *, start: int = 0
+) -> Iterator[Callable[[int, str], None]]:
+    """Report progress as the argument `progress` of a public function asks.
+
+    Parameters
+    ----------
+    progress
+        Whether to draw a bar; a text is its label; a function is called with (done, total).
+    label
+        Label of the bar if `progress` is True.
+    total, start
+        Number of steps, and how many of them are done already.
+
+    Yields
+    ------
+    function of (steps, note)
+        Counts finished steps; the note is shown behind the label.
+
+    Examples
+    --------
+    >>> with progress_reporter(lambda done, total: print(done, "of", total), "tiles", 3) as report:
+    ...     report(2, "half-way")
+    2 of 3
+    """
+    done = start
+    with ProgressBar(progress if isinstance(progress, str) else label, total) as bar:
+        if start:
+            bar.advance(start)
+
+        def report(steps: int, note: str) -> None:
+            nonlocal done
+            done += steps
+            if callable(progress):
+                progress(done, total)
+            elif progress:
+                bar.advance(steps, note)
+
+        yield report

@@ -21,7 +21,7 @@ from pathlens.papers.claim import Claim
 from pathlens.papers.experiment import Experiment, Run
 
 runner = CliRunner()
-CLAIM = Claim("more on top", threshold=2, comparison=">", null=1)
+CLAIM = Claim("more on top", above=2, null=1)
 TRAININGS: list[int] = []
 REAL_DEMO = cli.DEMO  # the tests below replace it
 
@@ -173,12 +173,12 @@ def test_a_size_that_nothing_has_is_refused() -> None:
     assert not TRAININGS
 
 
-def test_a_run_that_is_interrupted_says_how_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_interrupted_says_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pathlens.papers.runner.run_all", interrupted)
-    assert "Stopped after 0 of 1. The same command goes on" in invoke("run", "fake.one", code=130)
+    assert "Stopped after 0 of 1. Repeat the command to resume" in invoke("run", "fake.one", code=130)
 
 
 def test_paper_scale_says_first_what_it_will_cost() -> None:
@@ -451,7 +451,7 @@ def test_an_infinite_number_in_a_column_that_is_dropped(read: Any) -> None:
 
 def test_commas_in_words_beside_decimal_points_stay_words(read: Any) -> None:
     frame, text = read(b"a;b;kind\n1.5;1,2;x\n2;3,45;y\n")
-    assert frame["b"].tolist() == ["1,2", "3,45"] and "read as words for their commas, as a has" in text
+    assert frame["b"].tolist() == ["1,2", "3,45"] and "columns with commas read as text, because a has" in text
 
 
 def test_thousands_with_points_and_decimal_commas(read: Any) -> None:

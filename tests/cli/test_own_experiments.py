@@ -20,7 +20,7 @@ from beside import VALUE
 from pathlens.papers.claim import Claim
 from pathlens.papers.experiment import experiment
 
-claim = Claim("more", threshold=1, comparison=">", null=0)
+claim = Claim("more", above=1, null=0)
 
 
 @experiment("NAME", paper="mine", title="T", what="w", claims=[claim],
@@ -97,7 +97,7 @@ def test_a_log_shows_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
         SOURCE.replace("    values", "    run.progress('steps [a]', 3, 7)\n    values").replace("NAME", "own.one")
     )
     assert "steps" not in invoke("run", "one.py", "--device", "cpu")
-    monkeypatch.setattr(cli, "_SILENCE", -1.0)
+    monkeypatch.setattr(cli, "_LOG_SECONDS", -1.0)
     assert "steps [a]: 3 of 7" in invoke("run", "one.py", "--device", "cpu", "--again")
 
 

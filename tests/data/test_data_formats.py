@@ -34,8 +34,8 @@ GOOD_IDX = idx_bytes(np.arange(30, dtype=np.uint8).reshape(5, 6))
 @pytest.mark.parametrize(
     ("data", "part"),
     [
-        (GOOD_IDX[:-1], "29 came"),
-        (GOOD_IDX + b"x", "31 came"),
+        (GOOD_IDX[:-1], "there are 29"),
+        (GOOD_IDX + b"x", "there are 31"),
         (b"", "magic"),
         (b"\x00\x00\x09\x01" + GOOD_IDX[4:], "magic"),
         (GOOD_IDX[:9], "too short"),

@@ -65,7 +65,7 @@ def test_binary_mnist(made):
     assert torch.equal(data.x, full.x[keep]) and data.task == "regression"
     assert torch.equal(data.y[:, 0], torch.where(full.y[keep] == 4, -1.0, 1.0))
     assert len(data.x_test) == 4
-    swapped = binary_mnist((7, 4), (0.0, 2.0))
+    swapped = binary_mnist((7, 4), labels=(0.0, 2.0))
     assert torch.equal(swapped.y[:, 0], torch.where(full.y[keep] == 7, 0.0, 2.0))
     classes = binary_mnist(labels=None)
     assert classes.classes == 2 and torch.equal(classes.y, (full.y[keep] == 7).long())

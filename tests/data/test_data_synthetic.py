@@ -77,7 +77,7 @@ def test_circle_noise_has_its_size_and_seed():
 
 
 def test_circle_controls():
-    made = {name: circle_control(name, 64, dtype=torch.float64) for name in CIRCLE_CONTROLS}
+    made = {name: circle_control(name, points=64, dtype=torch.float64) for name in CIRCLE_CONTROLS}
     top, theta = made["trivial"].marks["top"], made["trivial"].marks["theta"]
     fast, slow = torch.sin(12 * theta), torch.sin(theta)
     expected = {
@@ -129,7 +129,7 @@ def test_nlgp_covariance_is_the_printed_formula():
     kappa = 2 * gain**2 / (1 + 2 * gain**2)
     lufkin = nlgp_covariance(40, 2.0, gain)
     torch.testing.assert_close(lufkin, torch.asin(kappa * c) / math.asin(kappa), rtol=0, atol=1e-13)
-    other = nlgp_covariance(40, 2.0, math.sqrt(2) * gain, "ingrosso-goldt")
+    other = nlgp_covariance(40, 2.0, math.sqrt(2) * gain, convention="ingrosso-goldt")
     assert 1e-5 < float((other - lufkin).abs().max()) < 1e-3
 
 
@@ -141,14 +141,14 @@ def test_nlgp_covariance_clips_negative_eigenvalues(convention, slope, jitter):
     c = vectors @ torch.diag(values.clamp(min=0)) @ vectors.T
     a = slope * 3.0**2
     expected = torch.asin(a * c / (1 + a * c[0, 0])) / math.asin(a / (1 + a))
-    torch.testing.assert_close(nlgp_covariance(40, 8.0, 3.0, convention), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(nlgp_covariance(40, 8.0, 3.0, convention=convention), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("gain", [0.01, 1.0, 3.0, 100.0])
 def test_nlgp_has_unit_variance(convention, gain):
     for xi in (1.0, 3.0, 8.0):
-        assert float(nlgp_covariance(40, xi, gain, convention)[0, 0]) == pytest.approx(1, abs=1.2e-3)
+        assert float(nlgp_covariance(40, xi, gain, convention=convention)[0, 0]) == pytest.approx(1, abs=1.2e-3)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)

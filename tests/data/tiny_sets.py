@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from pathlens.data import checksums
-from pathlens.data.checksums import Digest, Form
+from pathlens.data.checksums import Form
 
 
 def sha256(data: bytes) -> str:
@@ -65,7 +65,7 @@ class Tiny:
     def write(self, root: Path, form_name: str, *, archive: bool = False) -> Path:
         form = self.form(form_name)
         if archive:
-            path = root / form.archive_folders[-1] / str(form.archive)
+            path = (root / form.folders[-1]).parent / form.archive
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.archives[form_name])
             return path
@@ -81,10 +81,10 @@ def _register(monkeypatch, name, arrays, files, archives) -> Tiny:
     forms = []
     for form in facts.forms:
         digests = {
-            file: Digest(digest.algorithm, hashlib.new(digest.algorithm, files[form.name][file]).hexdigest())
+            file: hashlib.new({32: "md5", 64: "sha256"}[len(digest)], files[form.name][file]).hexdigest()
             for file, digest in form.digests.items()
         }
-        archive = form.archive_digest and Digest("md5", hashlib.md5(archives[form.name]).hexdigest())
+        archive = form.archive_digest and hashlib.md5(archives[form.name]).hexdigest()
         forms.append(replace(form, digests=digests, archive_digest=archive))
     known = {key: sha256(value.tobytes()) for key, value in arrays.items()} if facts.arrays else {}
     rows = {split: len(arrays[f"{split}_labels"]) for split in ("train", "test")}

@@ -307,7 +307,7 @@ def test_hard_gates_agree_with_the_soft_network_they_follow(iris, quick):
         loss="cross_entropy",
         optimizer="adamw",
         lr=quick["learning_rate"],
-        schedule="cosine",
+        scheduler="cosine",
         weight_decay=quick["weight_decay"],
         epochs=quick["epochs"],
         batch_size=None,

@@ -654,7 +654,7 @@ def check_train(case: Case, rng: random.Random) -> None:
             p.mul_(1.1)
     plain = [copy.deepcopy(net) for net in nets]
     x, y = s.x.detach().clone(), s.y.clone()
-    options = {"compile": rng.random() < 0.25, "progress": False}
+    options = {"execution": pl.training.Execution(compile=rng.random() < 0.25), "progress": False}
     made = pl.train(
         nets if stacked else nets[0], (x, y), epochs=3, batch_size=None, optimizer=optimizer, lr=lr, **options
     )

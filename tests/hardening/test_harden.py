@@ -14,7 +14,7 @@ from pathlens.hardening import METHODS, cell_bound
 from pathlens.hardening.methods import _best
 from pathlens.hardening.report import score
 from pathlens.models.gates import Hard
-from pathlens.training.inputs import Data, prepare
+from pathlens.training.inputs import Data, DataReader
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def circle():
 @pytest.fixture(scope="module")
 def soft(circle):
     net = pl.models.dlgn(2, (16,) * 3, piecewise_constant=True, bias=True, seed=0)
-    pl.train(net, circle, epochs=400, lr=5e-3, stop_below=0.01, progress=False)
+    pl.train(net, circle, epochs=400, lr=5e-3, stopping=pl.training.Stopping(loss_below=0.01), progress=False)
     return net
 
 
@@ -125,13 +125,13 @@ def test_the_bound_by_hand(seed):
     expected = sum(((t - t.mean(0)) ** 2).sum() for _, t in groups) / 240
     bound = cell_bound(constant, x, y)
     assert bound.loss == pytest.approx(expected, rel=1e-10) and bound.cells == len(groups)
-    assert cell_bound(constant, x, y, "half_mse").loss == pytest.approx(expected / 2, rel=1e-10)
+    assert cell_bound(constant, x, y, loss="half_mse").loss == pytest.approx(expected / 2, rel=1e-10)
     entropy = 0.0
     for _, t in by_cell(constant, x, labels):
         for k in np.unique(t):
             share = (t == k).mean()
             entropy -= len(t) * share * math.log(share) / 120
-    assert cell_bound(constant, x, labels, "cross_entropy").loss == pytest.approx(entropy, rel=1e-10)
+    assert cell_bound(constant, x, labels, loss="cross_entropy").loss == pytest.approx(entropy, rel=1e-10)
     for bias, what in ((False, "linear"), (True, "affine")):
         net = pl.models.dlgn(2, (3, 2), 2, bias=bias, seed=seed)
         error = 0.0
@@ -140,7 +140,7 @@ def test_the_bound_by_hand(seed):
             error += ((a @ np.linalg.lstsq(a, t, rcond=None)[0] - t) ** 2).sum()
         bound = cell_bound(net, x, y)
         assert bound.loss == pytest.approx(error / 240, rel=1e-9) and bound.what == f"best {what} function on each cell"
-        assert cell_bound(net, x, labels, "cross_entropy").loss is None
+        assert cell_bound(net, x, labels, loss="cross_entropy").loss is None
 
 
 def test_values_without_biases_reach_the_bound_of_linear_functions():
@@ -212,7 +212,7 @@ def test_max_pooled_values_bend_inside_a_cell_and_have_no_bound():
 
 def test_cells_of_one_class_each_have_a_bound_of_zero_and_not_of_minus_zero():
     net = pl.models.dlgn(2, hidden=(4,), piecewise_constant=True, seed=0)
-    bound = cell_bound(net, torch.eye(2), torch.zeros(2, dtype=torch.long), "cross_entropy")
+    bound = cell_bound(net, torch.eye(2), torch.zeros(2, dtype=torch.long), loss="cross_entropy")
     assert str(bound.loss) == "0.0"
 
 
@@ -249,7 +249,8 @@ class Told(nn.Module):
 
 
 def test_the_choice_is_by_accuracy_then_loss_then_the_earlier_phase():
-    rows = prepare((torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])), pl.models.dlgn(2, (3,), 2), "cross_entropy", CPU)
+    reader = DataReader(pl.models.dlgn(2, (3,), 2), "cross_entropy", CPU)
+    rows = reader.read((torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])))
     sure = Told([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0], [0.0, 9.0]])  # three of four right, dear loss
     unsure = Told([[0.1, 0.0], [0.0, 0.1], [0.1, 0.0], [0.0, 0.1]])  # two of four, cheap loss
     assert _best({"direct switch": sure, "fitted values": unsure}, rows, "cross_entropy") == "direct switch"
@@ -383,7 +384,7 @@ def test_bounds_take_targets_without_a_second_dimension(piecewise_constant):
 def test_every_phase_has_a_checkpoint_of_its_own(circle, tmp_path):
     net = pl.models.dlgn(2, (4,), 2, seed=0)
     rows = {"data": (circle.x, (circle.y[:, 0] > 0).long()), "epochs": 2, "progress": False}
-    plain, saved, again = (pl.harden(net, **rows, **more) for more in ({}, *({"checkpoint": tmp_path},) * 2))
+    plain, saved, again = (pl.harden(net, **rows, **more) for more in ({}, *({"checkpoints": tmp_path},) * 2))
     assert plain.report.hard == saved.report.hard == again.report.hard
     assert {path.name for path in tmp_path.iterdir()} == {"straight-through", "values"}
 

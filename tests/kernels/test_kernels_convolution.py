@@ -76,7 +76,7 @@ def test_tokens() -> None:
     net = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 15), nn.Flatten(), nn.Linear(30, 2)).double()
     X = torch.randn(6, 2, 2).double()
     rec = record(net, X)
-    assert [plan_layer(a, a.bias, rec.rows(0, 1), 6).explicit for a in rec.layers] == [True, False, False]
+    assert [plan_layer(a, rec.rows(0, 1), 6).explicit for a in rec.layers] == [True, False, False]
     for which in ("trace", "full", 0):
         check_ntk(ntk(rec, outputs=which), net, X, outputs=which)
         check_ntk(ntk(record(net, X, stream=True), outputs=which), net, X, outputs=which)
@@ -93,7 +93,7 @@ def test_the_cheaper_form_is_chosen_by_operations() -> None:
         stub: Any = Stub()
         pairwise = 2 * n**2 * positions**2 * (inputs + outputs)
         gradients = 2 * n * positions * inputs * outputs + 2 * n**2 * inputs * outputs
-        chosen = plan_layer(layer, True, stub, n).explicit
+        chosen = plan_layer(layer, stub, n).explicit
         assert positions == 1 or chosen == (gradients < pairwise)
         return chosen
 
@@ -122,13 +122,13 @@ def test_many_blocks(outputs: str) -> None:
     net, _, _ = build("average", "relu")
     X, Y = torch.randn(7, 2, 5, 5).double(), torch.randn(5, 2, 5, 5).double()
     rec, other = record(net, X), record(net, Y)
-    plans = [plan_layer(a, a.bias, rec.rows(0, 1), 7) for a in rec.layers]
+    plans = [plan_layer(a, rec.rows(0, 1), 7) for a in rec.layers]
     edges = set()
     for budget in (24_000, 40_000, 10**9):
         for cols in (None, other):
-            blocks = BlockTangent(Sides(rec, cols, net), plans, None, 0, outputs, budget)
+            blocks = BlockTangent(Sides(rec, cols, net), plans, None, outputs, budget)
             edges.add(blocks.edge)
-            check_ntk(blocks.operator("blocks", None), net, X, None if cols is None else Y, outputs=outputs)
+            check_ntk(blocks, net, X, None if cols is None else Y, outputs=outputs)
     assert min(edges) < 5 and max(edges) > 7, edges  # two blocks and one
 
 

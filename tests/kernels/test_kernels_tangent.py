@@ -89,7 +89,7 @@ def test_shared_soft_weights_have_cross_terms() -> None:
         assert_kernel_close(ntk(net, X, part=part).dense(), want, want.diagonal())
     K, V, G = (ntk(net, X, part=part).dense() for part in ("all", "value", "feature"))
     assert float((K - V - G).abs().max()) > 1e-3 * float(K.max())  # the cross terms
-    with pytest.raises(RecordError, match="sensitivities hold their sum"):
+    with pytest.raises(RecordError, match="sensitivities are sums of both parts"):
         ntk(record(net, X), part="value")
 
 
@@ -320,7 +320,7 @@ def test_bad_input() -> None:
     cases: list[tuple[type[PathlensError], str, Any]] = [
         (UnknownNameError, "part of the tangent kernel", lambda: ntk(net, X, part="values")),
         (OptionError, "'trace', 'full'", lambda: ntk(net, X, outputs="sum")),
-        (OptionError, "output 2 asked for", lambda: ntk(rec, outputs=2)),
+        (OptionError, "outputs=2, but the network has outputs 0 to 1", lambda: ntk(rec, outputs=2)),
         (OptionError, "without inputs", lambda: ntk(net)),
         (OptionError, "together with X", lambda: ntk(rec, X)),
         (OptionError, "expected a Record", lambda: ntk(X)),

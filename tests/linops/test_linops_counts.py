@@ -30,7 +30,7 @@ def test_exact_counts_equal_python_integers(layers: int, cross: bool) -> None:
         pairs.append((left, draw(4) if cross else left))
     kernel = GramSum.from_factors([[Factor(f"g{i}", *pair) for i, pair in enumerate(pairs)], [Factor("g", *pairs[0])]])
     want = dense_counts([pairs, [pairs[0]]])
-    got = kernel.dense(exact=True)
+    got = kernel.exact_counts()
     assert (got == want).all() and got.shape == want.shape
     assert got.dtype == (np.int64 if layers < 7 else object)
     if got.dtype == object:

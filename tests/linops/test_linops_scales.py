@@ -215,7 +215,7 @@ def test_numpy_gets_the_matrix() -> None:
     kernel = GramSum.from_factors([[("x", torch.randn(5, 2))]])
     assert np.array_equal(np.asarray(kernel), kernel.dense().numpy())
     assert np.asarray(kernel, dtype=np.float64).dtype == np.float64
-    with pytest.raises(ValueError, match="no memory to share"):
+    with pytest.raises(ValueError, match="no array to share"):
         np.asarray(kernel, copy=False)
     with pytest.raises(TypeError):
         np.ones(5) @ kernel  # products stay with the operator: nothing is formed unasked

@@ -145,7 +145,21 @@ def test_a_claim_without_threshold_or_null_is_refused() -> None:
     with pytest.raises(OptionError, match="needs a finite threshold"):
         Claim("x", comparison=">", null=1)
     with pytest.raises(OptionError, match="needs a finite null"):
-        Claim("x", comparison=">", threshold=1)
+        Claim("x", above=1)
+    with pytest.raises(OptionError, match="above, below, at_least"):
+        Claim("x", null=1)
+    with pytest.raises(OptionError, match="2 thresholds"):
+        Claim("x", above=1, at_most=2, null=1)
+
+
+@pytest.mark.parametrize(
+    ("word", "comparison"), [("above", ">"), ("below", "<"), ("at_least", ">="), ("at_most", "<=")]
+)
+def test_each_word_for_a_threshold_is_a_comparison(word: str, comparison: str) -> None:
+    null = 1.0 if word in ("above", "at_least") else 3.0
+    made = Claim("x", null=null, **{word: 2})
+    assert (made.threshold, made.comparison) == (2.0, comparison)
+    assert made == Claim("x", threshold=2, comparison=comparison, null=null)
 
 
 def test_a_reduced_run_reproduces_nothing_at_paper_scale() -> None:

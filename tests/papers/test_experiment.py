@@ -15,7 +15,7 @@ from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim
 from pathlens.papers.experiment import Experiment, Run
 
-CLAIM = Claim("more on top", threshold=2, comparison=">", null=1)
+CLAIM = Claim("more on top", above=2, null=1)
 
 
 def result(name: str, run: Run, *claims: Claim) -> Artifact:

@@ -12,7 +12,7 @@ from pathlens.papers.claim import Claim
 from pathlens.papers.experiment import Experiment, Run, find, names, perform, select
 
 RESULTS = Path(__file__).parents[2] / "results"
-CLAIM = Claim("more", threshold=2, comparison=">", null=1, needs=1)
+CLAIM = Claim("more", above=2, null=1, needs=1)
 # every table, figure and claim that the papers and their summaries have
 WANTED = {
     "hs": "fig1 fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig13 early controls spectral regions tab1 tab2 cifar quadratic "

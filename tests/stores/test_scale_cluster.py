@@ -148,7 +148,7 @@ def test_workers_that_do_not_answer_are_told(client: Any, monkeypatch: pytest.Mo
 
 
 def test_a_cluster_without_workers_is_told() -> None:
-    refused = pytest.raises(ClusterError, match=r"no worker came within 0 s.*client='local'")
+    refused = pytest.raises(ClusterError, match=r"no worker connected within 0 s.*client='local'")
     with start(n_workers=0) as scheduler, refused, open_executor(scheduler.scheduler_address, timeout=0.3):
         pass
 

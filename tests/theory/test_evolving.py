@@ -14,7 +14,7 @@ import pathlens as pl
 from pathlens import theory
 from pathlens.errors import OptionError, PathlensWarning, RecordError, ShapeError
 from pathlens.theory import evolving
-from pathlens.theory.roots import bernstein_table, first_violation
+from pathlens.theory.roots import first_violation
 
 
 def descend(x: np.ndarray, y: np.ndarray, w0: np.ndarray, step: float, until: float) -> np.ndarray:
@@ -154,7 +154,7 @@ def test_the_first_root_of_polynomials_with_known_roots(hundredths: list[list[in
     for row, roots in zip(c, hundredths):
         poly = np.polynomial.polynomial.polyfromroots(np.array(roots) / 100)
         row[: len(poly)] = poly * np.sign(poly[0])
-    s, which = first_violation(c, bernstein_table(6))
+    s, which = first_violation(c)
     first = min(min(roots) for roots in hundredths)
     if first < 100:
         assert s == pytest.approx(first / 100, abs=1e-9) and min(hundredths[which]) == first
@@ -164,8 +164,8 @@ def test_the_first_root_of_polynomials_with_known_roots(hundredths: list[list[in
 
 def test_a_polynomial_that_starts_downwards_violates_at_once() -> None:
     c = np.array([[1.0, 0.0, 0.0], [0.0, -1.0, 5.0], [0.0, 0.0, 1.0]])
-    assert first_violation(c, bernstein_table(2)) == (0.0, 1)
-    assert first_violation(c[::2], bernstein_table(2)) == (1.0, -1)
+    assert first_violation(c) == (0.0, 1)
+    assert first_violation(c[::2]) == (1.0, -1)
 
 
 # --- switching instants ----------------------------------------------------------------------------------------
@@ -184,10 +184,11 @@ def test_switching_instants_of_a_flow_are_where_bits_change() -> None:
 def test_switching_instants_of_a_training_run_are_sampled() -> None:
     data = pl.data.nlgp(n=30, d=8, seed=0)
     net = pl.models.relu(8, hidden=(4,), seed=0)
-    run = pl.train(net, data, epochs=12, lr=0.05, keep_at=[0, 6, 12], watch=data.x, progress=False)
+    keep = pl.training.Keep([0, 6, 12], X=data.x)
+    run = pl.train(net, data, epochs=12, lr=0.05, keep=keep, progress=False)
     found = theory.switching_instants(run)
     bits = [m.record.bits["relu1@0"].numpy() for m in run.moments]
     assert not found.exact and found.gates == 120
     assert found.changed[1:].tolist() == [int((a != b).sum()) for a, b in itertools.pairwise(bits)]
-    with pytest.raises(RecordError, match="keep_at"):
+    with pytest.raises(RecordError, match="keep=Keep"):
         theory.switching_instants(pl.train(net, data, epochs=1, progress=False))

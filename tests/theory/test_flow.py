@@ -248,6 +248,15 @@ def test_bad_input(name: str) -> None:
     assert isinstance(caught.value, PathlensError)
 
 
+def test_a_torch_dataset_is_read_like_its_arrays() -> None:
+    import torch
+
+    x, y = sample(6, 2)
+    dataset = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    found, want = (theory.GDLN.from_data(theory.single(), data).limit() for data in (dataset, (x, y)))
+    assert np.array_equal(found, want)
+
+
 def test_class_labels_are_refused() -> None:
     import torch
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import pathlens as pl
 from pathlens.errors import OptionError, UnknownNameError
+from pathlens.training import Checkpoints
 from pathlens.training.augment import MOVES, PAD, crop_flip
 
 
@@ -58,12 +59,12 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_moves(tmp_path: Path) -> N
     class Cut(Exception):
         pass
 
-    def stop(label: str, done: float, total: float) -> None:
+    def stop(done: int, total: int) -> None:
         if done == 2:
             raise Cut
 
     whole = pl.train(_net(), _data(), seeds=(0,), **_options())
-    options = _options() | {"checkpoint": tmp_path, "checkpoint_every": 1}
+    options = _options() | {"checkpoints": Checkpoints(tmp_path, every=1)}
     with pytest.raises(Cut):
         pl.train(_net(), _data(), seeds=(0,), **options | {"progress": stop})
     rest = pl.train(_net(), _data(), seeds=(0,), **options)

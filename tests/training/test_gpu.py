@@ -1,12 +1,15 @@
 """On a CUDA device: compiled CUDA graphs compute what the CPU computes."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 import pathlens as pl
+from pathlens.training import Checkpoints, Execution, Keep, Teacher
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +39,7 @@ def test_cuda_equals_cpu(optimizer, compile):
         "progress": False,
     }
     cpu = pl.train(net, data, device="cpu", **options)
-    gpu = pl.train(net, data, device="cuda", compile=compile, **options)
+    gpu = pl.train(net, data, device="cuda", execution=Execution(compile=compile), **options)
     for a, b in zip(cpu.networks, gpu.networks):
         assert worst(a, b) <= 1e-11
 
@@ -87,9 +90,8 @@ def test_resume_on_cuda(tmp_path):
             batch_size=16,
             seeds=[0, 1],
             device="cuda",
-            schedule=Stop(at),
-            checkpoint=folder,
-            checkpoint_every=2,
+            scheduler=Stop(at),
+            checkpoints=Checkpoints(folder, every=2),
             progress=False,
         )
 
@@ -129,7 +131,7 @@ def test_moved_images_on_cuda(taught):
         teacher = pl.gated_twin(
             pl.models.gconv(3, channels=(2, 6), dense=(5,), bias=True), "relu", x[:2].float(), seed=1
         ).double()
-        options |= {"teacher": teacher, "temperature": 4.0}
+        options |= {"teacher": Teacher(teacher, temperature=4.0)}
     cpu, gpu = (pl.train(net, (x, y), device=d, **options) for d in ("cpu", "cuda"))
     for a, b in zip(cpu.networks, gpu.networks):
         assert worst(a, b) <= 1e-10
@@ -147,8 +149,8 @@ def test_batch_norm_in_bfloat16_with_a_smaller_last_batch():
         seeds=[0, 1],
         loss="cross_entropy",
         device="cuda",
-        autocast=torch.bfloat16,
-        evaluate="running",
+        execution=Execution(autocast=torch.bfloat16),
+        keep=Keep(evaluate="running"),
         progress=False,
     )
     assert bool(torch.tensor(runs.history()).isfinite().all())
@@ -180,14 +182,13 @@ def test_a_captured_step_writes_to_no_memory_but_its_own():
         seeds=[0, 1],
         loss="cross_entropy",
         device="cuda",
-        compile=True,
-        schedule=Occupy(),
+        scheduler=Occupy(),
         progress=False,
     )
     assert others and all(bool((t == 7).all()) for t in others)
 
 
-@pytest.mark.parametrize("images", [False, True], ids=["together", "lanes"])
+@pytest.mark.parametrize("images", [False, True], ids=["stacked", "one by one"])
 @pytest.mark.parametrize("kind", ["loader", "dataset"])
 def test_batches_of_a_loader_and_networks_that_change_their_input(kind, images):
     g = torch.Generator().manual_seed(1)
@@ -234,3 +235,34 @@ def test_batches_of_a_loader_and_networks_that_change_their_input(kind, images):
     for a, b, one, other in zip(runs[0].networks, runs[1].networks, *runs):
         assert worst(a, b) <= 1e-11
         assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [partial(torch.optim.SGD, momentum=0.875), torch.optim.NAdam, torch.optim.Adagrad],  # the last in no CUDA graph
+)
+@pytest.mark.parametrize("scheduler", ["constant", partial(StepLR, step_size=2, gamma=0.5)])
+def test_factories_on_cuda_equal_those_on_the_cpu(optimizer, scheduler):
+    data = pl.data.circle(64, dtype=torch.float64)
+    net = pl.models.dlgn(2, (8, 8)).double()
+    options = {"epochs": 6, "lr": 2**-8, "seeds": [0, 1], "optimizer": optimizer, "scheduler": scheduler}
+    seen = []
+
+    def follow(state):
+        seen.append([float(p.detach().sum()) for n in state.networks for p in n.parameters()])
+
+    cpu, gpu = (pl.train(net, data, device=d, callbacks=[follow], progress=False, **options) for d in ("cpu", "cuda"))
+    for a, b in zip(cpu.networks, gpu.networks):
+        assert worst(a, b) <= 1e-10
+    assert len(seen) == 14
+    for a, b in zip(seen[:7], seen[7:]):
+        assert a == pytest.approx(b, abs=1e-9)
+
+
+def test_a_graph_refuses_a_scheduler_that_changes_the_momentum():
+    options = {"epochs": 3, "optimizer": partial(torch.optim.SGD, momentum=0.9), "device": "cuda", "progress": False}
+    options["scheduler"] = partial(OneCycleLR, max_lr=0.1, total_steps=9)
+    net, data = pl.models.relu(2, (8,)), pl.data.circle(64)
+    with pytest.raises(pl.errors.OptionError, match="other than lr"):
+        pl.train(net, data, **options)
+    pl.train(net, data, execution=Execution(compile=False), **options)

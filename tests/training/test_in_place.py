@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import pathlens as pl
 from pathlens.hardening import report, values
 from pathlens.testing.plain_loop import train_plainly
-from pathlens.training.run import Run
+from pathlens.training import Execution, Keep
 from pathlens.training.stack import Stack
+from pathlens.training.steps import StepRunner
 
 
 class Editing(nn.Module):
@@ -68,7 +69,13 @@ def test_training_is_that_of_a_loop_that_copies_each_batch(how: str, batch_size:
     nets = [Editing(how, seed) for seed in range(3)]
     plain = copy.deepcopy(nets)
     runs = pl.train(
-        nets, (x, y), epochs=3, batch_size=batch_size, validation=(held, held_y), compile=compile, progress=False
+        nets,
+        (x, y),
+        epochs=3,
+        batch_size=batch_size,
+        validation=(held, held_y),
+        execution=Execution(compile=compile),
+        progress=False,
     )
     assert torch.equal(x, kept[0]) and torch.equal(held, kept[1])
     for seed, (net, own) in enumerate(zip(nets, plain)):
@@ -93,9 +100,9 @@ class Copying(Editing):
         return super().forward(x.clone())
 
 
-@pytest.mark.parametrize("option", ["dropout", "teacher", "augment", "augment and teacher", "lanes", "weights"])
+@pytest.mark.parametrize("option", ["dropout", "teacher", "augment", "augment and teacher", "one by one", "weights"])
 def test_every_way_to_train_leaves_rows_as_they_were(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = option.startswith(("augment", "lanes"))
+    image = option.startswith(("augment", "one by one"))
     g = torch.Generator().manual_seed(1)
     x = 50 * torch.randn(21, *((1, 6, 6) if image else (3,)), generator=g, dtype=torch.float64)
     y = torch.randint(3, (21,), generator=g)
@@ -105,18 +112,16 @@ def test_every_way_to_train_leaves_rows_as_they_were(option: str, monkeypatch: p
         options: dict[str, Any] = {"epochs": 2, "batch_size": 5, "loss": "cross_entropy", "progress": False}
         options |= {"augment": "crop_flip"} if option.startswith("augment") else {}
         options |= {"teacher": kind("whole", 9, image=image, outputs=3)} if "teacher" in option else {}
-        options |= (
-            {"weights": torch.rand(21, generator=torch.Generator().manual_seed(2))} if option == "weights" else {}
-        )
-        if option == "lanes":
-            step = Run._step
+        weights = torch.rand(21, generator=torch.Generator().manual_seed(2)) if option == "weights" else None
+        if option == "one by one":
+            step = StepRunner._step
 
-            def alone(self: Run, index: Tensor, step: Any = step) -> Tensor:
-                self._in_lanes = True
+            def alone(self: StepRunner, index: Tensor, step: Any = step) -> Tensor:
+                self._one_by_one = True
                 return step(self, index)
 
-            monkeypatch.setattr(Run, "_step", alone)
-        runs = pl.train(nets, (x, y), **options)
+            monkeypatch.setattr(StepRunner, "_step", alone)
+        runs = pl.train(nets, (x, y, weights), **options)
         assert torch.equal(x, kept)
         found.append((nets, [t.history for t in runs]))
     (a, first), (b, second) = found
@@ -130,7 +135,7 @@ def test_the_test_rows_of_a_data_set_and_the_watched_ones_stay() -> None:
     x, y = rows()
     data = pl.data.DataSet(x.clone(), y, x.clone(), y)
     watched = x.clone()
-    t = pl.train(Editing("whole"), data, epochs=2, keep_at=[0, 2], watch=watched, progress=False)
+    t = pl.train(Editing("whole"), data, epochs=2, keep=Keep([0, 2], X=watched), progress=False)
     assert torch.equal(data.x, x) and torch.equal(data.x_test, x) and torch.equal(watched, x)
     assert t.history["test_loss"] == t.history["loss"]
 

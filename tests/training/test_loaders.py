@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 import pathlens as pl
 from pathlens.errors import CheckpointError, EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
-from pathlens.training import cosine
-from pathlens.training.batches import Fetched
+from pathlens.training import Execution, Keep, cosine
+from pathlens.training.batches import DatasetBatches
+from pathlens.training.inputs import DataReader
 
 
 def rows(n: int = 20) -> tuple[Tensor, Tensor]:
@@ -73,7 +74,8 @@ def worst(a: nn.Module, b: nn.Module) -> float:
 
 
 def train(net: Any, data: Any, epochs: int = 4, **options: Any) -> Any:
-    return pl.train(net, data, **{"epochs": epochs, "lr": 1e-2, "progress": False, "compile": False, **options})
+    plain = {"epochs": epochs, "lr": 1e-2, "progress": False, "execution": Execution(compile=False)}
+    return pl.train(net, data, **plain | options)
 
 
 def shuffled(seed: int = 3, **options: Any) -> DataLoader[Any]:
@@ -101,7 +103,7 @@ LOADERS = {
 def test_training_with_a_loader_is_the_plain_loop(name: str, members: int) -> None:
     nets = [network(seed) for seed in range(members)]
     torch.manual_seed(5)
-    runs = train(nets if members > 1 else nets[0], LOADERS[name](), schedule="cosine", compile=True)
+    runs = train(nets if members > 1 else nets[0], LOADERS[name](), scheduler="cosine", execution=Execution())
     for i, net in enumerate(nets):
         torch.manual_seed(5)
         own = network(i)
@@ -147,14 +149,15 @@ def test_full_evaluation_is_one_more_pass_after_each_epoch() -> None:
     (x, _), y = rows(), torch.arange(20) % 3
     nets = [pl.models.relu(2, (6,), 3, seed=0).double() for _ in range(2)]
     loader = DataLoader(TensorDataset(x, y), batch_size=8)
-    histories = [train(net, loader, loss="cross_entropy", evaluate=e).history for net, e in zip(nets, ("full", None))]
+    kept = (Keep(evaluate="full"), None)
+    histories = [train(net, loader, loss="cross_entropy", keep=k).history for net, k in zip(nets, kept)]
     assert worst(*nets) == 0
     out = nets[0](x)
     assert histories[0]["loss"][-1] == pytest.approx(float(nn.functional.cross_entropy(out, y).detach()), rel=1e-12)
     assert histories[0]["accuracy"][-1] == pytest.approx(float((out.argmax(1) == y).double().mean()))
     assert len(histories[0]["accuracy"]) == 5
     data = Augmented()
-    train(network(), DataLoader(data, batch_size=8), epochs=2, evaluate="full")
+    train(network(), DataLoader(data, batch_size=8), epochs=2, keep=Keep(evaluate="full"))
     assert data.fetched == 5 * 20  # before the first epoch too
 
 
@@ -163,7 +166,7 @@ def test_full_evaluation_is_one_more_pass_after_each_epoch() -> None:
 
 def test_rows_of_a_dataset_are_fetched_anew_for_every_epoch() -> None:
     data = Augmented()
-    source = Fetched(data, 8, network(), "mse", torch.device("cpu"))
+    source = DatasetBatches(data, 8, DataReader(network(), "mse", torch.device("cpu")))
     assert source.steps == 3 and not source.fixed
     found = [source.data.x.clone()]
     for _ in range(3):
@@ -183,7 +186,7 @@ def test_a_dataset_without_randomness_is_trained_on_as_its_rows(members: int, si
     found = []
     for data in datasets:
         nets = [network(seed) for seed in range(members)]
-        runs = train(nets, data, batch_size=size, compile=members > 1)
+        runs = train(nets, data, batch_size=size, execution=Execution(compile=members > 1))
         found.append((nets, [t.history for t in runs]))
     for nets, histories in found[1:]:
         assert histories == found[0][1]
@@ -199,11 +202,14 @@ def test_tensors_of_a_dataset_are_not_fetched_one_by_one(monkeypatch: pytest.Mon
 
 
 def test_weights_and_a_teacher_go_with_a_dataset() -> None:
-    data, weights = Augmented(noise=0.0), torch.linspace(0, 1, 20)
-    nets = [network(), network()]
-    for net, given in zip(nets, (data, rows())):
-        train(net, given, batch_size=8, weights=weights, teacher=network(9))
-    assert worst(*nets) == 0
+    (x, y), weights = rows(), torch.linspace(0, 1, 20)
+    nets = [network(), network(), network()]
+    triples = (Items(*zip(x, y, weights)), TensorDataset(x, y, weights), (x, y, weights))
+    for net, given in zip(nets, triples):
+        train(net, given, batch_size=8, teacher=network(9))
+    assert worst(*nets[:2]) == 0 and worst(*nets[1:]) == 0
+    train(other := network(), (x, y), batch_size=8, teacher=network(9))
+    assert worst(other, nets[0]) > 1e-6
 
 
 def test_a_teacher_is_asked_about_the_rows_of_each_epoch() -> None:
@@ -228,7 +234,7 @@ def test_images_of_a_loader_are_augmented_for_each_member() -> None:
             torch.manual_seed(seed)
             return nn.Sequential(nn.Flatten(), nn.Linear(36, 3)).double()
 
-    options = {"loss": "cross_entropy", "augment": "crop_flip", "evaluate": "running"}
+    options = {"loss": "cross_entropy", "augment": "crop_flip", "keep": Keep(evaluate="running")}
     together, apart, whole = [make(0), make(1)], [make(0), make(1)], make(0)
     train(together, DataLoader(TensorDataset(x, y), batch_size=12), **options)
     for seed, net in enumerate(apart):
@@ -258,7 +264,7 @@ class Unsized(Sampler[int]):
 def test_epochs_of_unknown_length_have_one_learning_rate(sampler: Unsized | None) -> None:
     data = Stream() if sampler is None else TensorDataset(*rows())
     rates: list[float] = []
-    train(network(), DataLoader(data, batch_size=8, sampler=sampler), schedule=lambda p: rates.append(p) or 1.0)
+    train(network(), DataLoader(data, batch_size=8, sampler=sampler), scheduler=lambda p: rates.append(p) or 1.0)
     assert rates == [0.0] * 3 + [0.25] * 3 + [0.5] * 3 + [0.75] * 3
 
 
@@ -269,7 +275,7 @@ RESUMED = {
     "torch's generator": (lambda: DataLoader(Augmented(), batch_size=8, shuffle=True), {}),
     "of a sampler": (LOADERS["sampler"], {}),
     "of the dataset": (lambda: DataLoader(Augmented(generator=torch.Generator().manual_seed(2)), batch_size=8), {}),
-    "full evaluation": (shuffled, {"evaluate": "full"}),
+    "full evaluation": (shuffled, {"keep": Keep(evaluate="full")}),
     "workers": (lambda: DataLoader(Augmented(), batch_size=8, num_workers=1, generator=torch.Generator()), {}),
     "a Dataset": (Augmented, {"batch_size": 8}),
     "a part of a Dataset": (
@@ -286,18 +292,18 @@ def test_a_resumed_training_has_the_batches_of_an_uninterrupted_one(name: str, t
     whole, through = network(), train(net := network(), make(), epochs=5, **options)
     whole.load_state_dict(net.state_dict())
     torch.manual_seed(4)
-    train(network(), make(), epochs=2, checkpoint=tmp_path, **options)
+    train(network(), make(), epochs=2, checkpoints=tmp_path, **options)
     torch.manual_seed(99)
-    resumed = train(net := network(), make(), epochs=5, checkpoint=tmp_path, **options)
+    resumed = train(net := network(), make(), epochs=5, checkpoints=tmp_path, **options)
     assert resumed.history == through.history and worst(net, whole) == 0
 
 
 def test_a_checkpoint_belongs_to_one_loader(tmp_path: Path) -> None:
     x, y = rows()
-    train(network(), DataLoader(TensorDataset(x, y), batch_size=8), checkpoint=tmp_path)
+    train(network(), DataLoader(TensorDataset(x, y), batch_size=8), checkpoints=tmp_path)
     for other in (DataLoader(TensorDataset(x, y), batch_size=9), DataLoader(TensorDataset(x, y + 1), batch_size=8)):
         with pytest.raises(CheckpointError):
-            train(network(), other, checkpoint=tmp_path)
+            train(network(), other, checkpoints=tmp_path)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
@@ -346,7 +352,9 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     ),
     "dict of a dataset": (Items({"x": X[0]}), {}, ShapeError, "item 0 of the Items is a dict with 'x'"),
     "three": (DataLoader(TensorDataset(X, Y, Y)), {}, ShapeError, "batch 0 of the DataLoader is 3 items"),
-    "three of a dataset": (TensorDataset(X, Y, Y), {}, ShapeError, "item of the TensorDataset is 3 items"),
+    "three of a dataset": (TensorDataset(X, Y, Y), {}, ShapeError, r"weights have shape \(6, 1\), expected \(6,\)"),
+    "four of a dataset": (TensorDataset(X, Y, Y, Y), {}, ShapeError, "item of the TensorDataset is 4 items"),
+    "some weights": (Items((X[0], Y[0], 1.0), (X[1], Y[1])), {}, ShapeError, "item 0 of the Items is 3 items"),
     "inputs alone": (DataLoader(Items(*X)), {}, ShapeError, "is Tensor"),
     "empty": (DataLoader(Items()), {}, EmptyDataError, "the DataLoader gave no batches"),
     "too few": (DataLoader(TensorDataset(X, Y), batch_size=9, drop_last=True), {}, EmptyDataError, "drop_last"),
@@ -378,7 +386,6 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         LabelError,
         r"0 to 1, the network has 1 outputs.*This is batch 2 of",
     ),
-    "weights": (DataLoader(TensorDataset(X, Y)), {"weights": torch.ones(6)}, OptionError, "which rows its"),
     "another length": (Growing(), {}, ShapeError, r"Growing gave rows of shape \(11, 2\), and \(10, 2\)"),
 }
 
@@ -417,7 +424,7 @@ def test_networks_that_change_their_input_leave_the_batches() -> None:
     net = Scaled(network())
     own = Scaled(network())
     kept = [x.clone() for x, _ in items]
-    train(net, DataLoader(items, batch_size=None), evaluate="full")
+    train(net, DataLoader(items, batch_size=None), keep=Keep(evaluate="full"))
     assert all(torch.equal(x, k) for (x, _), k in zip(items, kept))
     optimiser = torch.optim.Adam(own.parameters(), lr=1e-2)
     for _ in range(4):

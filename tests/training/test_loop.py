@@ -1,4 +1,4 @@
-"""What `train` keeps, tells and refuses."""
+"""What `train` keeps, returns and refuses."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import pathlens as pl
 from pathlens import errors
-from pathlens.training import Runs
+from pathlens.training import Keep, Runs, Stopping
 
 
 @pytest.fixture
@@ -49,15 +49,18 @@ def test_histories_are_drawn(data):
     plt.close("all")
 
 
-@pytest.mark.parametrize("name", ["keep_at", "keep_when"])
-def test_one_epoch_in_place_of_a_list_is_told(data, name):
+@pytest.mark.parametrize("name", ["epochs", "losses"])
+def test_one_epoch_instead_of_a_list_is_refused(data, name):
     with pytest.raises(errors.OptionError, match=f"{name} is a sequence, got 1. Give"):
-        pl.train(pl.models.dlgn(2, (4,)), data, epochs=1, **{name: 1})
+        Keep(**{name: 1})
+    with pytest.raises(errors.OptionError, match=r"epochs is a sequence, got 1\. Give"):
+        pl.train(pl.models.dlgn(2, (4,)), data, epochs=1, keep=1)
 
 
 def test_moments_are_kept_at_epochs_and_when_a_loss_is_first_reached(data):
     net = pl.models.relu(2, (8,), seed=0)
-    t = pl.train(net, data, epochs=40, lr=0.01, keep_at=[0, 5], keep_when=[0.45, 0.3], watch=data.x, progress=False)
+    keep = Keep([0, 5], losses=[0.45, 0.3], X=data.x)
+    t = pl.train(net, data, epochs=40, lr=0.01, keep=keep, progress=False)
     assert [m.epoch for m in t.moments][:1] == [0]
     assert t.at_epoch(5).record is not None
     for level in (0.45, 0.3):
@@ -70,7 +73,8 @@ def test_moments_are_kept_at_epochs_and_when_a_loss_is_first_reached(data):
 
 
 def test_runs_stop_when_all_are_below(data):
-    runs = pl.train(pl.models.relu(2, (16,)), data, epochs=500, lr=0.01, seeds=range(3), stop_below=0.4, progress=False)
+    below = Stopping(loss_below=0.4)
+    runs = pl.train(pl.models.relu(2, (16,)), data, epochs=500, lr=0.01, seeds=range(3), stopping=below, progress=False)
     assert isinstance(runs, Runs)
     assert max(t.history["loss"][-1] for t in runs) < 0.4
     assert runs.history().shape[1] < 501
@@ -78,9 +82,8 @@ def test_runs_stop_when_all_are_below(data):
 
 
 def test_running_loss_is_the_mean_over_batches(data):
-    one_batch = pl.train(
-        pl.models.relu(2, (8,), seed=0), data, epochs=2, batch_size=None, evaluate="running", progress=False
-    )
+    running = Keep(evaluate="running")
+    one_batch = pl.train(pl.models.relu(2, (8,), seed=0), data, epochs=2, batch_size=None, keep=running, progress=False)
     full = pl.train(pl.models.relu(2, (8,), seed=0), data, epochs=2, batch_size=None, progress=False)
     # with one batch, the running loss of an epoch is the full loss before its step
     assert one_batch.history["loss"][1:] == pytest.approx(full.history["loss"][:2], rel=1e-5)
@@ -129,8 +132,8 @@ def test_whole_numbers_are_taken_as_they_are(given):
 
 
 def test_an_epoch_after_the_last_is_said_to_be_one(data):
-    t = pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep_at=[1], progress=False)
-    with pytest.raises(errors.RecordError, match=r"kept: \[1\]\. Train with keep_at=\[2\]"):
+    t = pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep=[1], progress=False)
+    with pytest.raises(errors.RecordError, match=r"kept: \[1\]\. Train with keep=\[2\]"):
         t.at_epoch(2)
     with pytest.raises(errors.RecordError, match="The training ended at epoch 2"):
         t.at_epoch(5)
@@ -138,14 +141,14 @@ def test_an_epoch_after_the_last_is_said_to_be_one(data):
 
 @pytest.mark.parametrize("epoch", [-1, 3, 1.5])
 def test_an_epoch_that_there_is_not_cannot_be_kept(data, epoch):
-    with pytest.raises(errors.OptionError, match=rf"keep_at names epoch {epoch}, and epochs=2 has 0 .* to 2\."):
-        pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep_at=[1, epoch], progress=False)
+    with pytest.raises(errors.OptionError, match=rf"keep names epoch {epoch}, and epochs=2 has 0 .* to 2\."):
+        pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep=[1, epoch], progress=False)
 
 
 def test_epochs_to_keep_may_come_twice_and_as_an_array(data):
     for given in ([2, 0, 2], np.array([0, 2]), range(0, 3, 2)):
-        t = pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep_at=given, progress=False)
-        assert [m.epoch for m in t.moments] == [0, 2] and t.config["keep_at"] == [0, 2]
+        t = pl.train(pl.models.relu(2, (4,)), data, epochs=2, keep=given, progress=False)
+        assert [m.epoch for m in t.moments] == [0, 2] and t.config["keep_epochs"] == [0, 2]
 
 
 def test_fresh_batches_from_a_sampler():
@@ -171,8 +174,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(data):
 
 def test_progress_can_be_followed_by_a_function(data):
     seen = []
-    pl.train(pl.models.relu(2, (8,)), data, epochs=3, progress=lambda *a: seen.append(a), label="net")
-    assert seen == [("net", 1, 3), ("net", 2, 3), ("net", 3, 3)]
+    pl.train(pl.models.relu(2, (8,)), data, epochs=3, progress=lambda *a: seen.append(a))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_deep_soft_networks_warn_and_start_with_preserve():
@@ -216,11 +219,24 @@ BAD = [
     (lambda: pl.train(relu(), (X, torch.zeros(10, dtype=torch.long)), epochs=1), errors.LabelError, "cross_entropy"),
     (lambda: pl.train(relu(), (X.double(), Y), epochs=1), errors.DTypeError, "float64"),
     (lambda: pl.train(relu(), 3, epochs=1), errors.ShapeError, "got int"),
-    (lambda: pl.train(relu(), (X, Y), epochs=0), errors.OptionError, "epochs=0"),
-    (lambda: pl.train(relu(), (X, Y), epochs=1.5), errors.OptionError, "integers of at least 1, got epochs=1.5"),
+    (lambda: pl.train(relu(), (X, Y), epochs=0), errors.OptionError, "epochs must be .* got 0"),
+    (
+        lambda: pl.train(relu(), (X, Y), epochs=1.5),
+        errors.OptionError,
+        "epochs must be an integer of at least 1, got 1.5",
+    ),
     (lambda: pl.train(relu(), (X, Y), epochs=1, clip=-1.0), errors.OptionError, "clip must be positive"),
-    (lambda: pl.train(relu(), (X, Y), epochs=1, weight_decay=-1.0), errors.OptionError, "weight_decay and momentum"),
-    (lambda: pl.train(relu(), (X, Y), epochs=1, settings=[{"momentum": -1}]), errors.OptionError, "at least 0"),
+    (
+        lambda: pl.train(relu(), (X, Y), epochs=1, weight_decay=-1.0),
+        errors.OptionError,
+        "weight_decay must be at least",
+    ),
+    (
+        lambda: pl.train(relu(), (X, Y), epochs=1, optimizer="sgd", settings=[{"momentum": -1}]),
+        errors.OptionError,
+        "momentum must be at least 0",
+    ),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, settings=[{"lr": "a"}]), errors.OptionError, "lr must be a number"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, beta=10.0), errors.OptionError, "a function of progress.*got 10.0"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, seeds=3), errors.OptionError, r"Give range\(3\)"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, device="gpu"), errors.OptionError, "device 'gpu' cannot be used"),
@@ -230,7 +246,8 @@ BAD = [
     (lambda: pl.train(torch.nn.ReLU(), (X, Y), epochs=1), errors.OptionError, "ReLU has no parameters"),
     (lambda: pl.train(relu(), (X, None), epochs=1), errors.DTypeError, "targets must be numbers, got NoneType"),
     (lambda: pl.train(relu(), (X, ["a"] * 10), epochs=1), errors.DTypeError, "Classes are numbered 0, 1"),
-    (lambda: pl.train(relu(), (X, Y), epochs=1, weights="a"), errors.DTypeError, "weights must be numbers, got str"),
+    (lambda: pl.train(relu(), (X, Y, "a"), epochs=1), errors.DTypeError, "weights must be numbers, got str"),
+    (lambda: pl.train(relu(), (X, Y, Y[:, 0], Y), epochs=1), errors.ShapeError, "got 4 items"),
     (
         lambda: pl.train(relu(), ConcatDataset([TensorDataset(X, Y), TensorDataset(X[:, :1], Y)]), epochs=1),
         errors.ShapeError,
@@ -241,13 +258,17 @@ BAD = [
         errors.UnknownNameError,
         "Did you mean 'loss'",
     ),
-    (lambda: pl.train(relu(), (X, Y), epochs=1, batch_size=0), errors.OptionError, "batch_size=0"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, batch_size=0), errors.OptionError, "batch_size must be .* got 0"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, lr=0.0), errors.OptionError, "positive"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, optimizer="adma"), errors.UnknownNameError, "Did you mean 'adam'"),
     (lambda: pl.train(relu(), (X, Y), epochs=1, loss="mes"), errors.UnknownNameError, "Did you mean 'mse'"),
-    (lambda: pl.train(relu(), (X, Y), epochs=1, schedule="cosin"), errors.UnknownNameError, "Did you mean 'cosine'"),
-    (lambda: pl.train(relu(), (X, Y), epochs=1, evaluate="never"), errors.OptionError, "evaluate"),
-    (lambda: pl.train(relu(), (X, Y), epochs=1, momentum=0.9), errors.OptionError, "momentum"),
+    (lambda: pl.train(relu(), (X, Y), epochs=1, scheduler="cosin"), errors.UnknownNameError, "Did you mean 'cosine'"),
+    (lambda: Keep(evaluate="never"), errors.OptionError, "evaluate must be 'full' or 'running', got 'never'"),
+    (
+        lambda: pl.train(relu(), (X, Y), epochs=1, settings=[{"momentum": 0.9}]),
+        errors.UnknownNameError,
+        "setting of Adam 'momentum'",
+    ),
     (lambda: pl.train(relu(), (X, Y), epochs=1, seeds=[]), errors.EmptyDataError, "no networks"),
     (lambda: pl.train([], (X, Y), epochs=1), errors.EmptyDataError, "empty"),
     (lambda: pl.train([relu(), pl.models.relu(2, (9,))], (X, Y), epochs=1), errors.ShapeError, "network 1"),
@@ -275,10 +296,10 @@ def test_bad_input_says_what_is_wrong(call, error, message):
 
 
 def test_numbers_of_numpy_are_numbers(data, tmp_path):
-    numbers = {"epochs": 3, "seed": 1, "batch_size": 8, "lr": 0.25, "weight_decay": 0.5, "keep_at": [0, 2]}
+    numbers = {"epochs": 3, "seed": 1, "batch_size": 8, "lr": 0.25, "weight_decay": 0.5, "keep": [0, 2]}
     given = {k: np.array(v) if isinstance(v, list) else np.asarray(v)[()] for k, v in numbers.items()}
     runs = [
-        pl.train(pl.models.relu(2, (4,), seed=0), data, checkpoint=tmp_path, progress=False, **some)
+        pl.train(pl.models.relu(2, (4,), seed=0), data, checkpoints=tmp_path, progress=False, **some)
         for some in (numbers, given)
     ]
     assert runs[0].history == runs[1].history and [m.epoch for m in runs[1].moments] == [0, 2]

@@ -11,6 +11,7 @@ from torch import nn
 import pathlens as pl
 from pathlens import errors
 from pathlens.testing.plain_loop import train_plainly
+from pathlens.training import Checkpoints, Keep, Stopping
 from pathlens.training.inputs import mse
 
 
@@ -37,7 +38,7 @@ def test_an_integer_weight_is_that_many_copies_of_the_row(loss):
     w = torch.randint(0, 4, (40,), generator=torch.Generator().manual_seed(2))
     nets = [pl.models.dlgn(2, (6, 5), 3 if loss == "cross_entropy" else 1, seed=1).double() for _ in range(2)]
     common = {"epochs": 100, "lr": 3e-3, "batch_size": None, "loss": loss, "progress": False}
-    weighted = pl.train(nets[0], (x, y), weights=w, **common)
+    weighted = pl.train(nets[0], (x, y, w), **common)
     repeated = pl.train(nets[1], (x.repeat_interleave(w, 0), y.repeat_interleave(w, 0)), **common)
     assert worst(*nets) <= 1e-12
     for name in repeated.history:
@@ -53,7 +54,7 @@ def test_weighted_batches_equal_a_plain_loop():
         return (rows * both[:, 1]).mean() / w.mean()
 
     pattern = pl.models.relu(2, (6, 5)).double()
-    runs = pl.train(pattern, (x, y), weights=w, epochs=60, lr=1e-3, batch_size=16, seeds=[3, 4], progress=False)
+    runs = pl.train(pattern, (x, y, w), epochs=60, lr=1e-3, batch_size=16, seeds=[3, 4], progress=False)
     for seed, trained in zip([3, 4], runs.networks):
         alone = copy.deepcopy(pattern).reinitialise(seed)
         train_plainly(
@@ -77,7 +78,7 @@ def test_a_loss_of_ones_own_takes_weights_and_equal_weights_change_nothing():
     x, y = sines()
     nets = [pl.models.relu(2, (6,), seed=0).double() for _ in range(2)]
     for net, w in zip(nets, (None, torch.full((40,), 0.3))):
-        pl.train(net, (x, y), weights=w, loss=F.smooth_l1_loss, epochs=20, batch_size=16, progress=False)
+        pl.train(net, (x, y, w), loss=F.smooth_l1_loss, epochs=20, batch_size=16, progress=False)
     assert worst(*nets) <= 1e-12
 
 
@@ -88,7 +89,14 @@ def test_running_loss_is_weighted_and_batches_without_weight_are_skipped():
     net = pl.models.relu(2, (6,), seed=0).double()
     before = float(((net(x) - y).square()[:, 0].detach() * w).sum() / w.sum())
     t = pl.train(
-        net, (x, y), weights=w, epochs=1, batch_size=2, lr=1e-12, optimizer="sgd", evaluate="running", progress=False
+        net,
+        (x, y, w),
+        epochs=1,
+        batch_size=2,
+        lr=1e-12,
+        optimizer="sgd",
+        keep=Keep(evaluate="running"),
+        progress=False,
     )
     assert t.history["loss"][1] == pytest.approx(before, rel=1e-9)
     assert all(torch.isfinite(p).all() for p in net.parameters())
@@ -101,9 +109,9 @@ def test_steps_are_on_average_those_of_the_weighted_loss_of_all_rows():
     w[7] = 1000.0
     small, all_rows = (pl.models.relu(2, (6,), seed=0).double() for _ in range(2))
     before = torch.cat([p.detach().flatten() for p in small.parameters()])
-    common = {"weights": w, "epochs": 1, "optimizer": "sgd", "progress": False}
-    pl.train(small, (x, y), **common, batch_size=2, lr=1e-9 / 20)  # 20 steps that are too short to see each other
-    pl.train(all_rows, (x, y), **common, batch_size=None, lr=1e-9)
+    common = {"epochs": 1, "optimizer": "sgd", "progress": False}
+    pl.train(small, (x, y, w), **common, batch_size=2, lr=1e-9 / 20)  # 20 steps that are too short to see each other
+    pl.train(all_rows, (x, y, w), **common, batch_size=None, lr=1e-9)
     moves = [torch.cat([p.detach().flatten() for p in net.parameters()]) - before for net in (small, all_rows)]
     torch.testing.assert_close(*moves, rtol=1e-4, atol=1e-4 * float(moves[1].abs().max()))
 
@@ -218,16 +226,16 @@ def noisy(n=48, seed=0):
     return x, y + 0.2 * torch.randn(n, 1, generator=torch.Generator().manual_seed(seed + 9), dtype=torch.float64)
 
 
-def stopped_early(seeds, **options):
+def stopped_early(seeds, weights=None, **options):
     return pl.train(
         pl.models.relu(2, (16, 16)).double(),
-        noisy(),
+        (*noisy(), weights),
         epochs=300,
         lr=2e-3,
         batch_size=8,
         seeds=seeds,
         validation=noisy(60, 5),
-        patience=7,
+        stopping=Stopping(patience=7),
         progress=False,
         **options,
     )
@@ -252,7 +260,7 @@ def test_each_member_stops_on_its_own_with_its_best_weights():
 def test_best_weights_are_given_back_when_epochs_run_out_first():
     x, y = noisy(60, 5)
     net = pl.models.relu(2, (16, 16), seed=0).double()
-    t = pl.train(net, noisy(), epochs=40, lr=0.02, batch_size=8, validation=(x, y), patience=1000, progress=False)
+    t = pl.train(net, noisy(), epochs=40, lr=0.02, batch_size=8, validation=(x, y), stopping=1000, progress=False)
     assert len(t.history["validation"]) == 41
     assert float(mse(net(x), y).detach()) == pytest.approx(min(t.history["validation"]), rel=1e-12)
 
@@ -285,7 +293,8 @@ def test_early_stopping_with_weights_and_a_penalty_resumes_to_the_same_bits(tmp_
 
     def go(folder, stop, **options):
         given = {"weights": w, "penalty": partial(path_norm, strength=1e-4)} | options
-        return stopped_early([0, 1, 2], checkpoint=folder, checkpoint_every=5, schedule=StopAfter(stop), **given)
+        saved = Checkpoints(folder, every=5)
+        return stopped_early([0, 1, 2], checkpoints=saved, scheduler=StopAfter(stop), **given)
 
     whole = go(tmp_path / "a", None)
     # past the stop of one member, before that of another
@@ -314,19 +323,17 @@ def refused(net=None, data=(X, Y), **options):
 
 
 BAD = [
-    ({"weights": torch.ones(9)}, errors.ShapeError, r"\(9,\), expected \(10,\)"),
-    ({"weights": -torch.ones(10)}, errors.NotFiniteError, "weight 0 is -1"),
-    ({"weights": torch.full((10,), torch.nan)}, errors.NotFiniteError, "weight 0 is nan"),
-    ({"weights": torch.zeros(10)}, errors.OptionError, "every weight is zero"),
-    ({"weights": torch.ones(10), "data": pl.data.NLGP(2, xi=(3.0, 1.0), gain=3.0)}, errors.OptionError, "sampler"),
-    ({"checkpoint_every": 0}, errors.OptionError, "checkpoint_every=0"),
+    ({"data": (X, Y, torch.ones(9))}, errors.ShapeError, r"\(9,\), expected \(10,\)"),
+    ({"data": (X, Y, -torch.ones(10))}, errors.NotFiniteError, "weight 0 is -1"),
+    ({"data": (X, Y, torch.full((10,), torch.nan))}, errors.NotFiniteError, "weight 0 is nan"),
+    ({"data": (X, Y, torch.zeros(10))}, errors.OptionError, "every weight is zero"),
     (
         {"net": pl.models.dlgn(2, (4,)), "settings": [{"beta": 4}], "beta": lambda progress: 9.0},
         errors.OptionError,
         "settings give β too",
     ),
-    ({"patience": 3}, errors.OptionError, r"validation=\(X, y\)"),
-    ({"patience": 0, "validation": (X, Y)}, errors.OptionError, "at least 1"),
+    ({"stopping": Stopping(patience=3)}, errors.OptionError, r"validation=\(X, y\)"),
+    ({"stopping": 0, "validation": (X, Y)}, errors.OptionError, "patience must be an integer of at least 1, got 0"),
     ({"validation": X}, errors.ShapeError, "got Tensor"),
     ({"validation": (X, Y[:5])}, errors.ShapeError, "5 targets"),
     ({"penalty": lambda net: 1.0}, errors.ShapeError, "got float"),
@@ -364,7 +371,7 @@ def test_tokens_train_as_in_a_plain_loop(loss):
     plain = copy.deepcopy(net)
     y = torch.randn(12, 2) if loss == "mse" else torch.randint(0, 2, (12,))
     w = torch.rand(12, dtype=torch.float64)
-    pl.train(net, (x, y), epochs=20, lr=0.1, optimizer="sgd", batch_size=None, loss=loss, weights=w, progress=False)
+    pl.train(net, (x, y, w), epochs=20, lr=0.1, optimizer="sgd", batch_size=None, loss=loss, progress=False)
     optimiser = torch.optim.SGD(plain.parameters(), lr=0.1)
     for _ in range(20):
         each = (plain(x) - y).square().mean(1) if loss == "mse" else F.cross_entropy(plain(x), y, reduction="none")
@@ -402,8 +409,8 @@ def test_targets_and_weights_may_be_pandas_columns_with_labels_of_their_own() ->
     rows = pandas.DataFrame(x.numpy(), index=labels)
     column, weights = (pandas.Series(t.numpy(), index=labels) for t in (y, w))
     runs = [
-        pl.train(pl.models.relu(2, (4,), seed=0).double(), data, weights=given, epochs=2, progress=False)
-        for data, given in (((x, y), w), ((rows, column), weights))
+        pl.train(pl.models.relu(2, (4,), seed=0).double(), data, epochs=2, progress=False)
+        for data in ((x, y, w), (rows, column, weights))
     ]
     assert runs[0].history == runs[1].history
 

@@ -5,18 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 
 import pathlens as pl
 from pathlens import errors
-from pathlens.training import checkpoints
+from pathlens.training import Checkpoints, Keep, Stopping, checkpoints
 from pathlens.training.checkpoints import saved_epochs
 
 SCRIPT = """
 import os, signal, sys, torch
 import pathlens as pl
+from pathlens.training import Checkpoints, Keep
 torch.set_num_threads(1)
 folder, out, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
@@ -31,8 +33,8 @@ def cut(event, arguments):
 sys.addaudithook(cut)
 data = pl.data.circle(256)
 net = pl.models.dlgn(2, (8, 8), piecewise_constant=True)
-runs = pl.train(net, data, epochs=160, lr=2e-3, seeds=[0, 1], keep_at=[0, 40, 120], watch=data.x, checkpoint=folder,
-                checkpoint_every=3, progress=False)
+runs = pl.train(net, data, epochs=160, lr=2e-3, seeds=[0, 1], keep=Keep([0, 40, 120], X=data.x),
+                checkpoints=Checkpoints(folder, every=3), progress=False)
 if out != "-":
     torch.save([[n.state_dict() for n in runs.networks], [t.history for t in runs],
                 [[m.record.f for m in t.moments] for t in runs]], out)
@@ -67,9 +69,7 @@ def run(folder, epochs=8, resume=True, lr=1e-3, seeds=(0,), data=None, **options
         epochs=epochs,
         lr=lr,
         seeds=list(seeds),
-        checkpoint=folder,
-        checkpoint_every=2,
-        resume=resume,
+        checkpoints=Checkpoints(folder, every=2, resume=resume),
         progress=False,
         **options,
     )
@@ -88,8 +88,18 @@ def test_a_finished_run_is_read_back_without_training(tmp_path):
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize("optimizer, momentum", [("sgd", 0.0), ("sgd", 0.9), ("rmsprop", 0.9), ("adam", 0.0)])
-def test_every_optimiser_resumes(tmp_path, optimizer, momentum):
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "sgd",
+        "adam",
+        "rmsprop",
+        partial(torch.optim.SGD, momentum=0.9),
+        partial(torch.optim.RMSprop, momentum=0.9),
+        torch.optim.NAdam,
+    ],
+)
+def test_every_optimizer_resumes(tmp_path, optimizer):
     data = pl.data.circle(64)
 
     def go(folder, stop):
@@ -98,12 +108,10 @@ def test_every_optimiser_resumes(tmp_path, optimizer, momentum):
             data,
             epochs=12,
             optimizer=optimizer,
-            momentum=momentum,
             lr=0.01,
             seeds=[0, 1],
-            schedule=_stop_after(stop),
-            checkpoint=folder,
-            checkpoint_every=2,
+            scheduler=_stop_after(stop),
+            checkpoints=Checkpoints(folder, every=2),
             progress=False,
         )
 
@@ -169,7 +177,7 @@ def test_another_run_in_the_same_folder_is_refused_and_nothing_is_touched(tmp_pa
     ids=["layers", "beta", "input", "gate", "frozen gates", "table"],
 )
 def test_a_checkpoint_of_another_network_is_refused(tmp_path, first, other):
-    data, options = pl.data.circle(64), {"epochs": 2, "checkpoint": tmp_path, "progress": False}
+    data, options = pl.data.circle(64), {"epochs": 2, "checkpoints": tmp_path, "progress": False}
     net = first()
     whole = pl.train(net, data, **options)
     assert pl.train(net, data, **options).history == whole.history  # trained in place, it is still the same
@@ -179,43 +187,43 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path, first, other):
 
 def test_a_moving_beta_is_no_other_network(tmp_path):
     net, beta = pl.models.dlgn(2, (4,)), pl.training.Geometric(4, 100)
-    runs = [pl.train(net, pl.data.circle(64), epochs=2, beta=beta, checkpoint=tmp_path, progress=False) for _ in "ab"]
+    runs = [pl.train(net, pl.data.circle(64), epochs=2, beta=beta, checkpoints=tmp_path, progress=False) for _ in "ab"]
     assert runs[0].history == runs[1].history
 
 
 def test_a_finished_run_goes_on_for_longer_to_the_same_bits(tmp_path):
     data, keep = pl.data.circle(64), {"seeds": [0, 1], "progress": False}
     net = pl.models.dlgn(2, (4, 4))
-    whole = pl.train(net, data, epochs=7, checkpoint=tmp_path / "whole", **keep)
-    pl.train(net, data, epochs=3, checkpoint=tmp_path / "cut", **keep)
-    longer = pl.train(net, data, epochs=7, checkpoint=tmp_path / "cut", **keep)
+    whole = pl.train(net, data, epochs=7, checkpoints=tmp_path / "whole", **keep)
+    pl.train(net, data, epochs=3, checkpoints=tmp_path / "cut", **keep)
+    longer = pl.train(net, data, epochs=7, checkpoints=tmp_path / "cut", **keep)
     assert (longer.history() == whole.history()).all()
     for a, b in zip(longer.networks, whole.networks):
         assert all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values()))
     with pytest.raises(errors.CheckpointError, match="epochs=7, this one has epochs=5"):
-        pl.train(net, data, epochs=5, checkpoint=tmp_path / "cut", **keep)
-    pl.train(net, data, epochs=3, schedule="cosine", checkpoint=tmp_path / "cosine", **keep)
+        pl.train(net, data, epochs=5, checkpoints=tmp_path / "cut", **keep)
+    pl.train(net, data, epochs=3, scheduler="cosine", checkpoints=tmp_path / "cosine", **keep)
     with pytest.raises(errors.CheckpointError, match="epochs=3, this one has epochs=7"):
-        pl.train(net, data, epochs=7, schedule="cosine", checkpoint=tmp_path / "cosine", **keep)
+        pl.train(net, data, epochs=7, scheduler="cosine", checkpoints=tmp_path / "cosine", **keep)
 
 
 def test_a_longer_run_may_keep_more_of_the_epochs_to_come(tmp_path):
     net, data = pl.models.dlgn(2, (4, 4)), pl.data.circle(64)
 
-    def train(epochs, keep_at):
-        t = pl.train(net, data, epochs=epochs, seeds=[0], keep_at=keep_at, checkpoint=tmp_path, progress=False)
+    def train(epochs, keep):
+        t = pl.train(net, data, epochs=epochs, seeds=[0], keep=keep, checkpoints=tmp_path, progress=False)
         return [m.epoch for m in t[0].moments]
 
     assert train(2, [0, 2]) == [0, 2]
     assert train(4, [0, 2, 3]) == [0, 2, 3]
-    with pytest.raises(errors.CheckpointError, match=r"keep_at=\[0, 2, 3\], this one has keep_at=\[0, 1, 6\]"):
+    with pytest.raises(errors.CheckpointError, match=r"keep_epochs=\[0, 2, 3\], this one has keep_epochs=\[0, 1, 6\]"):
         train(6, [0, 1, 6])  # epoch 1 is over
 
 
 def test_starting_over_does_not_trust_old_moments(tmp_path):
-    old = run(tmp_path, seeds=(0,), keep_at=[0], watch=pl.data.circle(8).x)
-    new = run(tmp_path, seeds=(1,), keep_at=[0], watch=pl.data.circle(8).x, resume=False)
-    again = run(tmp_path, seeds=(1,), keep_at=[0], watch=pl.data.circle(8).x)
+    old = run(tmp_path, seeds=(0,), keep=Keep([0], X=pl.data.circle(8).x))
+    new = run(tmp_path, seeds=(1,), keep=Keep([0], X=pl.data.circle(8).x), resume=False)
+    again = run(tmp_path, seeds=(1,), keep=Keep([0], X=pl.data.circle(8).x))
     assert torch.equal(again[0].moments[0].record.f, new[0].moments[0].record.f)
     assert not torch.equal(again[0].moments[0].record.f, old[0].moments[0].record.f)
 
@@ -267,8 +275,9 @@ def test_another_thread_count_warns(tmp_path, monkeypatch):
 def test_a_network_that_began_with_other_weights_is_told(tmp_path):
     data = pl.data.circle(64)
 
-    def go(net, epochs=4, folder=tmp_path / "a", **options):
-        return pl.train(net, data, epochs=epochs, checkpoint=folder, checkpoint_every=1, progress=False, **options)
+    def go(net, epochs=4, folder=tmp_path / "a", resume=True):
+        saved = Checkpoints(folder, every=1, resume=resume)
+        return pl.train(net, data, epochs=epochs, checkpoints=saved, progress=False)
 
     net = pl.models.relu(2, (4,), seed=0)
     whole = go(net)
@@ -291,17 +300,15 @@ def test_a_network_that_was_cut_off_is_still_the_same(tmp_path, stop):
     data = pl.data.circle(64)
     options = {
         "epochs": 10,
-        "keep_at": [0, 2, 5],
-        "watch": data.x,
+        "keep": Keep([0, 2, 5], X=data.x),
         "lr": 0.3,
         "validation": (data.x, data.y),
-        "patience": 4,
-        "checkpoint": tmp_path,
-        "checkpoint_every": 1,
+        "stopping": Stopping(4),
+        "checkpoints": Checkpoints(tmp_path, every=1),
         "progress": False,
     }
     net = pl.models.relu(2, (4,), seed=0)
     with pytest.raises(KeyboardInterrupt):
-        pl.train(net, data, schedule=_stop_after(stop), **options)
-    first = pl.train(net, data, schedule=_stop_after(None), **options)
-    assert pl.train(net, data, schedule=_stop_after(None), **options).history == first.history
+        pl.train(net, data, scheduler=_stop_after(stop), **options)
+    first = pl.train(net, data, scheduler=_stop_after(None), **options)
+    assert pl.train(net, data, scheduler=_stop_after(None), **options).history == first.history

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pathlens as pl
 from pathlens import errors
-from pathlens.training import Geometric, Runs
+from pathlens.training import Geometric, Keep, Runs, Stopping
 
 DATA = pl.data.circle(32)
 
@@ -46,7 +46,7 @@ def assert_same(got: Runs, want: Runs) -> None:
 
 def trained(net: Any = None, **options: Any) -> Runs:
     net = pl.models.dlgn(2, (4, 3), bias=True) if net is None else net
-    chosen = {"seeds": [0, 5], "epochs": 3, "keep_at": [0, 2], "keep_when": [9.0], "watch": DATA.x[:7]} | options
+    chosen = {"seeds": [0, 5], "epochs": 3, "keep": Keep([0, 2], losses=[9.0], X=DATA.x[:7])} | options
     runs = pl.train(net, DATA, progress=False, **chosen)
     assert isinstance(runs, Runs)
     return runs
@@ -66,9 +66,9 @@ class Own(nn.Module):
     [
         {},
         {"settings": [{"beta": 4}, {"lr": 1e-2}], "beta": None},
-        {"beta": Geometric(4, 100), "schedule": "cosine"},
-        {"net": [pl.models.frg(2, (3,), examples=32, seed=s) for s in (0, 1)], "seeds": None, "watch": None},
-        {"validation": (DATA.x, DATA.y), "patience": 1, "epochs": 30, "lr": 1.0},
+        {"beta": Geometric(4, 100), "scheduler": "cosine"},
+        {"net": [pl.models.frg(2, (3,), examples=32, seed=s) for s in (0, 1)], "seeds": None, "keep": Keep([0, 2])},
+        {"validation": (DATA.x, DATA.y), "stopping": Stopping(1), "epochs": 30, "lr": 1.0},
     ],
     ids=["plain", "settings", "schedules", "tables", "stopped"],
 )
@@ -104,14 +104,14 @@ def test_what_is_loaded_goes_on(tmp_path: Path) -> None:
 
 def test_a_later_save_replaces_an_earlier_one(tmp_path: Path) -> None:
     trained(seeds=[0, 1, 2]).save(tmp_path)
-    fewer = trained(seeds=[3, 4], keep_at=[1])
+    fewer = trained(seeds=[3, 4], keep=Keep([1], losses=[9.0], X=DATA.x[:7]))
     fewer.save(tmp_path)
     assert_same(Runs.load(tmp_path), fewer)
 
 
 def test_files_of_two_saves_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained().save(tmp_path)
-    other = trained(seeds=[3, 4], keep_at=[], keep_when=[])
+    other = trained(seeds=[3, 4], keep=None)
     with monkeypatch.context() as patch:
         patch.setattr("pathlens.training.runs.write_document", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

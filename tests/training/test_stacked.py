@@ -11,9 +11,8 @@ import pathlens as pl
 from pathlens.data import DataSet
 from pathlens.errors import ShapeError
 from pathlens.testing.plain_loop import train_plainly
-from pathlens.training import Geometric, cosine
+from pathlens.training import Execution, Geometric, cosine, initialise
 from pathlens.training.inputs import mse
-from pathlens.training.loop import initialise
 
 STEPS = 200
 OPTIMISERS = {
@@ -74,10 +73,10 @@ def test_a_stack_equals_plain_loops(name, batch_size):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMISERS)
-def test_every_optimiser_with_its_options(optimizer):
+def test_every_optimizer_with_its_options(optimizer):
     data = regression()
     pattern = pl.models.relu(2, (6, 5)).double()
-    options = {"weight_decay": 0.01} | ({"momentum": 0.9} if optimizer in ("sgd", "rmsprop") else {})
+    momentum = {"momentum": 0.9} if optimizer in ("sgd", "rmsprop") else {}
     runs = pl.train(
         pattern,
         data,
@@ -86,10 +85,11 @@ def test_every_optimiser_with_its_options(optimizer):
         batch_size=16,
         seeds=[0, 1],
         optimizer=optimizer,
+        weight_decay=0.01,
+        settings=[momentum],
         clip=0.5,
-        schedule="cosine",
+        scheduler="cosine",
         progress=False,
-        **options,
     )
     for seed, trained in zip([0, 1], runs.networks):
         alone = copy.deepcopy(pattern).reinitialise(seed)
@@ -105,7 +105,8 @@ def test_every_optimiser_with_its_options(optimizer):
             clip=0.5,
             rate=cosine,
             lr=0.003,
-            **options,
+            weight_decay=0.01,
+            **momentum,
         )
         assert worst(trained, alone) <= 1e-12
 
@@ -161,8 +162,9 @@ def test_convolutions_with_batch_norm_and_cross_entropy(kind):
 def test_fixed_random_gates_get_their_rows(batch_size: int, steps: int, compiled: bool):
     data = regression()
     pattern = pl.models.frg(2, (6, 5), examples=40).double()
+    execution = Execution(compile=compiled)
     runs = pl.train(
-        pattern, data, epochs=20, lr=0.01, batch_size=batch_size, seeds=[0, 1], compile=compiled, progress=False
+        pattern, data, epochs=20, lr=0.01, batch_size=batch_size, seeds=[0, 1], execution=execution, progress=False
     )
     for seed, trained in zip([0, 1], runs.networks):
         alone = copy.deepcopy(pattern).reinitialise(seed)
@@ -238,7 +240,7 @@ def test_tied_weights_stay_tied(twin, tmp_path):
     net = Tied().double()
     net = pl.gated_twin(net, "relu", example=x[:2]) if twin else net
     alone = copy.deepcopy(net)
-    options = {"keep_at": [0], "checkpoint": tmp_path, "progress": False}
+    options = {"keep": [0], "checkpoints": tmp_path, "progress": False}
     pl.train(net, (x, y), epochs=30, lr=0.01, batch_size=16, seed=3, **options)
     train_plainly(alone, x, y, steps=90, loss=F.mse_loss, optimizer=torch.optim.Adam, batch_size=16, seed=3, lr=0.01)
     assert worst(net, alone) <= 1e-12
@@ -272,7 +274,7 @@ class UnreadNorm(nn.Module):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_batch_norm_that_nobody_reads_keeps_its_statistics(compiled: bool):
     net, x, y = UnreadNorm().double(), torch.randn(5, 2).double(), torch.randn(5, 1).double()
-    pl.train(net, (x, y), epochs=3, batch_size=None, compile=compiled, progress=False)
+    pl.train(net, (x, y), epochs=3, batch_size=None, execution=Execution(compile=compiled), progress=False)
     torch.testing.assert_close(net.norm.running_mean, (1 - 0.9**3) * x.mean(0))
 
 
@@ -280,7 +282,7 @@ def test_replaying_the_captured_step_gives_the_same_bits():
     data = regression()
     pattern = pl.models.dlgn(2, (6, 5)).double()
     a, b = (
-        pl.train(pattern, data, epochs=20, batch_size=16, seeds=[0, 1], compile=c, progress=False)
+        pl.train(pattern, data, epochs=20, batch_size=16, seeds=[0, 1], execution=Execution(compile=c), progress=False)
         for c in (True, False)
     )
     for x, y in zip(a.networks, b.networks):

@@ -11,6 +11,7 @@ from torch import nn
 
 import pathlens as pl
 from pathlens.errors import CheckpointError, OptionError, ShapeError
+from pathlens.training import Checkpoints, Keep, Teacher
 
 
 def flat(n: int = 40, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,8 +32,7 @@ def test_a_step_is_that_towards_the_teachers_probabilities(temperature: float) -
         net,
         (x, y),
         loss="cross_entropy",
-        teacher=teacher,
-        temperature=temperature,
+        teacher=Teacher(teacher, temperature),
         optimizer="sgd",
         lr=0.1,
         epochs=3,
@@ -59,7 +59,7 @@ def test_labels_that_say_nothing_do_not_matter() -> None:
         epochs=150,
         lr=1e-2,
         progress=False,
-        evaluate="running",
+        keep=Keep(evaluate="running"),
     )
     learned = pl.train(
         net := network(1, 24), (x, truth), loss="cross_entropy", teacher=teacher, epochs=150, lr=1e-2, progress=False
@@ -88,8 +88,7 @@ def test_members_of_a_stack_hear_of_their_own_augmented_images() -> None:
         "batch_size": 5,
         "progress": False,
         "augment": "crop_flip",
-        "teacher": teacher,
-        "temperature": 2.0,
+        "teacher": Teacher(teacher, temperature=2.0),
     }
     runs = pl.train(net, (x, y), seeds=(3, 8), **given)
     alone = pl.train(net, (x, y), seeds=(8,), **given)
@@ -106,25 +105,26 @@ def test_the_teacher_stays_as_it_was() -> None:
 
 
 def test_a_checkpoint_belongs_to_one_teacher_and_temperature(tmp_path: Path) -> None:
-    given = {"loss": "cross_entropy", "epochs": 2, "progress": False, "checkpoint": tmp_path, "temperature": 4}
-    pl.train(network(1), flat(), teacher=network(2), **given)
-    pl.train(network(1), flat(), teacher=network(2), **given | {"temperature": 4.0})
+    given = {"loss": "cross_entropy", "epochs": 2, "progress": False, "checkpoints": tmp_path}
+    pl.train(network(1), flat(), teacher=Teacher(network(2), 4), **given)
+    pl.train(network(1), flat(), teacher=Teacher(network(2), 4.0), **given)
     with pytest.raises(CheckpointError, match="teacher"):
-        pl.train(network(1), flat(), teacher=network(3), **given)
+        pl.train(network(1), flat(), teacher=Teacher(network(3), 4), **given)
     with pytest.raises(CheckpointError, match="temperature"):
-        pl.train(network(1), flat(), teacher=network(2), **given | {"temperature": 2})
+        pl.train(network(1), flat(), teacher=Teacher(network(2), 2), **given)
 
 
 def test_a_run_that_was_cut_off_goes_on_with_its_teacher(tmp_path: Path) -> None:
-    def stop(label: str, done: float, total: float) -> None:
+    def stop(done: int, total: int) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    given = {"loss": "cross_entropy", "epochs": 4, "seeds": (0, 1), "checkpoint_every": 1, "teacher": network(2)}
+    saved = Checkpoints(tmp_path, every=1)
+    given = {"loss": "cross_entropy", "epochs": 4, "seeds": (0, 1), "teacher": network(2)}
     whole = pl.train(network(1), flat(), progress=False, **given)
     with pytest.raises(KeyboardInterrupt):
-        pl.train(network(1), flat(), progress=stop, checkpoint=tmp_path, **given)
-    again = pl.train(network(1), flat(), progress=False, checkpoint=tmp_path, **given)
+        pl.train(network(1), flat(), progress=stop, checkpoints=saved, **given)
+    again = pl.train(network(1), flat(), progress=False, checkpoints=saved, **given)
     for a, b in zip(whole.networks, again.networks):
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
 
@@ -153,15 +153,14 @@ def test_a_row_of_weight_two_is_a_row_that_is_there_twice() -> None:
     (x, y), teacher = flat(10), network(2)
     given = {
         "loss": "cross_entropy",
-        "teacher": teacher,
-        "temperature": 2.0,
+        "teacher": Teacher(teacher, temperature=2.0),
         "batch_size": None,
         "epochs": 5,
         "progress": False,
     }
     weights = torch.ones(10)
     weights[3] = 2
-    pl.train(a := network(1), (x, y), weights=weights, **given)
+    pl.train(a := network(1), (x, y, weights), **given)
     twice = torch.tensor([*range(10), 3])
     pl.train(b := network(1), (x[twice], y[twice]), **given)
     assert all(torch.allclose(p, q, atol=1e-12) for p, q in zip(a.parameters(), b.parameters()))
@@ -178,13 +177,10 @@ class _Pair(nn.Module):
         ({"teacher": nn.Linear(4, 2).double()}, ShapeError, "the teacher gives"),
         ({"teacher": nn.Linear(5, 3).double()}, ShapeError, "does not accept"),
         ({"teacher": lambda x: x}, OptionError, "trained network"),
-        ({"teacher": network(2), "temperature": 0.0}, OptionError, "positive"),
-        ({"teacher": network(2), "temperature": float("inf")}, OptionError, "positive"),
-        ({"teacher": network(2), "temperature": "4"}, OptionError, "positive"),
-        ({"teacher": network(2), "temperature": 4.0, "loss": "mse"}, OptionError, "probabilities"),
+        ({"teacher": Teacher(network(2), 4.0), "loss": "mse"}, OptionError, "probabilities"),
+        ({"teacher": pl.models.frg(4, (4,), 3, examples=40)}, OptionError, "table of gates"),
         ({"teacher": network(2), "loss": F.cross_entropy}, OptionError, "not labels"),
         ({"teacher": _Pair()}, ShapeError, "gives tuple"),
-        ({"temperature": 4.0}, OptionError, "belongs to a teacher"),
     ],
 )
 def test_what_cannot_teach_is_refused(given: dict, error: type[Exception], match: str) -> None:
@@ -192,3 +188,9 @@ def test_what_cannot_teach_is_refused(given: dict, error: type[Exception], match
     target = F.one_hot(y, 3).double() if given.get("loss") == "mse" else y
     with pytest.raises(error, match=match):
         pl.train(network(1), (x, target), epochs=1, progress=False, **{"loss": "cross_entropy"} | given)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan"), "4", True])
+def test_temperatures_are_positive(temperature: object) -> None:
+    with pytest.raises(OptionError, match="temperature must be a positive number"):
+        Teacher(network(2), temperature)  # type: ignore[arg-type]

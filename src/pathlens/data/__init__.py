@@ -1,8 +1,6 @@
-"""Data sets: the circle, ring processes, memorisation sets, and the published image sets, each a checked `DataSet`;
-real tables as a `Table`.
+"""Data sets, each a checked `DataSet`: synthetic and memorisation sets, published image sets; and tables as a `Table`.
 
-`load(name)` and `names()` find them by name; `pathlens.data.store` finds, checks and imports files. Models and
-training live elsewhere. May import `pathlens.errors` only.
+`load(name)` and `names()` find them by name; `pathlens.data.store` finds, checks and imports files.
 
 >>> from pathlens import data
 >>> data.load("circle", points=64)
@@ -96,7 +94,7 @@ _SETS: dict[str, Callable[..., DataSet]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The data sets that `load` knows, sorted.
+    """Names of the data sets that `load` returns, sorted.
 
     Examples
     --------
@@ -107,7 +105,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str, /, **options: Any) -> DataSet:
-    """A data set by name; options go to the function of that name. Hyphens count as underscores.
+    """A data set by name; the options are those of the function of that name. Hyphens count as underscores.
 
     Examples
     --------

@@ -1,8 +1,7 @@
-"""What the published data sets look like on disk: file names, folders, checksums. Facts only, no code that reads.
+"""The published image sets on disk: file names, folders and checksums.
 
-File checksums tell which file is broken; the SHA-256 of a decoded uint8 array is the definitive check, since it holds
-for every form a set is published in. CIFAR-100 has no array checksum here: it is checked by the published MD5 of its
-archive or of its batch files. May import nothing of the package.
+A checksum of a file shows which file is damaged. The SHA-256 of a decoded uint8 array holds for every form of a set.
+None is known for CIFAR-100, which is checked by the published MD5 of its archive or of its batch files.
 """
 
 from __future__ import annotations
@@ -15,25 +14,18 @@ FormName = Literal["idx.gz", "idx", "packed", "python", "binary"]
 
 
 @dataclass(frozen=True)
-class Digest:
-    """A published checksum of one file."""
-
-    algorithm: Literal["sha256", "md5"]
-    value: str
-
-
-@dataclass(frozen=True)
 class Form:
-    """One form in which a set is published: which files, where they may lie under a data folder, their checksums."""
+    """One form in which a set is published: its files, their folders under a data folder, their checksums.
+
+    A checksum of 64 hexadecimal digits is a SHA-256, one of 32 an MD5.
+    """
 
     name: FormName
     splits: Mapping[str, tuple[str, ...]]  # split -> the files it needs, in the order of the rows
     folders: tuple[str, ...]  # under a data folder; the first is where an import puts the files
-    digests: Mapping[str, Digest] = field(default_factory=dict)  # file -> checksum, where one is known
-    archive: str | None = None  # the same files in one tar.gz, under `member_folder`
-    archive_digest: Digest | None = None
-    archive_folders: tuple[str, ...] = ()
-    member_folder: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict)  # file -> checksum, where one is known
+    archive: str = ""  # a tar.gz of the folder, looked for beside each of `folders`
+    archive_digest: str = ""
 
     def files(self, splits: tuple[str, ...] = ("train", "test")) -> tuple[str, ...]:
         """The files that the given splits need, each once."""
@@ -59,21 +51,16 @@ class SetFacts:
         """Number of classes."""
         return len(self.label_names)
 
-    def array_names(self) -> tuple[str, ...]:
-        """What one split decodes to."""
-        return ("images", "labels", "coarse") if self.coarse_classes else ("images", "labels")
 
-
-_SPLITS_IDX = {
+_IDX_SPLITS = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 
 
-def _idx_forms(folders: tuple[str, ...], sha256: Mapping[str, str]) -> tuple[Form, ...]:
-    zipped = {split: tuple(f"{name}.gz" for name in names) for split, names in _SPLITS_IDX.items()}
-    digests = {name: Digest("sha256", value) for name, value in sha256.items()}
-    return Form("idx.gz", zipped, folders, digests), Form("idx", _SPLITS_IDX, folders)
+def _idx_forms(folders: tuple[str, ...], digests: Mapping[str, str]) -> tuple[Form, ...]:
+    zipped = {split: tuple(f"{name}.gz" for name in names) for split, names in _IDX_SPLITS.items()}
+    return Form("idx.gz", zipped, folders, digests), Form("idx", _IDX_SPLITS, folders)
 
 
 _MNIST_FILES = {
@@ -188,31 +175,21 @@ CIFAR10 = SetFacts(
     image=(32, 32, 3),
     label_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     forms=(
-        Form(
-            "packed",
-            _STRIPS,
-            ("cifar10", "cifar-10"),
-            {name: Digest("sha256", value) for name, value in _CIFAR10_PACKED_FILES.items()},
-        ),
+        Form("packed", _STRIPS, ("cifar10", "cifar-10"), _CIFAR10_PACKED_FILES),
         Form(
             "python",
             _BATCHES,
             ("cifar10/cifar-10-batches-py", "cifar-10-batches-py"),
-            {name: Digest("md5", value) for name, value in _CIFAR10_PYTHON_FILES.items()},
+            _CIFAR10_PYTHON_FILES,
             "cifar-10-python.tar.gz",
-            Digest("md5", "c58f30108f718f92721af3b95e74349a"),
-            ("cifar10", "."),
-            "cifar-10-batches-py",
+            "c58f30108f718f92721af3b95e74349a",
         ),
         Form(
             "binary",
             {split: tuple(f"{name}.bin" for name in names) for split, names in _BATCHES.items()},
             ("cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"),
-            {},
-            "cifar-10-binary.tar.gz",
-            Digest("md5", "c32a1d4ab5d03f1284b67883e8d87530"),
-            ("cifar10", "."),
-            "cifar-10-batches-bin",
+            archive="cifar-10-binary.tar.gz",
+            archive_digest="c32a1d4ab5d03f1284b67883e8d87530",
         ),
     ),
     arrays=_CIFAR10_ARRAYS,
@@ -230,21 +207,16 @@ CIFAR100 = SetFacts(
             "python",
             {"train": ("train",), "test": ("test",)},
             ("cifar100/cifar-100-python", "cifar-100-python"),
-            {name: Digest("md5", value) for name, value in _CIFAR100_PYTHON_FILES.items()},
+            _CIFAR100_PYTHON_FILES,
             "cifar-100-python.tar.gz",
-            Digest("md5", "eb9058c3a382ffc7106e4002c42a8d85"),
-            ("cifar100", "."),
-            "cifar-100-python",
+            "eb9058c3a382ffc7106e4002c42a8d85",
         ),
         Form(
             "binary",
             {"train": ("train.bin",), "test": ("test.bin",)},
             ("cifar100/cifar-100-binary", "cifar-100-binary"),
-            {},
-            "cifar-100-binary.tar.gz",
-            Digest("md5", "03b5dce01913d631647c71ecec9e9cb8"),
-            ("cifar100", "."),
-            "cifar-100-binary",
+            archive="cifar-100-binary.tar.gz",
+            archive_digest="03b5dce01913d631647c71ecec9e9cb8",
         ),
     ),
     coarse_classes=20,

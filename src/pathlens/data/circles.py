@@ -1,8 +1,4 @@
-"""Targets on the unit circle: a slow wave on the top half, a fast one on the bottom, and controls for that contrast.
-
-Data on the ring of input *coordinates* (NLGP, single pulse) is something else and lives in `translation.py`. May
-import `pathlens.errors` and this folder's `DataSet`.
-"""
+"""Targets on the unit circle: a slow wave on the top half, a fast one on the bottom, and controls for that contrast."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from pathlens.errors import NotFiniteError, OptionError, ShapeError, unknown_nam
 
 Target = float | Callable[[Tensor], Tensor]
 
-# Each control removes one of the two things that 'slow half' confounds: simplicity, and energy that is learnable early.
+# Each control removes one of the two properties of the slow half: simplicity, and energy that is learnable early.
 CIRCLE_CONTROLS: dict[str, dict[str, Any]] = {
     "trivial": {"top": 0.0},  # simplest target possible, and no energy to learn
     "offset": {"top": 12.0, "top_offset": 1.0},  # equally fast halves; only the top has energy learnable early
@@ -29,9 +25,9 @@ CIRCLE_CONTROLS: dict[str, dict[str, Any]] = {
 
 def circle(
     points: int = 1024,
+    *,
     top: Target = 1.0,
     bottom: Target = 12.0,
-    *,
     top_amplitude: float = 1.0,
     bottom_amplitude: float = 1.0,
     top_offset: float = 0.0,
@@ -44,7 +40,7 @@ def circle(
     """Evenly spaced points on the unit circle with one target function per half.
 
     ``x_i = (cos θ_i, sin θ_i)``, ``θ_i = 2πi / points``, and ``y_i = a·sin(f θ_i) + b + noise·ε_i`` with frequency f,
-    amplitude a and offset b of the half that θ_i lies in; top is θ in [0, π). The defaults, sin θ and sin 12θ, are a
+    amplitude a and offset b of the half that contains θ_i; top is θ in [0, π). The defaults, sin θ and sin 12θ, are a
     reconstruction: the half-space paper shows the task but does not print its formula.
 
     Parameters
@@ -109,22 +105,12 @@ def circle(
         "noise": noise,
         "seed": seed,
     }
-    if not test_points:
-        return DataSet(x.to(dtype), y.to(dtype), name="circle", info=info, marks=marks)
-    x_test, y_test, marks_test = build(test_points, 0.5)
-    return DataSet(
-        x.to(dtype),
-        y.to(dtype),
-        x_test.to(dtype),
-        y_test.to(dtype),
-        name="circle",
-        info=info,
-        marks=marks,
-        marks_test=marks_test,
-    )
+    x_test, y_test, marks_test = build(test_points, 0.5) if test_points else (None, None, {})
+    data = DataSet(x, y, x_test, y_test, name="circle", info=info, marks=marks, marks_test=marks_test)
+    return data.to(dtype=dtype)
 
 
-def circle_control(name: str, points: int = 1024, **options: Any) -> DataSet:
+def circle_control(name: str, *, points: int = 1024, **options: Any) -> DataSet:
     """A circle whose targets separate 'simple' from 'learnable early'.
 
     ===========  ==============  ==========  ================================================
@@ -135,7 +121,7 @@ def circle_control(name: str, points: int = 1024, **options: Any) -> DataSet:
     ``swapped``  sin 12θ         sin θ       the preferred direction
     ===========  ==============  ==========  ================================================
 
-    Further options go to `circle`, and win over the control's own.
+    Further options are those of `circle`, and override the control's own.
 
     Examples
     --------
@@ -156,9 +142,9 @@ def _evaluate(target: Target, theta: Tensor, half: str) -> Tensor:
         return torch.sin(target * theta)
     value = target(theta)
     if not isinstance(value, Tensor) or value.shape != theta.shape:
-        came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ShapeError(
-            f"circle: the {half} target returned {came}, expected a tensor of shape {tuple(theta.shape)} "
+            f"circle: the {half} target returned {got}, expected a tensor of shape {tuple(theta.shape)} "
             "like its argument θ."
         )
     if not bool(torch.isfinite(value).all()):

@@ -1,7 +1,4 @@
-"""The container that every data set of the package comes in: rows, targets, and how they were made.
-
-Making and reading data live in the other modules of this folder. May import `pathlens.errors` only.
-"""
+"""`DataSet`: rows and targets of a data set, checked, with a description of their origin."""
 
 from __future__ import annotations
 
@@ -169,41 +166,35 @@ class DataSet:
             raise OptionError(f"DataSet {self.name!r}: per_class needs classes; this is regression. Pass n.")
         generator = torch.Generator().manual_seed(seed)
         keep = self._draw(self.y, n, per_class, generator)
-        x_test, y_test, marks_test = self.x_test, self.y_test, self.marks_test
+        keep_test: Any = slice(None)
         if n_test is not None:
-            if x_test is None or y_test is None:
+            if self.y_test is None:
                 raise OptionError(f"DataSet {self.name!r}: n_test={n_test}, but there are no test rows.")
-            keep_test = self._draw(y_test, n_test, None, generator)
-            x_test, y_test = x_test[keep_test], y_test[keep_test]
-            marks_test = {key: value[keep_test] for key, value in marks_test.items()}
-        return replace(
-            self,
-            x=self.x[keep],
-            y=self.y[keep],
-            marks={key: value[keep] for key, value in self.marks.items()},
-            x_test=x_test,
-            y_test=y_test,
-            marks_test=marks_test,
-            info={**self.info, "subsample_of": len(self), "subsample_seed": seed},
-        )
+            keep_test = self._draw(self.y_test, n_test, None, generator)
+        return self._take(keep, keep_test, info={**self.info, "subsample_of": len(self), "subsample_seed": seed})
+
+    def _take(self, keep: Any, keep_test: Any, **changes: Any) -> DataSet:
+        """Some training rows and some test rows, with their marks, and with other fields changed."""
+        taken: dict[str, Any] = {}
+        for suffix, index in (("", keep), ("_test", keep_test)):
+            for name in ("x" + suffix, "y" + suffix):
+                rows = getattr(self, name)
+                taken[name] = None if rows is None else rows[index]
+            marks = getattr(self, "marks" + suffix)
+            taken["marks" + suffix] = {key: value[index] for key, value in marks.items()}
+        return replace(self, **(taken | changes))
 
     def _draw(self, y: Tensor, n: int | None, per_class: int | None, generator: torch.Generator) -> Tensor:
         if self.task == "regression":
             groups = [torch.arange(len(y), device=y.device)]
         else:
-            groups = [rows for k in y.unique().tolist() if len(rows := (y == k).nonzero().squeeze(1))]
+            groups = [(y == k).nonzero().squeeze(1) for k in y.unique().tolist()]
         sizes = [len(rows) for rows in groups]
-        if per_class is not None:
-            counts, wanted = [per_class] * len(groups), per_class
-            short = min(sizes)
-        else:
-            wanted, short = int(n or 0), len(y)
-            counts = _shares(sizes, min(wanted, len(y)))
-        if not 1 <= wanted <= short:
-            raise OptionError(
-                f"DataSet {self.name!r}: {wanted} rows{' per class' if per_class is not None else ''} "
-                f"wanted, expected 1 to {short}."
-            )
+        wanted, most = (int(n or 0), len(y)) if per_class is None else (per_class, min(sizes))
+        if not 1 <= wanted <= most:
+            each = "" if per_class is None else " per class"
+            raise OptionError(f"DataSet {self.name!r}: {wanted} rows{each} wanted, expected 1 to {most}.")
+        counts = _shares(sizes, wanted) if per_class is None else [wanted] * len(groups)
         kept = [
             rows[torch.randperm(len(rows), generator=generator)[:count].to(rows.device)]
             for rows, count in zip(groups, counts)
@@ -244,27 +235,19 @@ class DataSet:
         number = torch.full((self.classes,), -1, device=self.y.device)
         number[kept] = torch.arange(len(kept), device=self.y.device)
 
-        def pick(x: Tensor, y: Tensor, marks: Mapping[str, Tensor]) -> tuple[Any, Any, dict[str, Tensor]]:
-            new = number[y]
-            keep = new >= 0
-            return x[keep], new[keep], {key: value[keep] for key, value in marks.items()}
+        def relabel(y: Tensor | None) -> Any:
+            return (None, None) if y is None else (number[y] >= 0, number[y][number[y] >= 0])
 
-        x, y, marks = pick(self.x, self.y, self.marks)
-        x_test, y_test, marks_test = self.x_test, self.y_test, self.marks_test
-        if x_test is not None and y_test is not None:
-            x_test, y_test, marks_test = pick(x_test, y_test, marks_test)
-        told = tuple(names[k] if names else str(k) for k in kept)
-        return replace(
-            self,
-            x=x,
+        (keep, y), (keep_test, y_test) = relabel(self.y), relabel(self.y_test)
+        kept_names = tuple(names[k] if names else str(k) for k in kept)
+        return self._take(
+            keep,
+            keep_test,
             y=y,
-            x_test=x_test,
             y_test=y_test,
-            marks=marks,
-            marks_test=marks_test,
             classes=len(kept),
-            name=f"{self.name}, {' against '.join(told)}",
-            info={**self.info, "label_names": told},
+            name=f"{self.name}, {' against '.join(kept_names)}",
+            info={**self.info, "label_names": kept_names},
         )
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DataSet:

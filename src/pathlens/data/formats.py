@@ -1,14 +1,13 @@
-"""Bytes to uint8 arrays, for each form that the image sets are published in: idx, CIFAR batches, packed WebP strips.
+"""Decoders from bytes to uint8 arrays for the forms of the image sets: idx, CIFAR batches, packed WebP strips.
 
-Nothing here knows where files lie or what their checksums are (`store.py`, `checksums.py`). A pickle is read with an
-unpickler that can build plain containers and byte arrays and nothing else; even so it can take any amount of time and
-memory, and must be a published file. The other decoders are bounded whatever they read. May import `pathlens.errors`
-and `pathlens.files`.
+Pickles are read with an unpickler that builds plain containers and byte arrays only. It can still take any amount of
+time and memory, so only published files are given to it. The other decoders are bounded for any input.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import struct
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pathlens.errors import FileFormatError, need_extra
+from pathlens.errors import FileFormatError, import_extra
 from pathlens.files import gunzip, read_npz
 
 Bytes = NDArray[np.uint8]
@@ -43,10 +42,10 @@ def read_idx(data: bytes, where: str, most: int = _MOST_BYTES) -> Bytes:
     if len(data) < 4 + 4 * rank:
         raise FileFormatError(f"{where}: {len(data)} bytes, too short for the header of a rank-{rank} idx file.")
     shape = struct.unpack(f">{rank}I", data[4 : 4 + 4 * rank])
-    size = int(np.prod(shape, dtype=object))  # exact: a hostile header must not overflow into a small number
+    size = math.prod(shape)  # exact, where NumPy's product of a hostile header may overflow
     body = memoryview(data)[4 + 4 * rank :]
     if len(body) != size:
-        raise FileFormatError(f"{where}: the header promises {shape} = {size} bytes, {len(body)} came.")
+        raise FileFormatError(f"{where}: the header promises {shape} = {size} bytes, there are {len(body)}.")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
@@ -71,8 +70,8 @@ def read_cifar_binary(data: bytes, where: str, label_bytes: int) -> tuple[Bytes,
 def read_cifar_python(data: bytes, where: str, label_keys: tuple[str, ...]) -> tuple[Bytes, Bytes]:
     """A CIFAR Python batch (a pickle): labels (n, len(label_keys)) and images (n, 32, 32, 3).
 
-    The pickle may hold dictionaries, lists, strings, numbers and uint8 arrays; anything else is refused unrun. Compare
-    the checksum of the data before: a pickle of a few bytes can take gigabytes, or forever.
+    The pickle may hold dictionaries, lists, strings, numbers and uint8 arrays; anything else is refused and not run.
+    Compare the checksum of the data first: a pickle of a few bytes can take gigabytes, or forever.
     """
     batch = _restricted_load(data, where)
     if not isinstance(batch, dict):
@@ -101,10 +100,7 @@ def read_webp_strips(data: bytes, where: str, most: int = 50_000) -> Bytes:
     A WebP file's length is its bytes 4 to 8 (little-endian) plus 8, so the part needs no index. It may hold ``most``
     images.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise need_extra("images", "pillow", f"reading the packed images in {where}") from error
+    Image = import_extra("PIL.Image", f"reading the packed images in {where}")
     strips, at, left = [], 0, most
     while at < len(data):
         head = data[at : at + 12]
@@ -151,7 +147,7 @@ def _planar(rows: Bytes) -> Bytes:
 
 
 class _PickledArray:
-    """Stands in for a NumPy array in a pickle: takes its state as data, so that no NumPy unpickling code runs."""
+    """Replaces a NumPy array in a pickle: keeps its state as data, so that no NumPy unpickling code runs."""
 
     def __init__(self, *_: Any) -> None:
         self.state: Any = None
@@ -164,18 +160,22 @@ class _PickledArray:
             _, shape, dtype, fortran, raw = self.state
             if isinstance(raw, str):  # a Python 2 pickle may store the bytes as text
                 raw = raw.encode("latin1")
-            good = dtype.code in ("u1", b"u1") and isinstance(raw, bytes) and isinstance(shape, tuple)
-            good = good and all(type(k) is int and k >= 0 for k in shape)
-            good = good and int(np.prod(shape, dtype=object)) == len(raw)
+            valid = (
+                dtype.code in ("u1", b"u1")
+                and isinstance(raw, bytes)
+                and isinstance(shape, tuple)
+                and all(type(k) is int and k >= 0 for k in shape)
+                and math.prod(shape) == len(raw)
+            )
         except (TypeError, ValueError, AttributeError) as error:
             raise FileFormatError(f"{where}: an array in the pickle has an unknown layout ({error}).") from error
-        if not good:
+        if not valid:
             raise FileFormatError(f"{where}: an array in the pickle is not uint8, or its size does not fit its shape.")
         return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
 class _PickledDtype:
-    """Stands in for a NumPy dtype in a pickle: remembers its code."""
+    """Replaces a NumPy dtype in a pickle: keeps its code."""
 
     def __init__(self, code: Any = None, *_: Any) -> None:
         self.code = code
@@ -185,7 +185,7 @@ class _PickledDtype:
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:
-    # Python 3 writes byte strings like this in old protocols; any other codec has no business in a batch
+    # Python 3 writes byte strings like this in old protocols
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"codec {encoding!r} refused")
     return text.encode("latin1")
@@ -211,5 +211,5 @@ class _RestrictedUnpickler(pickle.Unpickler):
 def _restricted_load(data: bytes, where: str) -> Any:
     try:
         return _RestrictedUnpickler(io.BytesIO(data), encoding="bytes").load()
-    except Exception as error:  # a hostile or broken pickle can raise anything; none of it may pass for data
+    except Exception as error:  # a hostile or broken pickle can raise anything
         raise FileFormatError(f"{where}: not a readable batch ({type(error).__name__}: {error}).") from error

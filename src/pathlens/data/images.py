@@ -1,12 +1,8 @@
-"""The real image sets as tensors, and the variants that the papers make of them.
-
-Finding and checking files is `store.py`'s work. scikit-learn is imported only where it is used (digits, k-means). May
-import `pathlens.errors` and the other modules of this folder.
-"""
+"""The published image sets as tensors, and the variants that the papers make of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,6 +14,7 @@ from pathlens.data import store
 from pathlens.data.dataset import DataSet
 from pathlens.data.formats import Bytes
 from pathlens.errors import EmptyDataError, LabelError, OptionError
+from pathlens.progress import track
 
 SplitChoice = Literal["both", "train", "test"]
 
@@ -38,7 +35,7 @@ def mnist(*, split: SplitChoice = "both", flatten: bool = False, standardise: bo
     Returns
     -------
     DataSet
-        x float32, y int64. `info` says which copy was read and whether a checksum vouches for it.
+        x float32, y int64. `info` names the form that was read, and whether a checksum confirms it.
 
     Raises
     ------
@@ -82,8 +79,8 @@ def cifar100(
 
 def binary_mnist(
     classes: tuple[int, int] = (4, 7),
-    labels: tuple[float, float] | None = (-1.0, 1.0),
     *,
+    labels: tuple[float, float] | None = (-1.0, 1.0),
     split: SplitChoice = "both",
     flatten: bool = False,
     standardise: bool = False,
@@ -102,25 +99,13 @@ def binary_mnist(
     a, b = classes
     if a == b or not {a, b} <= set(range(10)):
         raise LabelError(f"binary_mnist: classes={classes}, expected two different digits from 0 to 9.")
-    full = mnist(split=split, flatten=flatten, standardise=standardise)
-
-    def pick(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        keep = (y == a) | (y == b)
-        second = y[keep] == b
-        if labels is None:
-            return x[keep], second.long()
-        values = torch.tensor(labels, dtype=x.dtype)
-        return x[keep], values[second.long()][:, None]
-
-    x, y = pick(full.x, full.y)
-    x_test, y_test = None, None
-    if full.x_test is not None and full.y_test is not None:
-        x_test, y_test = pick(full.x_test, full.y_test)
-    info = {**full.info, "label_names": (str(a), str(b)), "labels": str(labels)}
-    name = f"MNIST, {a} against {b}"
+    two = mnist(split=split, flatten=flatten, standardise=standardise).only(a, b)
+    info = {**two.info, "labels": str(labels)}
     if labels is None:
-        return DataSet(x, y, x_test, y_test, name=name, task="classification", classes=2, info=info)
-    return DataSet(x, y, x_test, y_test, name=name, info=info)
+        return replace(two, info=info)
+    values = torch.tensor(labels, dtype=two.x.dtype)[:, None]
+    y_test = None if two.y_test is None else values[two.y_test]
+    return replace(two, y=values[two.y], y_test=y_test, task="regression", classes=None, info=info)
 
 
 def mnist_random_labels(seed: int = 0, **options: Any) -> DataSet:
@@ -136,7 +121,7 @@ def mnist_random_labels(seed: int = 0, **options: Any) -> DataSet:
 
 
 def mnist_random_pixels(seed: int = 0, **options: Any) -> DataSet:
-    """MNIST with the pixels of each image, train and test, put in an order of its own: a new permutation per image.
+    """MNIST with the pixels of each image, train and test, permuted: another permutation for each image.
 
     Further options as for `mnist`. O(n d).
     """
@@ -160,9 +145,9 @@ def mnist_random_pixels(seed: int = 0, **options: Any) -> DataSet:
 
 def modified_fashion_mnist(
     scrambled: Sequence[int] = (5, 6, 7, 8, 9),
+    *,
     clusters: int = 5,
     seed: int = 0,
-    *,
     split: SplitChoice = "both",
     flatten: bool = False,
     standardise: bool = False,
@@ -202,7 +187,7 @@ def modified_fashion_mnist(
     Notes
     -----
     About two seconds on one core. The same seed gives the same clusters on one machine; another scikit-learn version
-    or thread count may move a few rows. ``info["cluster_sizes"]`` tells.
+    or thread count may move a few rows, which ``info["cluster_sizes"]`` shows.
     """
     cut = sorted(set(scrambled))
     if len(cut) != len(scrambled) or not cut or not set(cut) <= set(range(10)):
@@ -210,8 +195,7 @@ def modified_fashion_mnist(
     if clusters < 1 or restarts < 1:
         raise OptionError(f"modified_fashion_mnist: clusters={clusters}, restarts={restarts}, expected 1 or more.")
     full = fashion_mnist(split="both", flatten=flatten, standardise=standardise)
-    if full.x_test is None or full.y_test is None:
-        raise EmptyDataError("modified_fashion_mnist: Fashion-MNIST came without test rows.")
+    assert full.x_test is not None and full.y_test is not None
     cluster, cluster_test = _cluster(full.x, full.y, full.x_test, full.y_test, cut, clusters, seed, restarts)
     kept = [k for k in range(10) if k not in cut]
     # each of the remaining labels, `clusters` times, in random order over the clusters of all scrambled classes
@@ -247,11 +231,11 @@ def modified_fashion_mnist(
 def _cluster(
     x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, cut: list[int], clusters: int, seed: int, restarts: int
 ) -> tuple[Tensor, Tensor]:
-    """The cluster number of each row, -1 outside `cut`; class j of `cut` owns j·clusters … (j+1)·clusters - 1."""
+    """The cluster number of each row, -1 outside `cut`; class j of `cut` has j·clusters … (j+1)·clusters - 1."""
     from sklearn.cluster import KMeans
 
     found, found_test = torch.full_like(y, -1), torch.full_like(y_test, -1)
-    for j, k in enumerate(store.tracked(cut, "clustering Fashion-MNIST")):
+    for j, k in enumerate(track(cut, "clustering Fashion-MNIST")):
         rows, rows_test = (y == k).nonzero().squeeze(1), (y_test == k).nonzero().squeeze(1)
         if len(rows) < clusters:
             raise EmptyDataError(
@@ -275,8 +259,9 @@ def _cluster(
 def digits(*, split: SplitChoice = "both", flatten: bool = False, standardise: bool = False) -> DataSet:
     """scikit-learn's handwritten digits: 1,437 + 360 images, 8 × 8, ten classes. Always available.
 
-    The split is fixed: the last 360 rows are the test set. Rows come writer by writer, so those are largely other
-    hands, which is harder and more honest than a shuffled split. Pixels are v / 16, in [0, 1]; options as for `mnist`.
+    The split is fixed: the last 360 rows are the test set. Rows are ordered by writer, so those are largely of other
+    writers, which is harder and more realistic than a shuffled split. Pixels are v / 16, in [0, 1]; options as for
+    `mnist`.
 
     Examples
     --------
@@ -295,46 +280,38 @@ def digits(*, split: SplitChoice = "both", flatten: bool = False, standardise: b
         key: store.Loaded({"images": images[cut], "labels": labels[cut]}, "scikit-learn", True)
         for key, cut in cuts.items()
     }
-    return _assemble("digits", parts, split, flatten, standardise, top=16, label_names=tuple("0123456789"), classes=10)
+    names = tuple("0123456789")
+    return _assemble("digits", parts, split, flatten, standardise, label_names=names, classes=10, top=16)
 
 
 def _load(name: str, split: SplitChoice, flatten: bool, standardise: bool, coarse: bool = False) -> DataSet:
-    _check_split(name, split)
     facts = store.facts_of(name)
     # standardising the test rows needs the training rows' statistics
     needed = [part for part in store.BOTH if split in ("both", part) or (standardise and part == "train")]
     parts = {part: store.load_split(name, part) for part in needed}
-    return _assemble(
-        facts.title,
-        parts,
-        split,
-        flatten,
-        standardise,
-        top=255,
-        label_names=() if coarse else facts.label_names,
-        classes=facts.coarse_classes if coarse else facts.classes,
-        labels="coarse" if coarse else "labels",
-    )
-
-
-def _check_split(name: str, split: str) -> None:
-    if split not in ("both", "train", "test"):
-        raise OptionError(f"{name}: split={split!r}, expected 'both', 'train' or 'test'.")
+    if coarse:
+        parts = {
+            part: replace(found, arrays=found.arrays | {"labels": found.arrays["coarse"]})
+            for part, found in parts.items()
+        }
+    names, classes = ((), facts.coarse_classes) if coarse else (facts.label_names, facts.classes)
+    return _assemble(facts.title, parts, split, flatten, standardise, label_names=names, classes=classes)
 
 
 def _assemble(
     name: str,
-    parts: dict[Any, store.Loaded],
+    parts: Mapping[Any, store.Loaded],
     split: SplitChoice,
     flatten: bool,
     standardise: bool,
     *,
-    top: int,
     label_names: tuple[str, ...],
     classes: int,
-    labels: str = "labels",
+    top: int = 255,
 ) -> DataSet:
-    _check_split(name, split)
+    """The rows of the splits as a DataSet; `top` is the largest value of a pixel."""
+    if split not in ("both", "train", "test"):
+        raise OptionError(f"{name}: split={split!r}, expected 'both', 'train' or 'test'.")
     shown = [part for part in ("train", "test") if split in ("both", part)]
     first = parts[shown[0]]
     info: dict[str, Any] = {
@@ -344,16 +321,15 @@ def _assemble(
     }
     if label_names:
         info["label_names"] = label_names
-    mean = std = None
     if standardise:
         mean, std = _statistics(parts["train"].arrays["images"], top)
         info |= {"mean": mean.tolist(), "std": std.tolist()}
 
     def rows(part: str) -> tuple[Tensor, Tensor]:
         x = _to_tensor(parts[part].arrays["images"]).div_(top)
-        if mean is not None and std is not None:
+        if standardise:
             x.sub_(mean.float()[:, None, None]).div_(std.float()[:, None, None])
-        return x.flatten(1) if flatten else x, torch.from_numpy(parts[part].arrays[labels].astype(np.int64))
+        return x.flatten(1) if flatten else x, torch.from_numpy(parts[part].arrays["labels"].astype(np.int64))
 
     x, y = rows(shown[0])
     x_test, y_test = rows("test") if split == "both" else (None, None)

@@ -54,7 +54,7 @@ def as_pair(data: Any, *, where: str = "data") -> tuple[Any, Any]:
     data : DataSet, pair (X, y), Dataset or DataLoader
         A Dataset or DataLoader of pairs is read once to its end; the random state of torch is left as it was.
     where : str
-        The public function that asks, for messages.
+        The name of the calling function, for messages.
 
     Returns
     -------
@@ -76,15 +76,14 @@ def as_pair(data: Any, *, where: str = "data") -> tuple[Any, Any]:
         return X, y
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return data[0], data[1]
-    got = f"{len(data)} items" if isinstance(data, (tuple, list)) else type(data).__name__
-    raise ShapeError(f"{where}: data must be a DataSet, an (X, y) pair, a Dataset or a DataLoader, got {got}.")
+    raise ShapeError(f"{where}: data must be a DataSet, an (X, y) pair, a Dataset or a DataLoader, got {_kind(data)}.")
 
 
 def as_numbers(value: Any) -> Tensor:
     """Targets, weights, labels or a matrix as a detached tensor, in the precision and order they were given in.
 
-    torch by itself would round the numbers of a list to float32, look up a pandas column by its labels, and refuse an
-    array that is read backwards; NumPy does not. A tensor or an array is not copied where it need not be.
+    torch alone would round the numbers of a list to float32, look up a pandas column by its labels, and refuse an array
+    with negative strides. Tensors and arrays are not copied unless that is necessary.
 
     Examples
     --------
@@ -130,13 +129,15 @@ def pair_of(item: Any, name: str, where: str) -> tuple[Any, Any]:
     """An item of a Dataset, or a batch of a DataLoader, as (input, target)."""
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return item[0], item[1]
-    got = f"{len(item)} items" if isinstance(item, (tuple, list)) else type(item).__name__
-    if isinstance(item, dict):
-        got = f"a dict with {', '.join(map(repr, item))}"
+    got = f"a dict with {', '.join(map(repr, item))}" if isinstance(item, dict) else _kind(item)
     raise ShapeError(
         f"{where}: expected (input, target), {name} is {got}. Return pairs from the Dataset, or from the collate_fn of "
         "a DataLoader."
     )
+
+
+def _kind(item: Any) -> str:
+    return f"{len(item)} items" if isinstance(item, (tuple, list)) else type(item).__name__
 
 
 def _entries(item: Any, count: int, name: str, where: str) -> tuple[Any, ...]:

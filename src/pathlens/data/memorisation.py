@@ -1,7 +1,4 @@
-"""Tiny sets that a network can only memorise, from the deep gated networks (DGN) paper.
-
-Random labels and pixels of MNIST are in `images.py`. May import `pathlens.errors` and this folder's `DataSet`.
-"""
+"""Tiny sets that a network can only memorise, from the deep gated networks (DGN) paper."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from pathlens.data.dataset import DataSet
 from pathlens.errors import OptionError, ShapeError
 
 
-def identical_inputs(n: int = 200, seed: int = 0, dtype: torch.dtype = torch.float32) -> DataSet:
+def identical_inputs(n: int = 200, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> DataSet:
     """n equal inputs with random targets: x_s = 1, y_s ~ U[-1, 1] (DGN, Experiment 1).
 
-    The input Gram matrix is all ones, rank 1: whatever can be told apart is told apart by the gates. No function of
-    x fits it; gates that are a table per example do.
+    The input Gram matrix is all ones, rank 1: only gates can distinguish the rows. No function of x fits the targets;
+    gates that are a table per example do.
 
     Examples
     --------
@@ -35,7 +32,7 @@ def identical_inputs(n: int = 200, seed: int = 0, dtype: torch.dtype = torch.flo
     )
 
 
-def random_targets(n: int = 100, seed: int = 0, d: int = 2, dtype: torch.dtype = torch.float32) -> DataSet:
+def random_targets(n: int = 100, *, seed: int = 0, d: int = 2, dtype: torch.dtype = torch.float32) -> DataSet:
     """n random points with random targets: x_s ~ U[-1, 1]^d, y_s ~ U[-1, 1] (DGN, Experiment 2, d = 2).
 
     Examples
@@ -70,7 +67,7 @@ def single_point(dtype: torch.dtype = torch.float32) -> DataSet:
     )
 
 
-def unfittable(x: Tensor | Sequence[float] = (1.0, 1.0), dtype: torch.dtype = torch.float32) -> DataSet:
+def unfittable(x: Tensor | Sequence[float] = (1.0, 1.0), *, dtype: torch.dtype = torch.float32) -> DataSet:
     """Two examples that no ReLU network without biases can fit: (x, 1) and (2x, -1) (DGN, section 1).
 
     Such a network is positively homogeneous, f(2x) = 2 f(x), so its loss Σ(f - y)² is at least

@@ -1,9 +1,7 @@
-"""Where the published image sets lie on this machine: finding, checking, importing and caching them.
+"""The published image sets on this machine: finding, checking, importing and caching them.
 
-The command line's `pathlens data` stands on `status`, `check` and `import_from`; `images.py` on `load_split`. Nothing
-here ever uses the network, and a file that fails its check is reported and left as it is. A file whose checksum is
-known is compared with it before anything decodes it. May import `pathlens.errors`, `pathlens.files` and this folder's
-`checksums` and `formats`.
+Nothing is downloaded. A file is compared with its checksum, where one is known, before it is decoded; a file that fails
+is reported and left unchanged.
 """
 
 from __future__ import annotations
@@ -14,18 +12,16 @@ import math
 import os
 import shutil
 import tarfile
-import tempfile
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
 from pathlens.data import checksums, formats
-from pathlens.data.checksums import Digest, Form, SetFacts
+from pathlens.data.checksums import Form, SetFacts
 from pathlens.data.formats import Bytes
 from pathlens.errors import (
     DataCorruptError,
@@ -35,41 +31,46 @@ from pathlens.errors import (
     StoreError,
     unknown_name,
 )
-from pathlens.files import parse_json, read_npy
+from pathlens.files import file_checksum, parse_json, read_npy, replacing, write_atomically
+from pathlens.progress import track
 
 Split = Literal["train", "test"]
 State = Literal["ok", "absent", "corrupt", "unverified"]
-T = TypeVar("T")
 BOTH: tuple[Split, Split] = ("train", "test")
 
 
-# --- what callers get -------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Source:
-    """One complete copy of a set that was found: its form and the folder, or the archive, that holds it."""
+    """A complete copy of a set: its form, and the folder or the archive that holds it."""
 
     facts: SetFacts
     form: Form
-    folder: Path
-    archive: Path | None = None
-
-    @property
-    def place(self) -> Path:
-        """The archive, or the folder of the files."""
-        return self.archive or self.folder
+    place: Path
+    archived: bool = False
 
     def describe(self) -> str:
         """The form in words: ``idx.gz``, ``packed``, ``python (archive)``…"""
-        return f"{self.form.name} (archive)" if self.archive else self.form.name
+        return f"{self.form.name} (archive)" if self.archived else self.form.name
+
+    def complete(self, splits: Sequence[str] = BOTH) -> bool:
+        """Whether the files of these splits, or the archive, exist."""
+        if self.archived:
+            return self.place.is_file()
+        return all((self.place / name).is_file() for name in self.form.files(tuple(splits)))
+
+    def status(self, state: State, detail: str) -> SetStatus:
+        """The status of the set, found here."""
+        return SetStatus(self.facts.name, self.facts.title, state, self.describe(), self.place, detail)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The decoded arrays of one split, the form they came in, and whether a checksum vouches for them.
+    """The decoded arrays of one split, the form they were read from, and whether a checksum confirms them.
 
-    The form and not the folder: it ends up in artifacts, and those must not name folders of the machine they ran on.
+    The form and not the folder: it is written to artifacts, which must not name folders of this machine.
     """
 
     arrays: dict[str, Bytes]
@@ -79,10 +80,10 @@ class Loaded:
 
 @dataclass(frozen=True)
 class SetStatus:
-    """How one set stands on this machine.
+    """Whether one set is on this machine and intact.
 
     ``state`` is ``ok``, ``absent``, ``corrupt`` or ``unverified`` (complete, but no checksum is known for this form, or
-    only `check` can tell); ``detail`` says more in one line.
+    only `check` can compare it); ``detail`` explains it in one line.
     """
 
     name: str
@@ -145,11 +146,11 @@ def facts_of(name: str) -> SetFacts:
         raise unknown_name("data set", name, checksums.SETS) from None
 
 
-# --- the functions of the command line --------------------------------------------------------------------------
+# --- functions of the command line ------------------------------------------------------------------------------
 
 
 def status(names: Sequence[str] | None = None) -> list[SetStatus]:
-    """How each published set stands, from file checksums alone; `check` also decodes.
+    """The status of each published set, from checksums of files alone; `check` also decodes.
 
     About half a second for each 150 MB on disk. Never raises for absent or broken files.
 
@@ -162,27 +163,29 @@ def status(names: Sequence[str] | None = None) -> list[SetStatus]:
 
 
 def check(name: str) -> SetStatus:
-    """Decodes a set completely, past the cache, and compares every array with its checksum; seconds for CIFAR."""
+    """Decode a set completely, without the cache, and compare every array with its checksum; seconds for CIFAR."""
     facts = facts_of(name)
     source = find(facts)
     if source is None:
         return _status(facts)
     try:
-        parts = [_read(source, split) for split in BOTH]
+        verified = all(_read(source, split).verified for split in BOTH)
     except DataCorruptError as error:
-        return SetStatus(facts.name, facts.title, "corrupt", source.describe(), source.place, str(error))
-    if all(part.verified for part in parts):
-        return SetStatus(facts.name, facts.title, "ok", source.describe(), source.place, "every checksum agrees")
-    return SetStatus(facts.name, facts.title, "unverified", source.describe(), source.place, _UNVERIFIED)
+        return source.status("corrupt", str(error))
+    if verified:
+        return source.status("ok", "every checksum agrees")
+    return source.status(
+        "unverified", "complete, labels in range and balanced, but no published checksum is known for this form"
+    )
 
 
 def import_from(path: str | os.PathLike[str], names: Sequence[str] | None = None) -> list[Imported]:
-    """Copies published sets from a folder or an archive into the user's data folder, after checking them.
+    """Copy published sets from a folder or an archive into the user's data folder, after checking them.
 
     Recognises the official files (idx, gzipped or not; CIFAR archives and unpacked batches) and the packed form, in
-    the folder itself or in the usual folders under it. MNIST and Fashion-MNIST have the same file names and are told
-    apart by checksum. Everything is checked before the first byte is copied; each file is written under a temporary
-    name, compared, and renamed.
+    the folder itself or in the usual folders under it. MNIST and Fashion-MNIST have the same file names and are
+    distinguished by checksum. Everything is checked before the first byte is copied; each file is written under a
+    temporary name, compared, and renamed.
 
     Parameters
     ----------
@@ -211,22 +214,18 @@ def import_from(path: str | os.PathLike[str], names: Sequence[str] | None = None
     sources = [source for facts in wanted if (source := _find_for_import(facts, origin)) is not None]
     absent = [facts for facts in wanted if all(facts.name != source.facts.name for source in sources)]
     if not sources or (names and absent):
-        strays = [
-            facts.title for facts in absent if any(_complete(Source(facts, form, origin), BOTH) for form in facts.forms)
-        ]
-        if strays and not sources:
+        named = [facts.title for facts in absent if any(Source(facts, form, origin).complete() for form in facts.forms)]
+        if named and not sources:
             raise DataCorruptError(
-                f"data import: {origin} has files with the names of {' or '.join(strays)}, but none "
+                f"data import: {origin} has files with the names of {' or '.join(named)}, but none "
                 "has a published checksum. Get the files again."
             )
         lines = [f"data import: {', '.join(facts.title for facts in absent)} not found in {origin}."]
         lines += [f"  {facts.title} needs {_wanted(facts)}" for facts in absent]
         raise DataMissingError("\n".join(lines))
-    verified = {}
-    for source in sources:
-        verified[source.facts.name] = all(_read(source, split).verified for split in BOTH)
+    verified = [all(_read(source, split).verified for split in BOTH) for source in sources]
     try:
-        return [_copy(source, verified[source.facts.name]) for source in sources]
+        return [_copy(*pair) for pair in zip(sources, verified)]
     except OSError as error:
         raise StoreError(
             f"data import: {cache_folder() / 'data'} cannot be written: {error.strerror or error}. Set "
@@ -264,26 +263,17 @@ def load_split(name: str, split: Split) -> Loaded:
 
 def find(facts: SetFacts, splits: Sequence[Split] = BOTH) -> Source | None:
     """The first complete copy of a set (of these splits) in the folders searched."""
-    for root in data_folders():
-        for form in facts.forms:
-            for source in _candidates(facts, form, root):
-                if _complete(source, splits):
-                    return source
-    return None
+    candidates = (source for root in data_folders() for form in facts.forms for source in _places(facts, form, root))
+    return next((source for source in candidates if source.complete(splits)), None)
 
 
-def _candidates(facts: SetFacts, form: Form, root: Path) -> Iterator[Source]:
+def _places(facts: SetFacts, form: Form, root: Path) -> Iterator[Source]:
+    """Where a form may be under a data folder: its folders, then its archive beside each of them."""
     for folder in form.folders:
         yield Source(facts, form, root / folder)
     if form.archive:
-        for folder in form.archive_folders:
-            yield Source(facts, form, root / folder, root / folder / form.archive)
-
-
-def _complete(source: Source, splits: Sequence[str]) -> bool:
-    if source.archive is not None:
-        return source.archive.is_file()
-    return all((source.folder / name).is_file() for name in source.form.files(tuple(splits)))
+        for folder in form.folders:
+            yield Source(facts, form, (root / folder).parent / form.archive, archived=True)
 
 
 def _wanted(facts: SetFacts) -> str:
@@ -302,7 +292,7 @@ def _missing(facts: SetFacts, splits: Sequence[str]) -> DataMissingError:
     lines = [f"{facts.title} is not on this machine. Searched:"]
     for root in data_folders():
         lines.append(f"  {root}")
-        for form in facts.forms:  # a copy that lacks a file or two is worth naming: it is what the user has to fix
+        for form in facts.forms:  # incomplete copies
             for folder in form.folders:
                 names = form.files(tuple(splits))
                 absent = [name for name in names if not (root / folder / name).is_file()]
@@ -318,56 +308,44 @@ def _missing(facts: SetFacts, splits: Sequence[str]) -> DataMissingError:
 
 # --- reading and checking ---------------------------------------------------------------------------------------
 
-_REPACKED = " (if it was only packed again, unpack it and import the files: they are checked by what they hold)"
-_UNVERIFIED = "complete, labels in range and balanced, but no published checksum is known for this form"
-
-
-@dataclass(frozen=True)
-class _Mismatch:
-    path: Path
-    expected: Digest
-    found: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.expected.algorithm} is {self.found}, expected {self.expected.value}"
-
 
 def _read(source: Source, split: Split) -> Loaded:
-    """Checks the files of one split, decodes them, and checks the result: shapes, labels, array checksums."""
+    """Check the files of one split, decode them, and check the result: shapes, labels, array checksums."""
     facts = source.facts
     files = _read_files(source, split)
     try:
         arrays = _decode(source, split, files)
         _check_shapes(facts, split, arrays, source)
     except FileFormatError as error:
-        raise _corrupt(facts, [], str(error)) from error
+        raise _corrupt(facts, str(error).rstrip(".")) from error
     for name, array in arrays.items():
         expected = facts.arrays.get(f"{split}_{name}")
         if expected is not None and (found := _sha256(array)) != expected:
             raise _corrupt(
-                facts, [], f"{source.place}: the decoded {split} {name} have sha256 {found}, expected {expected}"
+                facts, f"{source.place}: the decoded {split} {name} have sha256 {found}, expected {expected}"
             )
-    verified = bool(facts.arrays) or source.archive is not None or all(name in source.form.digests for name in files)
+    verified = bool(facts.arrays) or source.archived or all(name in source.form.digests for name in files)
     return Loaded(arrays, source.describe(), verified)
 
 
-def _mismatch(path: Path, found: str, expected: Digest) -> list[_Mismatch]:
-    return [] if found == expected.value else [_Mismatch(path, expected, found)]
+def _mismatch(path: Path, expected: str, data: bytes | None = None) -> list[str]:
+    """A message if a file, or the data read from it, has another checksum; else nothing."""
+    algorithm = "md5" if len(expected) == 32 else "sha256"
+    if data is None:
+        found = file_checksum(path, algorithm)
+    else:
+        found = hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()
+    if found == expected:
+        return []
+    repacked = " (if it was only packed again, unpack it and import the files)" if path.suffix == ".gz" else ""
+    return [f"{path}: {algorithm} is {found}, expected {expected}{repacked}"]
 
 
-def _corrupt(facts: SetFacts, mismatches: Sequence[_Mismatch], reason: str) -> DataCorruptError:
-    facts_found = [reason.rstrip("."), *map(str, mismatches)]
+def _corrupt(facts: SetFacts, *reasons: str) -> DataCorruptError:
     return DataCorruptError(
-        f"{facts.title} is corrupt. "
-        + "; ".join(part for part in facts_found if part)
-        + ". Nothing was changed. Get the file again, then run: pathlens data import FOLDER_OR_ARCHIVE"
-        + (_REPACKED if any(mismatch.path.suffix == ".gz" for mismatch in mismatches) else "")
+        f"{facts.title} is corrupt. {'; '.join(reasons)}. Nothing was changed. Get the file again, then run: "
+        "pathlens data import FOLDER_OR_ARCHIVE"
     )
-
-
-def _digest_file(path: Path, digest: Digest) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(digest.algorithm, usedforsecurity=False)).hexdigest()
 
 
 def _sha256(array: Bytes) -> str:
@@ -376,12 +354,12 @@ def _sha256(array: Bytes) -> str:
 
 def _largest(facts: SetFacts, split: Split) -> int:
     """More bytes than the files of a split have in any form: a pickle as text has one and a half times those of its
-    images, and no image comes with as many as 64 bytes of its own."""
+    images, and an image has less than 64 bytes of its own."""
     return 2 * facts.rows[split] * (math.prod(facts.image) + 64) + 8192
 
 
 def _read_files(source: Source, split: Split) -> dict[str, bytes]:
-    """The bytes of a split's files, which have their checksums wherever those are known.
+    """The bytes of a split's files, with their checksums wherever those are known.
 
     Raises
     ------
@@ -389,68 +367,64 @@ def _read_files(source: Source, split: Split) -> dict[str, bytes]:
         A checksum does not agree, or a file is larger than any of this set; nothing is decoded then.
     """
     facts, form, names = source.facts, source.form, source.form.splits[split]
-    most = _largest(facts, split)
-    if source.archive is not None:
-        assert form.archive_digest is not None  # every published archive has a checksum
-        found = _digest_file(source.archive, form.archive_digest)
-        if mismatches := _mismatch(source.archive, found, form.archive_digest):
-            raise _corrupt(facts, mismatches, "")
-        wanted = {f"{form.member_folder}/{name}": name for name in names}
-        members: dict[str, bytes] = {}
-        with tarfile.open(source.archive, "r:gz") as archive:
-            for member in archive:  # members are read by exact name into memory; nothing is unpacked to disk
-                name = wanted.get(member.name.removeprefix("./"))
-                if name is not None and (stream := archive.extractfile(member)) is not None:
-                    members[name] = stream.read()
-                if len(members) == len(wanted):
-                    break
-        return {name: members[name] for name in names}
+    if source.archived:
+        if wrong := _mismatch(source.place, form.archive_digest):
+            raise _corrupt(facts, *wrong)
+        return _read_archive(source, names)
     files: dict[str, bytes] = {}
-    mismatches, left = [], most
+    wrong = []
+    most = left = _largest(facts, split)
     for name in names:
-        path = source.folder / name
+        path = source.place / name
         left -= (size := path.stat().st_size)
         if left < 0:
-            raise _corrupt(
-                facts, mismatches, f"{path}: {size} bytes, expected at most {most} in all of {', '.join(names)}"
-            )
-        data = path.read_bytes()
-        if digest := form.digests.get(name):
-            found = hashlib.new(digest.algorithm, data, usedforsecurity=False).hexdigest()
-            mismatches += _mismatch(path, found, digest)
-        files[name] = data
-    if mismatches:
-        raise _corrupt(facts, mismatches, "")
+            large = f"{path}: {size} bytes, expected at most {most} in all of {', '.join(names)}"
+            raise _corrupt(facts, large, *wrong)
+        files[name] = path.read_bytes()
+        if name in form.digests:
+            wrong += _mismatch(path, form.digests[name], files[name])
+    if wrong:
+        raise _corrupt(facts, *wrong)
     return files
+
+
+def _read_archive(source: Source, names: Sequence[str]) -> dict[str, bytes]:
+    """Members of an archive, by exact name; nothing is unpacked to disk."""
+    folder = Path(source.form.folders[0]).name
+    wanted = {f"{folder}/{name}": name for name in names}
+    members: dict[str, bytes] = {}
+    with tarfile.open(source.place, "r:gz") as archive:
+        for member in archive:
+            name = wanted.get(member.name.removeprefix("./"))
+            if name is not None and (stream := archive.extractfile(member)) is not None:
+                members[name] = stream.read()
+            if len(members) == len(wanted):
+                break
+    return {name: members[name] for name in names}
 
 
 def _decode(source: Source, split: Split, files: dict[str, bytes]) -> dict[str, Bytes]:
     facts, form = source.facts, source.form
-
-    def where(name: str) -> str:
-        return str(source.place / name)
-
+    paths = {name: str(source.place / name) for name in files}
     if form.name in ("idx.gz", "idx"):
         most = 16 + facts.rows[split] * math.prod(facts.image)
-        images, labels = (formats.read_idx(data, where(name), most) for name, data in files.items())
+        images, labels = (formats.read_idx(data, paths[name], most) for name, data in files.items())
         return {"images": images, "labels": labels}
     if form.name == "packed":
-        labels = formats.read_labels_npz(files.pop("labels.npz"), where("labels.npz"), f"{split}_labels")
-        parts = [
-            formats.read_webp_strips(data, where(name))
-            for name, data in tracked(files.items(), f"decoding {facts.title}, {split}")
-        ]
+        labels = formats.read_labels_npz(files.pop("labels.npz"), paths["labels.npz"], f"{split}_labels")
+        strips = track(files.items(), f"decoding {facts.title}, {split}")
+        parts = [formats.read_webp_strips(data, paths[name]) for name, data in strips]
         return {"images": np.concatenate(parts), "labels": labels}
     coarse = facts.coarse_classes > 0
     batches = []
     for name, data in files.items():
         if form.name == "python":
             keys = ("coarse_labels", "fine_labels") if coarse else ("labels",)
-            batches.append(formats.read_cifar_python(data, where(name), keys))
+            batches.append(formats.read_cifar_python(data, paths[name], keys))
         else:
-            batches.append(formats.read_cifar_binary(data, where(name), 2 if coarse else 1))
-    labels = np.concatenate([batch[0] for batch in batches])
-    arrays = {"images": np.concatenate([batch[1] for batch in batches]), "labels": labels[:, -1].copy()}
+            batches.append(formats.read_cifar_binary(data, paths[name], 2 if coarse else 1))
+    labels, images = (np.concatenate(parts) for parts in zip(*batches))
+    arrays = {"images": images, "labels": labels[:, -1].copy()}
     return {**arrays, "coarse": labels[:, 0].copy()} if coarse else arrays
 
 
@@ -475,52 +449,22 @@ def _check_shapes(facts: SetFacts, split: Split, arrays: dict[str, Bytes], sourc
             )
 
 
-def tracked(items: Collection[T], text: str) -> Iterator[T]:
-    """The items, with a progress bar while they last.
-
-    Examples
-    --------
-    >>> list(tracked([1, 2], "counting"))
-    [1, 2]
-    """
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:  # silent in a pipe
-        task = bar.add_task(text, total=len(items))
-        for item in items:
-            yield item
-            bar.advance(task)
-
-
 def _status(facts: SetFacts) -> SetStatus:
     source = find(facts)
     if source is None:
         if facts.slow and all(_read_cache(facts, split) is not None for split in BOTH):
             return SetStatus(facts.name, facts.title, "ok", "decoded", _decoded_folder(), "only the decoded cache")
         return SetStatus(facts.name, facts.title, "absent", detail=f"wanted: {_wanted(facts)}")
-    form, known, bad = source.form, True, []
-    if source.archive is not None and form.archive_digest is not None:
-        bad = _mismatch(source.archive, _digest_file(source.archive, form.archive_digest), form.archive_digest)
+    if source.archived:
+        known = {source.place: source.form.archive_digest}
     else:
-        for name in form.files():
-            digest = form.digests.get(name)
-            if digest is None:
-                known = False
-                continue
-            bad += _mismatch(source.folder / name, _digest_file(source.folder / name, digest), digest)
-    found = source.describe(), source.place
-    if not bad and known:
-        return SetStatus(facts.name, facts.title, "ok", *found, "every file has its published checksum")
-    if bad:
-        return SetStatus(facts.name, facts.title, "corrupt", *found, str(_corrupt(facts, bad, "")))
-    return SetStatus(
-        facts.name,
-        facts.title,
-        "unverified",
-        *found,
-        f"no file checksum is known for this form; `pathlens data check {facts.name}` decodes it",
+        known = {source.place / name: digest for name, digest in source.form.digests.items()}
+    if wrong := [line for path, digest in known.items() for line in _mismatch(path, digest)]:
+        return source.status("corrupt", str(_corrupt(facts, *wrong)))
+    if source.archived or len(known) == len(source.form.files()):
+        return source.status("ok", "every file has its published checksum")
+    return source.status(
+        "unverified", f"no file checksum is known for this form; `pathlens data check {facts.name}` decodes it"
     )
 
 
@@ -528,89 +472,63 @@ def _status(facts: SetFacts) -> SetStatus:
 
 
 def _find_for_import(facts: SetFacts, origin: Path) -> Source | None:
-    """A copy of the set at `origin`; a broken one that can only be this set counts, so that its check can say so."""
+    """A copy of the set at `origin`, or a broken one that can only be this set, so that its error is reported."""
     for form in facts.forms:
         if origin.is_file():
-            # browsers rename downloads ("cifar-10-python (1).tar.gz"): the checksum also tells
-            digest = form.archive_digest
-            if digest and (origin.name == form.archive or _digest_file(origin, digest) == digest.value):
-                return Source(facts, form, origin.parent, origin)
+            # browsers rename downloads ("cifar-10-python (1).tar.gz"), so the checksum is compared as well
+            if form.archive and (origin.name == form.archive or not _mismatch(origin, form.archive_digest)):
+                return Source(facts, form, origin, archived=True)
             continue
-        for source in _candidates(facts, form, origin):
-            if _complete(source, BOTH):
+        for source in _places(facts, form, origin):
+            if source.complete():
                 return source
         here = Source(facts, form, origin)
-        if _complete(here, BOTH) and _belongs(here):
+        if here.complete() and _belongs(here):
             return here
     return None
 
 
 def _belongs(source: Source) -> bool:
-    """Whether files that lie in the given folder itself are this set's: MNIST and Fashion-MNIST share their names."""
-    if source.form.name not in ("idx.gz", "idx"):
+    """Whether files directly in the given folder are of this set: MNIST and Fashion-MNIST have the same names."""
+    form, facts = source.form, source.facts
+    if form.name not in ("idx.gz", "idx"):
         return True
-    names = source.form.files()
-    if any(
-        _digest_file(source.folder / name, digest) == digest.value
-        for name, digest in source.form.digests.items()
-        if name in names
-    ):
-        return True
-    if source.form.digests:
+    if form.digests:
+        return any(not _mismatch(source.place / name, digest) for name, digest in form.digests.items())
+    path = source.place / form.splits["test"][1]
+    if path.stat().st_size > _largest(facts, "test"):
         return False
-    path = source.folder / source.form.splits["test"][1]
-    if path.stat().st_size > _largest(source.facts, "test"):
-        return False
-    try:  # unpacked: no file has a checksum, and the labels decide
-        labels = formats.read_idx(path.read_bytes(), str(path), 8 + source.facts.rows["test"])
+    try:  # unpacked files have no checksum: the labels decide
+        labels = formats.read_idx(path.read_bytes(), str(path), 8 + facts.rows["test"])
     except FileFormatError:
         return False
-    return _sha256(labels) == source.facts.arrays.get("test_labels")
+    return _sha256(labels) == facts.arrays.get("test_labels")
 
 
 def _copy(source: Source, verified: bool) -> Imported:
-    form, root = source.form, cache_folder() / "data"
-    if source.archive is not None:
-        folder = root / form.archive_folders[0]
-        pairs = [(source.archive, folder / str(form.archive))]
+    form, folder = source.form, cache_folder() / "data" / source.form.folders[0]
+    if source.archived:
+        folder = folder.parent
+        pairs = [(source.place, folder / form.archive)]
     else:
-        folder = root / form.folders[0]
-        pairs = [(source.folder / name, folder / name) for name in form.files()]
+        pairs = [(source.place / name, folder / name) for name in form.files()]
     folder.mkdir(parents=True, exist_ok=True)
     total = 0
-    for origin, target in tracked(pairs, f"importing {source.facts.title}"):
+    for origin, target in track(pairs, f"importing {source.facts.title}"):
         total += origin.stat().st_size
         if not (target.exists() and target.samefile(origin)):
             _copy_file(origin, target)
-    return Imported(
-        source.facts.name, source.describe(), folder, tuple(target.name for _, target in pairs), total, verified
-    )
+    names = tuple(target.name for _, target in pairs)
+    return Imported(source.facts.name, source.describe(), folder, names, total, verified)
 
 
 def _copy_file(origin: Path, target: Path) -> None:
-    sha = Digest("sha256", "")
-    with _replacing(target) as temporary:
+    with replacing(target) as temporary:
         shutil.copyfile(origin, temporary)
-        if _digest_file(temporary, sha) != _digest_file(origin, sha):
+        if file_checksum(temporary) != file_checksum(origin):
             raise DataCorruptError(
                 f"{origin}: the copy in {target.parent} differs from it, and was dropped. Check the disk."
             )
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A temporary name beside `target` that becomes it on success, and is gone on failure."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp's 0600 would lock out a shared cache
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # --- the cache of decoded arrays --------------------------------------------------------------------------------
@@ -621,7 +539,8 @@ def _decoded_folder() -> Path:
 
 
 def _cache_paths(facts: SetFacts, split: str) -> dict[str, Path]:
-    return {name: _decoded_folder() / f"{facts.name}-{split}-{name}.npy" for name in facts.array_names()}
+    names = ("images", "labels", "coarse") if facts.coarse_classes else ("images", "labels")
+    return {name: _decoded_folder() / f"{facts.name}-{split}-{name}.npy" for name in names}
 
 
 def _read_cache(facts: SetFacts, split: Split) -> Loaded | None:
@@ -630,7 +549,7 @@ def _read_cache(facts: SetFacts, split: Split) -> Loaded | None:
     try:
         if facts.arrays:
             expected = {name: facts.arrays[f"{split}_{name}"] for name in paths}
-        else:  # no published array checksum: the one noted when a checked archive was decoded
+        else:  # no published array checksum: the one recorded when a checked archive was decoded
             expected = parse_json((_decoded_folder() / f"{facts.name}-{split}.json").read_bytes())
         arrays = {}
         for name, path in paths.items():
@@ -649,15 +568,14 @@ def _write_cache(facts: SetFacts, split: Split, loaded: Loaded) -> None:
     try:
         _decoded_folder().mkdir(parents=True, exist_ok=True)
         for name, path in _cache_paths(facts, split).items():
-            with _replacing(path) as temporary, temporary.open("wb") as file:
+            with replacing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, loaded.arrays[name], allow_pickle=False)
         if not facts.arrays:
-            with _replacing(_decoded_folder() / f"{facts.name}-{split}.json") as temporary:
-                noted = {name: _sha256(array) for name, array in loaded.arrays.items()}
-                temporary.write_text(json.dumps(noted), encoding="utf-8")
+            digests = {name: _sha256(array) for name, array in loaded.arrays.items()}
+            write_atomically(_decoded_folder() / f"{facts.name}-{split}.json", json.dumps(digests).encode())
     except OSError as error:
         warnings.warn(
-            f"{facts.title}: the decoded arrays could not be kept in {_decoded_folder()} ({error}); the next "
+            f"{facts.title}: the decoded arrays could not be saved in {_decoded_folder()} ({error}); the next "
             "load decodes again. Set XDG_CACHE_HOME to a folder with space.",
             PathlensWarning,
             stacklevel=4,

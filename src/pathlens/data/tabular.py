@@ -1,7 +1,7 @@
 """Real tables with a target: a folder ``tabular`` of ``.csv.gz`` files that its ``manifest.json`` describes.
 
-Here they are found (where `store` looks for image sets), checked and read as they are: numbers, strings, missing
-cells. Encoding and imputing are left to the caller. `read_csv` reads CSV files of users, whatever program wrote them.
+Columns are numbers or strings, with missing cells; they are neither encoded nor imputed. `read_csv` reads CSV files of
+users.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from pathlens.data.store import data_folders
-from pathlens.errors import DataCorruptError, DataMissingError, FileFormatError, OptionError, need_extra, unknown_name
+from pathlens.errors import DataCorruptError, DataMissingError, FileFormatError, OptionError, import_extra, unknown_name
 from pathlens.files import gunzip, parse_json
 
 TARGET = "target"  # the last column of every file
@@ -89,11 +90,7 @@ class Table:
 
     def frame(self) -> Any:
         """The columns as a pandas DataFrame, without the target."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise need_extra("table", "pandas", "Table.frame") from error
-        return pd.DataFrame(dict(self.columns))
+        return import_extra("pandas", "Table.frame").DataFrame(dict(self.columns))
 
     def __repr__(self) -> str:
         return (
@@ -109,7 +106,7 @@ def table_names() -> tuple[str, ...]:
 
 
 def table(name: str) -> Table:
-    """Reads one table of the ``tabular`` folder, after comparing its file with the manifest's checksum.
+    """Read one table of the ``tabular`` folder, after comparing its file with the manifest's checksum.
 
     Raises
     ------
@@ -133,63 +130,77 @@ def table(name: str) -> Table:
     folder, entries = found
     if name not in entries:
         raise unknown_name("table", name, entries)
-    entry = entries[name]
-    path = folder / str(entry["file"])
+    entry, info = entries[name]
+    path = folder / entry.file
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataMissingError(f"Table {name!r}: {path} cannot be read ({error.strerror or error}).") from error
     digest = hashlib.sha256(data).hexdigest()
-    if digest != entry["sha256"]:
+    if digest != entry.sha256:
         raise DataCorruptError(
-            f"Table {name!r}: {path} ({len(data)} bytes) has SHA-256 {digest[:12]}…, its manifest says "
-            f"{str(entry['sha256'])[:12]}…. The file was left as it is; get it again."
+            f"Table {name!r}: {path} ({len(data)} bytes) has SHA-256 {digest[:12]}…, its manifest has "
+            f"{entry.sha256[:12]}…. The file was left as it is; get it again."
         )
-    return _parse(name, path, data, entry)
+    return _parse(path, data, entry, info)
 
 
-def _manifest() -> tuple[Path, dict[str, dict[str, Any]]] | None:
-    """The first ``tabular`` folder with a manifest, and its entries by name."""
+class _Entry(msgspec.Struct, frozen=True):
+    """A table in the manifest, which may have other fields as well."""
+
+    name: str
+    file: str
+    sha256: str
+    task: Literal["classification", "regression"]
+    rows: int
+    columns: int
+    categorical_columns: frozenset[str] = frozenset()
+    integer_coded_categoricals: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if Path(self.file).name != self.file:
+            raise ValueError(f"{self.file!r} is not a plain file name")
+
+
+def _manifest() -> tuple[Path, dict[str, tuple[_Entry, dict[str, Any]]]] | None:
+    """The first ``tabular`` folder with a manifest, and its entries by name, checked and as they are."""
     for root in data_folders():
         path = root / "tabular" / "manifest.json"
         if not path.is_file():
             continue
         try:
-            entries = {e["name"]: e for e in parse_json(path.read_bytes())["datasets"]}
-            for e in entries.values():
-                _ = e["file"], e["sha256"], e["task"], e["rows"], e["columns"]
-                if Path(e["file"]).name != e["file"]:
-                    raise ValueError(f"'{e['file']}' is not a plain file name")
+            found = parse_json(path.read_bytes())["datasets"]
+            entries = msgspec.convert(found, list[_Entry])
         except (ValueError, KeyError, TypeError) as error:
             raise FileFormatError(f"{path}: not a manifest of tables ({error!r}). Get the folder again.") from error
-        return path.parent, entries
+        return path.parent, {entry.name: (entry, info) for entry, info in zip(entries, found)}
     return None
 
 
-def _parse(name: str, path: Path, data: bytes, entry: Mapping[str, Any]) -> Table:
+def _parse(path: Path, data: bytes, entry: _Entry, info: dict[str, Any]) -> Table:
+    name, n, m = entry.name, entry.rows, entry.columns
     try:
         rows = list(csv.reader(io.StringIO(gunzip(data, _MOST_BYTES).decode("utf-8"), newline="")))
     except (ValueError, csv.Error) as error:
         raise FileFormatError(f"Table {name!r}: {path} is not a gzipped CSV file ({error}).") from error
     header, body = (rows[0], rows[1:]) if rows else ([], [])
-    n, m = int(entry["rows"]), int(entry["columns"])
     if header[-1:] != [TARGET] or len(header) != m + 1 or len(body) != n or any(len(r) != m + 1 for r in body):
         raise FileFormatError(
             f"Table {name!r}: {path} has {len(body)} rows of {len(header)} columns ending in "
             f"{header[-1:]}, expected {n} rows of {m} columns and '{TARGET}'."
         )
-    strings = set(entry.get("categorical_columns", ()))
+    strings = entry.categorical_columns
     cells = dict(zip(header, zip(*body)))
     columns = {k: _strings(cells[k]) if k in strings else _numbers(name, k, cells[k]) for k in header[:-1]}
-    if entry["task"] == "regression":
+    if entry.task == "regression":
         target = _numbers(name, TARGET, cells[TARGET])
     else:
         try:
             target = np.array([int(v) for v in cells[TARGET]])
         except ValueError:
             target = np.array(cells[TARGET])
-    categorical = tuple(k for k in header[:-1] if k in strings or k in entry.get("integer_coded_categoricals", ()))
-    return Table(name, entry["task"], columns, target, categorical, dict(entry))
+    categorical = tuple(k for k in header[:-1] if k in strings | entry.integer_coded_categoricals)
+    return Table(name, entry.task, columns, target, categorical, info)
 
 
 def _strings(cells: tuple[str, ...]) -> np.ndarray:
@@ -240,44 +251,37 @@ def read_csv(path: str | Path) -> tuple[Any, list[str]]:
     >>> frame["size"].tolist(), notes
     ([1.5, 20.25], ['numbers read with decimal commas: size'])
     """
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise need_extra("table", "pandas", "Reading tables") from error
+    pandas = import_extra("pandas", "Reading tables")
     path, notes = Path(path), list[str]()
-    text = _decoded(path, notes)
     try:
+        text = _decoded(_decompressed(path), notes)
         separator = _separator(text)
-        _refuse_uneven(path, text, separator)
-        frame = pd.read_csv(io.StringIO(text), sep=separator, engine="python")
-    except (ValueError, csv.Error) as error:  # pandas' own are ValueErrors
-        if isinstance(error, FileFormatError):
-            raise
-        reason = str(error).partition("\n")[0]
+        _refuse_uneven(text, separator)
+        frame = pandas.read_csv(io.StringIO(text), sep=separator, engine="python")
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(".")
         raise FileFormatError(
             f"{path} cannot be read as a table: {reason}. Give a CSV file with column names."
         ) from error
     return (frame, notes) if separator == "," else (_with_decimal_commas(path, frame, notes), notes)
 
 
-def _decoded(path: Path, notes: list[str]) -> str:
-    """The text of a file, by its byte-order mark, as UTF-8, or else as Windows-1252."""
-    opened: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
-    try:
-        if path.suffix.lower() == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                names = archive.namelist()
-                if len(names) != 1:
-                    raise FileFormatError(f"{path} holds {len(names)} files, expected one CSV file. Unpack it.")
-                data = archive.read(names[0])
-        else:
-            with opened(path, "rb") as file:
-                data = file.read()
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FileFormatError(
-            f"{path} cannot be read as a table: {reason}. Give a CSV file with column names."
-        ) from error
+def _decompressed(path: Path) -> bytes:
+    kind = path.suffix.lower()
+    if kind == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if len(names) != 1:
+                raise ValueError(f"it holds {len(names)} files, expected one; unpack it")
+            return archive.read(names[0])
+    opened: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(kind, open)
+    with opened(path, "rb") as file:
+        content: bytes = file.read()
+    return content
+
+
+def _decoded(data: bytes, notes: list[str]) -> str:
+    """The text of a file, by its byte-order mark, as UTF-8, or else as Windows-1252; ValueError if it is none."""
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), None)
     try:
         try:
@@ -289,15 +293,14 @@ def _decoded(path: Path, notes: list[str]) -> str:
             notes.append("the file is not UTF-8 and was read as Windows-1252")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise FileFormatError(
-            f"{path} cannot be read as a table: line {line} is not text in {error.encoding} "
-            f"({error.reason}). Save the file as UTF-8."
+        raise ValueError(
+            f"line {line} is not text in {error.encoding} ({error.reason}); save the file as UTF-8"
         ) from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise FileFormatError(
-            f"{path} cannot be read as a table: line {line} has a zero byte, as in UTF-16 without a "
-            "byte-order mark or in a file that is no text. Save the file as UTF-8."
+        raise ValueError(
+            f"line {line} has a zero byte, as in UTF-16 without a byte-order mark or in a file that is no text; save "
+            "the file as UTF-8"
         )
     return text
 
@@ -319,16 +322,16 @@ def _separator(text: str) -> str:
     return best
 
 
-def _refuse_uneven(path: Path, text: str, separator: str) -> None:
-    """An error where a row has more cells than the header: pandas would take its first cells for names of rows."""
+def _refuse_uneven(text: str, separator: str) -> None:
+    """ValueError if a row has more cells than the header: pandas would use its first cells as names of rows."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     header = next(filter(None, reader), [])
     for row in reader:
         if len(row) > len(header):
-            raise FileFormatError(
-                f"{path} cannot be read as a table: line {reader.line_num} has {len(row)} cells separated by "
-                f"{separator!r}, the header has {len(header)}. Name every column; numbers with decimal commas need "
-                "quotes, or semicolons between columns."
+            raise ValueError(
+                f"line {reader.line_num} has {len(row)} cells separated by {separator!r}, the header has "
+                f"{len(header)}; name every column, and quote numbers with decimal commas or use semicolons between "
+                "columns"
             )
 
 
@@ -349,7 +352,7 @@ def _with_decimal_commas(path: Path, frame: Any, notes: list[str]) -> Any:
     points = [name for name, column in frame.items() if column.dtype.kind == "f" and (column % 1 != 0).any()]
     points += [name for name, values in cells.items() if any(map(_WITH_POINT.fullmatch, values))]
     if points:
-        notes.append(f"read as words for their commas, as {points[0]} has decimal points: {names}")
+        notes.append(f"columns with commas read as text, because {points[0]} has decimal points: {names}")
         return frame
     if not clear:
         name, values = next(iter(with_comma.items()))

@@ -1,16 +1,14 @@
 """Translation-invariant inputs on a ring of d coordinates: the nonlinear Gaussian process (NLGP) and the single pulse.
 
-Both are two-class tasks that differ in correlation length only, with closed-form second moments. Points on the unit
-circle are in `circles.py`. May import `pathlens.errors` and this folder's `DataSet`.
+Both are two-class tasks whose classes differ in correlation length only; their second moments are known in closed form.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,11 +45,11 @@ def ring_covariance(d: int, xi: float) -> Tensor:
     return _circulant(torch.exp(-((torch.minimum(k, d - k) / xi) ** 2)))
 
 
-def nlgp_covariance(d: int, xi: float, gain: float, convention: Convention = "lufkin") -> Tensor:
+def nlgp_covariance(d: int, xi: float, gain: float, *, convention: Convention = "lufkin") -> Tensor:
     """The exact covariance ⟨x_i x_j⟩ of the NLGP inputs of one class.
 
     ``asin(s g² C_ij / (1 + s g² C_ii)) / asin(κ)``, ``κ = s g² / (1 + s g²)``, s = 2 (Lufkin) or 1 (Ingrosso–Goldt).
-    C is the covariance that is really sampled: its negative eigenvalues clipped, and 1e-3 on its diagonal for
+    C is the covariance of the samples: its negative eigenvalues clipped, and 1e-3 on its diagonal for
     Ingrosso–Goldt. Where neither applies, C_ii = 1, the variance is exactly 1, and this is asin(κ C_ij) / asin(κ).
 
     Parameters
@@ -81,7 +79,7 @@ def nlgp_covariance(d: int, xi: float, gain: float, convention: Convention = "lu
     s, _ = _check_nlgp(d, gain, convention)
     c = _clipped_spectrum(d, xi, convention)[1]
     a = s * gain**2
-    # the arcsine of a number near 1 is where g is large; both sides go through the same expression, so it cancels
+    # for large g the arcsine is that of a number near 1; the quotient of two such arcsines cancels the rounding
     return _circulant(torch.asin(a * c / (1 + a * c[0])) / math.asin(a / (1 + a)))
 
 
@@ -139,8 +137,8 @@ class NLGP:
         object.__setattr__(self, "_roots", torch.stack(roots).to(self.dtype))
 
     def covariance(self, label: int) -> Tensor:
-        """⟨x xᵀ⟩ of one class (1, or 0 for the other), or see `second_moment` for the mixture; (d, d), float64."""
-        return nlgp_covariance(self.d, self.xi[0 if label == 1 else 1], self.gain, self.convention)
+        """⟨x xᵀ⟩ of one class (1, or 0 for the other); (d, d), float64."""
+        return nlgp_covariance(self.d, self.xi[0 if label == 1 else 1], self.gain, convention=self.convention)
 
     def second_moment(self) -> Tensor:
         """⟨x xᵀ⟩ over both classes; (d, d), float64."""
@@ -165,12 +163,12 @@ class NLGP:
 
 def nlgp(
     n: int = 1000,
+    *,
     d: int = 40,
     xi: tuple[float, float] = (3.0, 1.0),
     gain: float = 3.0,
     convention: Convention = "lufkin",
     labels: Labels = "01",
-    *,
     n_test: int = 0,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
@@ -182,22 +180,14 @@ def nlgp(
     >>> nlgp(n=100, d=20, convention="ingrosso-goldt", labels="pm1").y.unique().tolist()
     [-1.0, 1.0]
     """
-    sampler = NLGP(d, tuple(xi), gain, convention, labels, dtype)  # type: ignore[arg-type]
-    info = {
-        "d": d,
-        "xi1": sampler.xi[0],
-        "xi2": sampler.xi[1],
-        "gain": gain,
-        "convention": convention,
-        "labels": labels,
-        "seed": seed,
-    }
+    sampler = NLGP(d, xi, gain, convention, labels, dtype)
+    info = {"d": d, "xi1": xi[0], "xi2": xi[1], "gain": gain, "convention": convention, "labels": labels}
     return _fixed("nlgp", sampler, n, n_test, seed, info)
 
 
 @dataclass(frozen=True)
 class SinglePulse:
-    """A sampler of single pulses: one run of ones on a ring of zeros, whose length tells the class.
+    """A sampler of single pulses: one run of ones on a ring of zeros, whose length depends on the class.
 
     Start ~ U{0..d-1}, length ~ U(lengths of the class), wrapping around; then, with `flip`, x → 1 - x with
     probability ½ for each row by itself; then 0 and 1 are mapped to `support`.
@@ -210,10 +200,10 @@ class SinglePulse:
         Length intervals of label 1 and of the other label, as fractions of d. The products ξd are rounded to 9
         decimals before flooring: 0.29·100 is 28.999… in floating point, and must give 29.
     interval : {"(]", "[)", "[]"}
-        Which lengths the interval (lo, hi) = (⌊ξ_lo d⌋, ⌊ξ_hi d⌋) means: lo+1..hi as in the localisation code, or
+        The lengths in the interval (lo, hi) = (⌊ξ_lo d⌋, ⌊ξ_hi d⌋): lo+1..hi as in the localisation code, or
         lo..hi-1 as `randint(lo, hi)` draws, or lo..hi.
     support : (float, float)
-        What off and on become: (0, 1) or (-1, 1).
+        Values of off and on: (0, 1) or (-1, 1).
     flip : bool
     labels : {"01", "pm1"}
     dtype : torch.dtype
@@ -330,10 +320,10 @@ class SinglePulse:
 
 def single_pulse(
     n: int = 1000,
+    *,
     d: int = 40,
     xi1: tuple[float, float] = (0.25, 0.275),
     xi2: tuple[float, float] = (0.05, 0.075),
-    *,
     interval: Interval = "(]",
     support: tuple[float, float] = (0.0, 1.0),
     flip: bool = True,
@@ -350,7 +340,7 @@ def single_pulse(
     >>> sorted(set(((data.x + 1) / 2).sum(1).tolist()))
     [3.0, 11.0]
     """
-    sampler = SinglePulse(d, tuple(xi1), tuple(xi2), interval, tuple(support), flip, labels, dtype)  # type: ignore[arg-type]
+    sampler = SinglePulse(d, xi1, xi2, interval, support, flip, labels, dtype)
     info = {
         "d": d,
         "lengths1": str(sampler.lengths(1)),
@@ -359,24 +349,21 @@ def single_pulse(
         "support": str(tuple(support)),
         "flip": flip,
         "labels": labels,
-        "seed": seed,
     }
     return _fixed("single_pulse", sampler, n, n_test, seed, info)
 
 
-def _fixed(name: str, sampler: NLGP | SinglePulse, n: int, n_test: int, seed: int, info: dict) -> DataSet:
+def _fixed(name: str, sampler: NLGP | SinglePulse, n: int, n_test: int, seed: int, info: dict[str, Any]) -> DataSet:
     generator = torch.Generator().manual_seed(seed)
     x, y = sampler.sample(n, generator)
-    if not n_test:
-        return DataSet(x, y, name=name, info=info)
-    x_test, y_test = sampler.sample(n_test, generator)
-    return DataSet(x, y, x_test, y_test, name=name, info=info)
+    x_test, y_test = sampler.sample(n_test, generator) if n_test else (None, None)
+    return DataSet(x, y, x_test, y_test, name=name, info=info | {"seed": seed})
 
 
 def _balanced(where: str, n: int, generator: torch.Generator | None) -> Tensor:
     """Which rows have label 1: ⌊n/2⌋ of them, plus a coin for an odd row out, in random places."""
     if n < 1:
-        raise OptionError(f"{where}: n={n} rows asked for, expected at least 1.")
+        raise OptionError(f"{where}: n={n} rows, expected at least 1.")
     device = generator.device if generator is not None else torch.device("cpu")
     count = n // 2
     if n % 2:
@@ -411,15 +398,15 @@ def _check_nlgp(d: int, gain: float, convention: str) -> tuple[float, float]:
 
 
 def _clipped_spectrum(d: int, xi: float, convention: str) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (clipped at zero) and first row of the Gaussian covariance that is really sampled."""
+    """Eigenvalues (clipped at zero) and first row of the Gaussian covariance of the samples."""
     row = ring_covariance(d, xi)[0].clone()
     row[0] += _CONVENTIONS[convention][1]
-    # eigenvalues of rounding size would come back as noise of size √1e-16 in the root: they are zero as well
+    # eigenvalues of the size of rounding would be noise of size √1e-16 in the root: they are clipped as well
     spectrum = torch.fft.fft(row).real
     spectrum = torch.where(spectrum > 1e-14 * spectrum.max(), spectrum, torch.zeros_like(spectrum))
     return spectrum, torch.fft.ifft(spectrum).real
 
 
 def _circulant(row: Tensor) -> Tensor:
-    k = np.arange(len(row))
+    k = torch.arange(len(row))
     return row[(k[None, :] - k[:, None]) % len(row)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
@@ -24,7 +24,7 @@ from pathlens.estimators.page import save_model_report, write_model_page
 from pathlens.estimators.recipes import resolve_recipe
 from pathlens.estimators.report import build_model_report
 from pathlens.estimators.tables import check_range, validate_table
-from pathlens.estimators.weights import row_weights, weighted_classes
+from pathlens.estimators.weights import TargetsMixin, read_classes
 from pathlens.indexing import as_number
 from pathlens.models import GatedNetwork
 from pathlens.pages import page_path
@@ -118,8 +118,20 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         return check_range(self, validate_table(self, X, reset=False), self.model_.centre, self.model_.spread)
 
+    def model_outputs(self, X: Any) -> np.ndarray:
+        """The outputs f that `explain` decomposes, (n, c).
+
+        For two classes the log-odds of the second (n, 1), for more classes centred logits, for regression the targets.
+        """
+        rows = self._check_rows(X)
+        return self.model_.outputs(rows)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row, or predicted targets, (n,) or (n, c) as in `fit`."""
+        return self.decode_predictions(self.model_outputs(X))
+
     def transform(self, X: Any) -> np.ndarray:
-        """Gate bits: 1.0 where a row lies in a half-space, (n, Σ w_l), layer by layer."""
+        """Gate bits: 1.0 where a half-space contains a row, (n, Σ w_l), layer by layer."""
         rows = self._check_rows(X)
         return np.concatenate(self.model_.bits(rows), axis=1).astype(np.float64)
 
@@ -133,7 +145,7 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
         return [str(n) for n in getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])]
 
     def decode_predictions(self, f: np.ndarray) -> np.ndarray:
-        """Class labels or targets from outputs f, (n, c)."""
+        """Class labels or targets from outputs f (n, c)."""
         raise NotImplementedError
 
     def _choose_outputs(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
@@ -236,9 +248,9 @@ class _BaseDLGN(TransformerMixin, BaseEstimator):
     ) -> Path:
         """Write a page about the model, evaluated and explained on held-out rows; returns its path.
 
-        The page shows the score beside that of the simplest prediction, the influence of each feature, the most
+        The page shows the score and that of the simplest prediction, the influence of each feature, the most
         important half-spaces, and a few explained rows, each with the smallest change that gives another prediction.
-        It is written from a `ModelReport`, which is saved beside it as a JSON file of the same name.
+        It is written from a `ModelReport`, which is saved as a JSON file of the same name.
 
         Parameters
         ----------
@@ -379,11 +391,8 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNClassifier:
         """Fit to rows X (n, d) and class labels y (n,) of any type; rows of weight zero count as absent."""
-        X, y = validate_table(self, X, y)
-        kept, weights, self.classes_, labels = weighted_classes(
-            type(self).__name__, X, y, sample_weight, self.class_weight
-        )
-        return self._fit(X[kept], labels, weights, len(self.classes_))
+        X, labels, weights, self.classes_ = read_classes(self, X, y, sample_weight)
+        return self._fit(X, labels, weights, len(self.classes_))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities, (n, c), columns in the order of ``classes_``."""
@@ -393,11 +402,8 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         p = np.exp(f - f.max(axis=1, keepdims=True))
         return p / p.sum(axis=1, keepdims=True)
 
-    def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each row."""
-        return self.decode_predictions(self.model_outputs(X))
-
     def decode_predictions(self, f: np.ndarray) -> np.ndarray:
+        """Class labels (n,) from outputs f (n, c)."""
         return self.classes_[(f[:, 0] > 0).astype(int) if f.shape[1] == 1 else f.argmax(axis=1)]
 
     def counterfactual(
@@ -429,13 +435,13 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         keep : feature or sequence of features
             Names or indices of those that must not change.
         whole : "auto" or sequence of features
-            Those that must be whole numbers beside the categories; "auto" are those that have no others in `within` and
-            in x.
+            Features that must be integers, besides the categories; "auto" are those that are integers in all of
+            `within` and in x.
         margin : float
             How far beyond the decision boundary to go, in units of the decision function: the new class is to be at
             least exp(margin) times as probable as each other class, or, without `target`, as the class of x. Of two
             classes it then has a probability of at least 1 / (1 + exp(−margin)): 0.73 with 1, 0.9 with 2.2. With 0
-            the row lies just beyond the boundary.
+            the row is just beyond the boundary.
         seconds : float
             Time limit of the search and the proof. With many hundred features it may be exceeded by a second.
 
@@ -447,7 +453,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
 
         Notes
         -----
-        The solver is HiGHS, which comes with scipy. Version 1.12 (scipy 1.17) has a print that no option switches off:
+        The solver is HiGHS, which is part of scipy. Version 1.12 (scipy 1.17) has a print that no option switches off:
         with integer features, a line that ends in ``tmpSolver.run();`` sometimes appears on the standard output. It can
         be ignored.
 
@@ -484,14 +490,9 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         f = self.model_outputs(X)
         return f[:, 0] if f.shape[1] == 1 else f
 
-    def model_outputs(self, X: Any) -> np.ndarray:
-        """The outputs that `explain` decomposes: the log-odds of the second class (n, 1), or centred logits (n, c)."""
-        rows = self._check_rows(X)
-        return self.model_.outputs(rows)
-
     def _choose_outputs(self, outputs: np.ndarray, of: Any) -> tuple[tuple[str, ...], np.ndarray, float]:
         k = None if of is None else self._number_of("explain", of)
-        if len(self.classes_) == 2:  # one output is there for both
+        if len(self.classes_) == 2:  # both have one output
             chosen = np.zeros(len(outputs), dtype=int)
             return (f"log-odds of {self.classes_[1 if k is None else k]}",), chosen, -1.0 if k == 0 else 1.0
         labels = tuple(f"logit of {label}" for label in self.classes_)
@@ -506,7 +507,7 @@ class DLGNClassifier(ClassifierMixin, _BaseDLGN):
         return found[0]
 
 
-class DLGNRegressor(RegressorMixin, _BaseDLGN):
+class DLGNRegressor(TargetsMixin, _BaseDLGN):
     """Regressor whose features are exactly intersections of half-spaces: a deep linearly gated network.
 
     As `DLGNClassifier`, with squared error; the target is standardised inside and predictions are in its units. One
@@ -529,20 +530,7 @@ early_stopping, validation_fraction, patience, random_state, verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DLGNRegressor:
         """Fit to rows X (n, d) and targets y (n,) or (n, c); rows of weight zero count as absent."""
-        X, y = validate_table(self, X, y, multi_output=True, y_numeric=True)
-        weights = row_weights(type(self).__name__, sample_weight, X)
-        kept = weights > 0
-        y = np.asarray(y, dtype=np.float64)
-        self._one_target = y.ndim == 1
-        return self._fit(X[kept], y.reshape(len(y), -1)[kept], weights[kept], None)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Predicted targets, (n,) or (n, c) as in `fit`."""
-        rows = self._check_rows(X)
-        return self.decode_predictions(self.model_.outputs(rows))
-
-    def decode_predictions(self, f: np.ndarray) -> np.ndarray:
-        return f[:, 0] if self._one_target else f
+        return self._fit(*self._read_targets(X, y, sample_weight), None)
 
     def counterfactual(
         self,
@@ -597,8 +585,3 @@ early_stopping, validation_fraction, patience, random_state, verbose
         c = outputs.shape[1]
         labels = ("prediction",) if c == 1 else tuple(f"target {k}" for k in range(c))
         return labels, np.full(len(outputs), 0 if of is None else as_number(of, c, "targets")), 1.0
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags

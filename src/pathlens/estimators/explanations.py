@@ -49,7 +49,7 @@ class Rule:
     names: tuple[str, ...] = ()
 
     def __call__(self, X: Any) -> np.ndarray:
-        """Which rows lie inside, bool (n,)."""
+        """Which rows are inside, bool (n,)."""
         labels = X.columns if hasattr(X, "columns") else X.index if hasattr(X, "to_frame") else self.names  # of a row
         if self.names and tuple(map(str, labels)) != self.names:
             raise ShapeError(
@@ -204,7 +204,7 @@ class PredictionExplanation(Explanation):
     labels : tuple of str
         Names of the outputs.
     chosen : (n,)
-        The output explained for each row: the one asked for, else the predicted class, or 0.
+        The output explained for each row: the one given, else the predicted class, or 0.
     rules : tuple of G str
         The half-space of each group; for layer 0, the features.
     layer, layers : int
@@ -266,8 +266,7 @@ class PredictionExplanation(Explanation):
         if self.layer > 0 and sizes[:, self.open_shares == 1].sum() > 0.5 * sizes.sum():
             earlier = "layer=1 splits it by the half-spaces of the first layer, " if self.layer > 1 else ""
             lines.append(
-                "Most of it lies in half-spaces that contain every training row: "
-                f"{earlier}layer=0 splits it by features"
+                f"Most of it is in half-spaces that contain every training row: {earlier}layer=0 splits it by features"
             )
         for row in range(min(len(self), 3)):
             k = int(self.chosen[row])

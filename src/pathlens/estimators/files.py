@@ -72,19 +72,20 @@ def load_estimator(cls: type[E], path: str | Path) -> E:
         raise FileFormatError(f"{path}: holds a {header.estimator}, not a {cls.__name__}. Load it with that class.")
     try:
         parameters = {k: _from_plain(v) for k, v in header.parameters.items()}
-        estimator = cls(**parameters)
-        setattr(estimator, "model_", HalfSpaceModel.from_arrays({k: t.numpy() for k, t in tensors.items()}))  # noqa: B010
+        estimator: Any = cls(**parameters)
+        estimator.model_ = HalfSpaceModel.from_arrays({k: t.numpy() for k, t in tensors.items()})
         for name, value in header.fitted.items():
             if name not in _SCALARS:
                 raise KeyError(name)
             setattr(estimator, name, value)
         if header.feature_names is not None:
-            setattr(estimator, "feature_names_in_", np.asarray(header.feature_names, dtype=object))  # noqa: B010
+            estimator.feature_names_in_ = np.asarray(header.feature_names, dtype=object)
         if header.classes is not None:
-            setattr(estimator, "classes_", _labels(header.classes.values, header.classes.dtype))  # noqa: B010
+            estimator.classes_ = _labels(header.classes.values, header.classes.dtype)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FileFormatError(f"{path}: the file lacks or misstates {error}. Save the estimator again.") from error
-    return estimator
+    found: E = estimator
+    return found
 
 
 def _labels(values: list[Any], dtype: str) -> np.ndarray:

@@ -16,12 +16,12 @@ from torch import nn
 
 from pathlens.estimators.recipes import FOLDS, Recipe
 from pathlens.hardening.training import (
+    execution_for,
     mean_prediction,
     sharpening,
     starts_sharp,
     train_hard,
     train_phase,
-    worth_compiling,
 )
 from pathlens.models import GatedNetwork, dlgn
 from pathlens.regions import halfspaces
@@ -154,6 +154,7 @@ def _choose_weight_decay(
         runs = train_phase(
             net,
             (x[kept], y[kept]),
+            "weight decays",
             weights=weights[kept],
             epochs=recipe.epochs,
             lr=recipe.learning_rate,
@@ -161,9 +162,8 @@ def _choose_weight_decay(
             settings=[{"weight_decay": decay} for decay in recipe.decays],
             beta=sharpening(recipe.beta) if sharp else None,
             loss=F.mse_loss if classes is None else F.cross_entropy,
-            label="weight decays",
             weight_decay=recipe.weight_decay,
-            compile=worth_compiling(recipe.epochs, len(x), recipe.batch_size),
+            execution=execution_for(recipe.epochs, len(x), recipe.batch_size),
             **options,
         )
         for i, network in enumerate(runs.networks):

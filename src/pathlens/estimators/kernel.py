@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
@@ -19,7 +19,7 @@ from pathlens.errors import OptionError, unknown_name
 from pathlens.estimators.fitting import Standardizer, fit
 from pathlens.estimators.recipes import resolve_recipe
 from pathlens.estimators.tables import check_range, validate_table
-from pathlens.estimators.weights import row_weights, weighted_classes
+from pathlens.estimators.weights import TargetsMixin, read_classes
 from pathlens.kernels import kernel_regression, npk, ntk, one_hot, overlap
 from pathlens.linops import GramSum
 
@@ -131,13 +131,10 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PathKernelClassifier:
         """Fit to rows X (n, d) and class labels y (n,); rows of weight zero count as absent."""
-        X, y = validate_table(self, X, y)
-        kept, weights, self.classes_, labels = weighted_classes(
-            type(self).__name__, X, y, sample_weight, self.class_weight
-        )
+        X, labels, weights, self.classes_ = read_classes(self, X, y, sample_weight)
         c = len(self.classes_)
         targets = one_hot(torch.from_numpy(labels), classes=c, dtype=torch.float64).numpy()
-        return self._fit(X[kept], labels, targets, weights, c)
+        return self._fit(X, labels, targets, weights, c)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Regression scores (n, c); for two classes the score of the second minus that of the first (n,)."""
@@ -150,7 +147,7 @@ class PathKernelClassifier(ClassifierMixin, _BasePathKernel):
         return self.classes_[(f > 0).astype(int) if f.ndim == 1 else f.argmax(axis=1)]
 
 
-class PathKernelRegressor(RegressorMixin, _BasePathKernel):
+class PathKernelRegressor(TargetsMixin, _BasePathKernel):
     """Kernel ridge regression with the kernel of a gated network.
 
     Parameters are those of `PathKernelClassifier`, without `class_weight`.
@@ -166,20 +163,9 @@ class PathKernelRegressor(RegressorMixin, _BasePathKernel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PathKernelRegressor:
         """Fit to rows X (n, d) and targets y (n,) or (n, c); rows of weight zero count as absent."""
-        X, y = validate_table(self, X, y, multi_output=True, y_numeric=True)
-        weights = row_weights(type(self).__name__, sample_weight, X)
-        kept = weights > 0
-        y = np.asarray(y, dtype=np.float64)
-        self._one_target = y.ndim == 1
-        targets = y.reshape(len(y), -1)[kept]
-        return self._fit(X[kept], targets, targets, weights[kept], None)
+        X, targets, weights = self._read_targets(X, y, sample_weight)
+        return self._fit(X, targets, targets, weights, None)
 
     def predict(self, X: Any) -> np.ndarray:
         """Predicted targets, (n,) or (n, c) as in `fit`."""
-        f = self._outputs(X)
-        return f[:, 0] if self._one_target else f
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
+        return self.decode_predictions(self._outputs(X))

@@ -9,21 +9,12 @@ import msgspec
 
 from pathlens.errors import ArtifactError
 from pathlens.estimators.report import ModelReport
-from pathlens.files import write_atomically
-from pathlens.pages import render, save_page
+from pathlens.pages import render, save_page, write_file
 
 
 def save_model_report(report: ModelReport, path: str | Path) -> Path:
     """Write a report as a JSON file and return its path."""
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(report)))
-    except OSError as error:
-        raise ArtifactError(
-            f"The report {path} cannot be written: {error.strerror or error}. Choose another folder."
-        ) from error
-    return path
+    return write_file(Path(path), msgspec.json.format(msgspec.json.encode(report)))
 
 
 def load_model_report(path: str | Path) -> ModelReport:

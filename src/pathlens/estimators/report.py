@@ -14,7 +14,7 @@ from sklearn.metrics import r2_score
 
 from pathlens.errors import EmptyDataError, RegionError, ShapeError
 from pathlens.explanations import to_plain
-from pathlens.progress import ProgressBar
+from pathlens.progress import track
 from pathlens.regions.counterfactuals import Counterfactual
 
 _MOST_CLASSES = 12  # a confusion matrix is shown for at most so many classes
@@ -189,11 +189,10 @@ def build_model_report(
         quality, chosen = _regression(truth, predicted), _regression_rows(truth, predicted)
     influence = np.abs(by_feature.contributions[np.arange(len(rows)), by_feature.chosen]).mean(0)
     order = [int(j) for j in np.argsort(-influence, kind="stable")[:top] if influence[j] > 0]
-    examples = []
-    with ProgressBar("counterfactuals", len(chosen)) as bar:
-        for title_of_row, row in chosen:
-            examples.append(_explain_row(model, X, truth, predicted, title_of_row, row, within, seconds))
-            bar.advance()
+    examples = [
+        _explain_row(model, X, truth, predicted, title_of_row, row, within, seconds)
+        for title_of_row, row in track(chosen, "counterfactuals")
+    ]
     return ModelReport(
         title=title,
         note=note,

@@ -1,4 +1,7 @@
-"""Weights of rows: the sample weights given to `fit`, times the class weights. A weight of 3 equals three copies."""
+"""Targets and weights of rows: those given to `fit`, checked, and times the class weights.
+
+A weight of 3 equals three copies of a row; rows of weight zero count as absent.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,42 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+from sklearn.base import RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight
 
 from pathlens.errors import EmptyDataError, LabelError, OptionError
+from pathlens.estimators.tables import validate_table
 
 
-def row_weights(who: str, sample_weight: Any, X: np.ndarray) -> np.ndarray:
-    """One float64 per row, ones if none are given; at least one is positive."""
-    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-    if not (weights > 0).any():
-        raise EmptyDataError(f"{who}: every sample weight is zero. Give some row a positive weight.")
-    return weights
+class TargetsMixin(RegressorMixin):
+    """Regression of one target or several: reads targets, and returns predictions in their shape."""
+
+    def _read_targets(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows, targets (n, c) and weights, of the rows with positive weight."""
+        X, y = validate_table(self, X, y, multi_output=True, y_numeric=True)
+        weights = _row_weights(self, sample_weight, X)
+        kept = weights > 0
+        y = np.asarray(y, dtype=np.float64)
+        self._one_target = y.ndim == 1
+        return X[kept], y.reshape(len(y), -1)[kept], weights[kept]
+
+    def decode_predictions(self, f: np.ndarray) -> np.ndarray:
+        """Targets (n,) or (n, c), as in `fit`, from outputs f (n, c)."""
+        return f[:, 0] if self._one_target else f
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
 
 
-def weighted_classes(
-    who: str, X: np.ndarray, y: np.ndarray, sample_weight: Any, class_weight: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Mask of the rows with positive weight, and their weights, classes, and labels 0, 1, …."""
+def read_classes(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, ...]:
+    """Rows, labels 0, 1, … and weights of the rows with positive weight, and the classes."""
+    who = type(estimator).__name__
+    X, y = validate_table(estimator, X, y)
     check_classification_targets(y)
-    weights = with_class_weight(who, row_weights(who, sample_weight, X), y, class_weight)
+    weights = with_class_weight(who, _row_weights(estimator, sample_weight, X), y, estimator.class_weight)
     kept = weights > 0
     classes, labels = np.unique(y[kept], return_inverse=True)
     if len(classes) < 2:
@@ -34,7 +53,16 @@ def weighted_classes(
         raise LabelError(
             f"{who}: {where} one class, {classes.tolist()[0]!r}; a classifier needs rows of at least two classes."
         )
-    return kept, weights[kept], classes, labels
+    return X[kept], labels, weights[kept], classes
+
+
+def _row_weights(estimator: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
+    """One float64 per row, ones if none are given; at least one is positive."""
+    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if not (weights > 0).any():
+        who = type(estimator).__name__
+        raise EmptyDataError(f"{who}: every sample weight is zero. Give some row a positive weight.")
+    return weights
 
 
 def with_class_weight(who: str, weights: np.ndarray, y: np.ndarray, class_weight: Any) -> np.ndarray:

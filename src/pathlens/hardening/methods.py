@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,15 @@ from pathlens.models import GatedNetwork
 from pathlens.models.tracing import unwrapped
 from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording import Trajectory
-from pathlens.training import LOSSES, train
-from pathlens.training.inputs import Data, prepare, prepare_validation
+from pathlens.training import LOSSES, Checkpoints, Stopping, train
+from pathlens.training.inputs import Data, DataReader
+from pathlens.training.options import as_option
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 METHODS = ("recipe", "anneal", "straight_through", "refit", "direct")
-_OWN = {"beta", "trained", "validation", "patience", "seeds", "settings", "loss", "weights", "keep_at", "keep_when"}
+_OWN = {"beta", "trained", "validation", "stopping", "seeds", "settings", "loss"}
 
 
 @dataclass(frozen=True)
@@ -165,18 +166,19 @@ def harden(
     chosen = loss or ("mse" if as_numbers(y).dtype.is_floating_point else "cross_entropy")
     if chosen not in LOSSES:
         raise unknown_name("loss", chosen, LOSSES)
-    rows = prepare((X, y), soft, chosen, place)
-    held = None if validation is None else prepare_validation(validation, soft, chosen, place)
+    reader = DataReader(soft, chosen, place)
+    rows = reader.read((X, y))
+    held = None if validation is None else reader.read_validation(validation)
     if held is not None and held.weights is not None:
         raise OptionError("harden: validation rows have equal weights. Give validation=(X, y), without weights.")
     held_pair = None if held is None else (held.x, held.y)
     batch = min(batch_size or len(rows.x), len(rows.x))
     common: dict[str, Any] = {"loss": chosen, "lr": lr, "batch_size": batch_size, "seed": seed, "progress": progress}
-    common |= {"schedule": "cosine"} | options
+    common |= {"scheduler": "cosine"} | options
 
     def watched(count: int) -> dict[str, Any]:
         """With hard gates the best epoch is kept, including epoch 0, before any change."""
-        return {} if held_pair is None else {"validation": held_pair, "patience": count}
+        return {} if held_pair is None else {"validation": held_pair, "stopping": Stopping(count)}
 
     # --- gates -------------------------------------------------------------------------------------------------
     phases: dict[str, Trajectory] = {}
@@ -185,14 +187,12 @@ def harden(
     if anneals:
         work = soft.with_gate("soft", beta=own_beta)  # without ε: hard gates have none
         phases["annealing"] = _train(
-            work, rows, common, epochs=epochs, beta=sharpening((own_beta, max(beta, own_beta))), label="annealing gates"
+            "annealing gates", work, rows, common, epochs=epochs, beta=sharpening((own_beta, max(beta, own_beta)))
         )
     elif method in ("recipe", "straight_through"):
         work = soft.with_gate("straight_through", beta=own_beta)
         recalibrate(work, rows.x, batch)
-        phases["straight-through"] = _train(
-            work, rows, common, epochs=epochs, label="straight-through", **watched(epochs)
-        )
+        phases["straight-through"] = _train("straight-through", work, rows, common, epochs=epochs, **watched(epochs))
     hard = work.with_gate("hard").eval()
     candidates = {"direct switch": soft.with_gate("hard")}
 
@@ -206,7 +206,7 @@ def harden(
             least_squares(hard, rows.x, rows.y, validation=held_pair, progress=progress)
         else:
             phases["values alone"] = _train(
-                hard, rows, common, epochs=count, trained="values", label="values", **watched(count)
+                "values", hard, rows, common, epochs=count, trained="values", **watched(count)
             )
             recalibrate(hard, rows.x, batch)
         candidates["fitted values"] = hard
@@ -238,9 +238,11 @@ def _checked(net: nn.Module) -> GatedNetwork:
     return copy.deepcopy(net).eval()
 
 
-def _train(net: GatedNetwork, rows: Data, common: dict[str, Any], **options: Any) -> Trajectory:
-    if common.get("checkpoint") is not None:  # a folder for each phase
-        options["checkpoint"] = Path(common["checkpoint"]) / options["label"].replace(" ", "-")
+def _train(label: str, net: GatedNetwork, rows: Data, common: dict[str, Any], **options: Any) -> Trajectory:
+    if (saved := as_option(Checkpoints, common.get("checkpoints"))) is not None:  # a folder for each phase
+        options["checkpoints"] = replace(saved, folder=Path(saved.folder) / label.replace(" ", "-"))
+    if common["progress"] is True:
+        options["progress"] = label
     trajectory = train(net, (rows.x, rows.y), **(common | options))
     assert isinstance(trajectory, Trajectory)
     return trajectory
@@ -286,7 +288,7 @@ def _report(
         margin=1 / beta,
         near=near_boundary(soft, rows.x, 1 / beta),
         near_after=near_boundary(hard, rows.x, 1 / beta),
-        bound=cell_bound(hard, rows.x, rows.y, loss),
+        bound=cell_bound(hard, rows.x, rows.y, loss=loss),
         seconds=time.perf_counter() - start,
         validation=validation,
         validation_agreement=validation_agreement,

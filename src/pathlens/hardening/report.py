@@ -184,7 +184,7 @@ def cells_of(net: GatedNetwork, x: Tensor) -> tuple[Tensor, int]:
     return torch.tensor(found, device=x.device), len(numbers)
 
 
-def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, loss: str = "mse") -> CellBound:
+def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, *, loss: str = "mse") -> CellBound:
     """The smallest loss on these rows that values can reach on the cells of the network's hard gates.
 
     A network whose values read ones is constant on each cell: the best constant is the mean of y there, or for labels

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pathlens.hardening.report import outputs_of
 from pathlens.models import GatedNetwork
-from pathlens.training import Geometric, Runs, train
+from pathlens.training import Execution, Geometric, Keep, Runs, Stopping, train
 
 NOISY_LABELS = 0.05 + 1e-9  # labels count as noisy where a soft network is wrong on a larger share of the rows
 NOISY_TARGETS = 0.25  # targets count as noisy where an annealed network leaves a larger share of their variance
@@ -60,22 +60,37 @@ def starts_sharp(method: str, labels: bool) -> bool:
 
 
 def train_phase(
-    networks: Any, data: tuple[Tensor, Tensor], *, epochs: int, weights: np.ndarray | None = None, **options: Any
+    networks: Any,
+    data: tuple[Tensor, Tensor],
+    label: str,
+    *,
+    epochs: int,
+    weights: np.ndarray | None = None,
+    progress: bool = True,
+    **options: Any,
 ) -> Runs:
     """Train several networks on pairs (x, y), with a learning rate that falls along a cosine.
 
-    Weights that are all equal are left out.
+    Weights that are all equal are left out. The label is that of the progress bar.
     """
     w = None if weights is None or np.ptp(weights) == 0 else torch.tensor(weights)
-    options = {"compile": worth_compiling(epochs, len(data[0]), options.get("batch_size")), **options}
-    runs = train(networks, data, epochs=epochs, weights=w, schedule="cosine", evaluate="running", **options)
+    options = {"execution": execution_for(epochs, len(data[0]), options.get("batch_size")), **options}
+    runs = train(
+        networks,
+        (*data, w),
+        epochs=epochs,
+        scheduler="cosine",
+        keep=Keep(evaluate="running"),
+        progress=label if progress else False,
+        **options,
+    )
     assert isinstance(runs, Runs)
     return runs
 
 
-def worth_compiling(epochs: int, n: int, batch_size: int | None) -> bool:
-    """Whether a phase has enough steps to pay for compiling one."""
-    return epochs * -(-n // (batch_size or n)) >= _WORTH_COMPILING
+def execution_for(epochs: int, n: int, batch_size: int | None) -> Execution:
+    """Compiles a step if a phase on n rows has enough steps to pay for it."""
+    return Execution(compile=epochs * -(-n // (batch_size or n)) >= _WORTH_COMPILING)
 
 
 def mean_prediction(networks: Sequence[nn.Module], x: Tensor, labels: bool) -> Tensor:
@@ -129,17 +144,17 @@ def train_hard(
     labels = not y.dtype.is_floating_point
     loss = F.cross_entropy if labels else F.mse_loss
     share = np.full(len(x), 1 / len(x)) if weights is None else weights / weights.sum()
-    stopping = {} if validation is None else {"validation": validation, "patience": patience}
+    stopping = {} if validation is None else {"validation": validation, "stopping": Stopping(patience)}
     start = {"epochs": epochs, "lr": lr, "seeds": seeds, **stopping}
     phases: list[Runs] = []
 
-    def phase(networks: Any, targets: Tensor, **how: Any) -> Runs:
-        phases.append(train_phase(networks, (x, targets), weights=weights, loss=loss, **options, **how))
+    def phase(label: str, networks: Any, targets: Tensor, **how: Any) -> Runs:
+        phases.append(train_phase(networks, (x, targets), label, weights=weights, loss=loss, **options, **how))
         return phases[-1]
 
     def first_phase(sharp: bool) -> Runs:
         label = "gates and values" if sharp else "soft gates and values"
-        return phase(net, y, beta=sharpening(beta) if sharp else None, label=label, **start)
+        return phase(label, net, y, beta=sharpening(beta) if sharp else None, **start)
 
     def loss_of(network: nn.Module) -> float:
         rows = loss(outputs_of(network.eval(), x, _ROWS), y, reduction="none")
@@ -161,10 +176,10 @@ def train_hard(
     if method == "follow":  # without early stopping: on the way from soft to hard gates the last epoch counts
         targets = mean_prediction(first.networks, x, labels)
         half = {"epochs": max(1, epochs // 2), "lr": lr / 2, "seed": seeds[0]}
-        phase(first.networks, targets, beta=sharpening(beta), label="hardening", **half)
+        phase("hardening", first.networks, targets, beta=sharpening(beta), **half)
     hard = [n.with_gate("hard") for n in phases[-1].networks if isinstance(n, GatedNetwork)]
     tenth = {"epochs": max(1, epochs // 10), "lr": lr / 2, "seed": seeds[0], **stopping}
-    final = phase(hard, targets, trained="values", label="values on hard gates", **tenth)
+    final = phase("values on hard gates", hard, targets, trained="values", **tenth)
     losses = [loss_of(network) for network in final.networks]
     best = int(np.argmin(losses if validation is None else [min(t.history["validation"]) for t in final]))
     networks = [n for n in final.networks if isinstance(n, GatedNetwork)]

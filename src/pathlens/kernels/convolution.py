@@ -1,48 +1,48 @@
 """Layers that act at many positions, and the tangent kernel in blocks of rows within a memory budget.
 
-A layer used at P positions has ∂f/∂W = Σ_p D_p A_pᵀ with patches A (P, I) and sensitivities D (P, m). Either that
-gradient is formed for each example (*explicit*), or the kernel is summed over pairs of positions (*pairwise*),
-whichever costs less. Which layers enter a kernel is `tangent`'s business.
+A layer used at P positions has ∂f/∂W = Σ_p D_p A_pᵀ with patches A (P, I) and sensitivities D (P, m). Either this
+gradient is computed for each example (*explicit*), or the kernel is summed over pairs of positions (*pairwise*),
+whichever costs less.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pathlens.budgets import human_bytes
-from pathlens.errors import BudgetError
-from pathlens.kernels.sources import Sides, Source, pieces, probe, tile_diagonal
-from pathlens.linops import CustomKernel
+from pathlens.budgets import require_budget
+from pathlens.kernels.parameters import ParameterGradients
+from pathlens.kernels.sources import Sides, Source, pieces, probe
+from pathlens.linops import KernelOperator
+from pathlens.linops.evaluate import paired_entries
+from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
 from pathlens.records import Layer, Record
 
 _WORTH_ALL_THREADS = 1e7  # multiplications in one product
-#: ∂f_output/∂(other parameters) of the examples x, (rows of x, Q)
-OtherGradients = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How one layer enters the kernel.
+    """How the kernel of one layer is computed.
 
     Attributes
     ----------
     layer : Layer
-    bias : bool
-        Whether its bias is differentiated too.
     positions : int
         P, over all calls.
     explicit : bool
-        Form per-example gradients (n, m·I); else sum over pairs of positions.
+        By per-example gradients (n, m·I); else by sums over pairs of positions.
     """
 
     layer: Layer
-    bias: bool
     positions: int
     explicit: bool
 
@@ -54,16 +54,11 @@ class LayerPlan:
     @property
     def gradient_sizes(self) -> list[int]:
         """Numbers in one example's gradient by the weight, and by the bias if there is one."""
-        return [self.layer.outputs * self.layer.inputs, *([self.layer.outputs] if self.bias else [])]
-
-    @property
-    def gradient_size(self) -> int:
-        """Both together."""
-        return sum(self.gradient_sizes)
+        return [self.layer.outputs * self.layer.inputs, *([self.layer.outputs] if self.layer.bias else [])]
 
     def row_values(self) -> int:
-        """Numbers that one row of a block holds."""
-        return self.gradient_size if self.explicit else self.patch_values
+        """Numbers per row of a block."""
+        return sum(self.gradient_sizes) if self.explicit else self.patch_values
 
     @property
     def patch_values(self) -> int:
@@ -71,15 +66,24 @@ class LayerPlan:
         return self.positions * (self.layer.inputs + self.layer.outputs)
 
 
-def plan_layer(layer: Layer, bias: bool, first: Record, n: int) -> LayerPlan:
-    """Choose by operations: explicit iff P > √(I·m(1 + P/n) / (I + m)).
+def plan_layer(layer: Layer, first: Record, n: int) -> LayerPlan:
+    """Choose the form with fewer operations: explicit iff P > √(I·m(1 + P/n) / (I + m)).
 
-    Pairwise costs 2n²P²(I + m), explicit 2nPIm + 2n²Im. One position is always a product of two Grams.
+    Pairwise costs 2n²P²(I + m), explicit 2nPIm + 2n²Im. The kernel of one position is always a product of two Grams.
     """
     positions = int(first.sensitivities(layer.name, 0).shape[1])
     i, m = layer.inputs, layer.outputs
     explicit = positions > 1 and positions > math.sqrt(i * m * (1 + positions / n) / (i + m))
-    return LayerPlan(layer, bias, positions, explicit)
+    return LayerPlan(layer, positions, explicit)
+
+
+def chosen_outputs(outputs: str | int, c: int) -> list[int]:
+    """The outputs whose gradients a kernel needs: all c, or one.
+
+    >>> chosen_outputs("trace", 3), chosen_outputs(1, 3)
+    ([0, 1, 2], [1])
+    """
+    return [outputs] if isinstance(outputs, int) else list(range(c))
 
 
 def write_gradients(rec: Record, plan: LayerPlan, outputs: Sequence[int], out: Sequence[Tensor]) -> None:
@@ -87,14 +91,14 @@ def write_gradients(rec: Record, plan: LayerPlan, outputs: Sequence[int], out: S
     name = plan.layer.name
     a, d = rec.inputs(name), _sensitivities(rec, plan.layer, outputs)
     n, c, positions, m = d.shape
-    across = d.transpose(2, 3).reshape(n, c * m, positions)  # no copy where a convolution was recorded
+    across = d.transpose(2, 3).reshape(n, c * m, positions)  # no copy if a convolution was recorded
     _multiply(across, a, out[0].view(n, c * m, -1))
-    if plan.bias:
+    if plan.layer.bias:
         torch.sum(across, 2, out=out[1].view(n, c * m))
 
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """A batch of matrix products; large ones one by one on a CPU, where `bmm` gives each a single thread."""
+    """A batch of matrix products; large ones one by one on a CPU, because `bmm` uses one thread for each."""
     if out.is_cuda or out[0].numel() * left.shape[2] < _WORTH_ALL_THREADS:
         torch.bmm(left, right, out=out)
         return
@@ -103,7 +107,7 @@ def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 
 def _sensitivities(rec: Record, layer: Layer, outputs: Sequence[int]) -> Tensor:
-    """(n, c, P, m), as they lie in the record if nothing has to be chosen or cut into groups of channels."""
+    """(n, c, P, m); no copy if all outputs are chosen and the layer has no groups of channels."""
     grouped = any(call is not None and call.groups > 1 for call in layer.calls)
     if layer.name in rec.sensitivity and not grouped and list(outputs) == list(range(rec.outputs)):
         return rec.sensitivity[layer.name]
@@ -115,112 +119,96 @@ def _sensitivities(rec: Record, layer: Layer, outputs: Sequence[int]) -> Tensor:
 
 @dataclass
 class _Block:
-    """Everything about some rows and one output: a matrix per explicit layer, (patches, sensitivities) per other."""
+    """Some rows and one output: a matrix per explicit layer; patches, sensitivities and bias for each other layer."""
 
     explicit: list[Tensor]
     pairs: list[tuple[Tensor, Tensor, bool]]
 
 
-class BlockTangent:
-    """Tangent kernel of chosen layers and parameters, computed block by block, outputs outermost.
+class BlockTangent(KernelOperator):
+    """Tangent kernel of chosen layers and parameters, computed block by block, with outputs in the outer loop.
 
     Parameters
     ----------
     sides : Sides
         Row sources with sensitivities.
     plans : sequence of LayerPlan
-    others : function or None
-        Gradients of parameters that are in no layer.
-    other_size : int
-        How many numbers these are.
+    others : ParameterGradients or None
+        Gradients of parameters outside layers.
     outputs : "trace", "full" or int
     budget : int
-        Bytes that may be allocated.
+        Bytes that may be allocated for blocks.
+    max_bytes : int, optional
+        Memory budget of the operator.
     """
+
+    scaled = False
+    _name = "ntk blocks"
 
     def __init__(
         self,
         sides: Sides,
         plans: Sequence[LayerPlan],
-        others: OtherGradients | None,
-        other_size: int,
+        others: ParameterGradients | None,
         outputs: str | int,
         budget: int,
+        *,
+        max_bytes: int | None = None,
     ) -> None:
         self.sides, self.plans, self.others, self.outputs = sides, tuple(plans), others, outputs
-        self.other_size = other_size
         first = probe(sides.rows)
         self.c = first.outputs
-        self.dtype, self.device = first.f.dtype, first.f.device
-        size = self.dtype.itemsize
+        self.dtype, self.device, self.symmetric, self.max_bytes = (
+            first.f.dtype,
+            first.f.device,
+            sides.symmetric,
+            max_bytes,
+        )
+        times = self.c if outputs == "full" else 1
+        self.shape = sides.rows.n * times, (sides.cols or sides.rows).n * times
+        size, other_size = self.dtype.itemsize, 0 if others is None else others.size
         row = size * (sum(p.row_values() for p in self.plans) + other_size)
         one = sides.rows.rows(0, 1, 0).nbytes
         most_patches = max((p.patch_values for p in self.plans), default=0)
-        # a row that is recorded takes its record, as much again for the backward pass, and one layer's patches
+        # recording a row takes its record, as much again for the backward pass, and the patches of one layer
         work = 4 * one + size * (2 * most_patches + 3 * other_size)
         pair = max((size * p.positions**2 * 2 for p in self.plans if not p.explicit), default=size)
-        least = 2 * row + work + pair
-        if least > budget:
-            raise BudgetError(
-                f"ntk: one row and one column need {human_bytes(least)}, the budget is {human_bytes(budget)}. "
-                "Raise max_bytes, or ask for one output or one layer."
-            )
-        self.pair_room = max(budget // 8, pair)
+        remedy = "Raise max_bytes, or ask for one output or one layer."
+        require_budget("ntk: one row and one column need", 2 * row + work + pair, budget, remedy)
+        self.pair_bytes = max(budget // 8, pair)
         self.most = max(int(budget // 4 // work), 1)
-        spare = budget - self.pair_room - self.most * work
+        spare = budget - self.pair_bytes - self.most * work
         # a block of rows and one of columns, and their product
         self.edge = max(int((math.sqrt(row * row + size * max(spare, 0)) - row) / size), 1)
         self._diagonal: Tensor | None = None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, m), times c each for the full kernel."""
-        n, m = self.sides.rows.n, (self.sides.cols or self.sides.rows).n
-        return (n * self.c, m * self.c) if self.outputs == "full" else (n, m)
-
-    def operator(self, name: str, max_bytes: int | None) -> CustomKernel:
-        """As a kernel operator."""
-        return CustomKernel(
-            self.shape,
-            self.tile,
-            self.diagonal,
-            dtype=self.dtype,
-            device=self.device,
-            symmetric=self.sides.symmetric,
-            name=name,
-            max_bytes=max_bytes,
-            scaled=False,
-        )
-
     # --- tiles -------------------------------------------------------------------------------------------------
 
-    def tile(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """K on rows and columns, (a, b)."""
+    @exact_precision()
+    def tile(self, rows: Any, cols: Any) -> Tensor:
+        """K on rows (a,) and columns (b,), given as int64 tensors."""
         out = torch.zeros(len(rows), len(cols), dtype=self.dtype, device=self.device)
-        jobs = list(self._jobs(rows, cols))
-        total = sum(-(-len(i) // self.edge) * -(-len(j) // self.edge) for _, _, _, i, _, j in jobs)
+        lefts, rights = self._by_output(rows), self._by_output(cols)
+        jobs = [(left, right) for left in lefts for right in rights if self.outputs == "full" or left[0] == right[0]]
+        total = sum(-(-len(i) // self.edge) * -(-len(j) // self.edge) for (_, _, i), (_, _, j) in jobs)
         with ProgressBar("ntk in blocks", total) as meter:
-            for k, k2, at_i, i, at_j, j in jobs:
-                self._add(out, k, k2, at_i, i, at_j, j, meter)
+            for left, right in jobs:
+                self._add(out, *left, *right, meter)
         return out
 
-    def _jobs(self, rows: Tensor, cols: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor, Tensor, Tensor]]:
-        """(output of rows, output of columns, places in the tile, examples) for both sides."""
-        if self.outputs == "full":
-            for k in (rows % self.c).unique().tolist():
-                at_i = (rows % self.c == k).nonzero()[:, 0]
-                for k2 in (cols % self.c).unique().tolist():
-                    at_j = (cols % self.c == k2).nonzero()[:, 0]
-                    yield k, k2, at_i, rows[at_i] // self.c, at_j, cols[at_j] // self.c
-            return
-        all_i, all_j = torch.arange(len(rows), device=self.device), torch.arange(len(cols), device=self.device)
-        for k in range(self.c) if self.outputs == "trace" else [int(self.outputs)]:
-            yield k, k, all_i, rows, all_j, cols
+    def _by_output(self, index: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """(output, positions in the index, examples) for every output that an index needs."""
+        everywhere = torch.arange(len(index), device=self.device)
+        if self.outputs != "full":
+            return [(k, everywhere, index) for k in chosen_outputs(self.outputs, self.c)]
+        places = [(k, everywhere[index % self.c == k]) for k in (index % self.c).unique().tolist()]
+        return [(k, at, index[at] // self.c) for k, at in places]
 
     def _add(
-        self, out: Tensor, k: int, k2: int, at_i: Tensor, i: Tensor, at_j: Tensor, j: Tensor, meter: ProgressBar
+        self, out: Tensor, k: int, at_i: Tensor, i: Tensor, k2: int, at_j: Tensor, j: Tensor, meter: ProgressBar
     ) -> None:
-        mirror = self.sides.symmetric and k == k2 and torch.equal(i, j)
+        """Add the kernel between output k of examples i and output k2 of examples j to `out[at_i, at_j]`."""
+        mirror = self.symmetric and k == k2 and torch.equal(i, j)
         other = self.sides.cols or self.sides.rows
         for a in range(0, len(i), self.edge):
             left = self._block(self.sides.rows, i[a : a + self.edge], k)
@@ -240,14 +228,11 @@ class BlockTangent:
         def empty(*shape: int) -> Tensor:
             return torch.empty(b, *shape, dtype=self.dtype, device=self.device)
 
-        # filled piece by piece: joining pieces would take the block twice
+        # filled piece by piece: concatenating pieces would need twice the memory
         explicit = [(p, [empty(1, size) for size in p.gradient_sizes]) for p in self.plans if p.explicit]
-        pairs = [
-            (p, empty(p.positions, p.layer.inputs), empty(p.positions, p.layer.outputs))
-            for p in self.plans
-            if not p.explicit
-        ]
-        rest = empty(self.other_size) if self.others is not None else None
+        pairwise = [p for p in self.plans if not p.explicit]
+        pairs = [(p, empty(p.positions, p.layer.inputs), empty(p.positions, p.layer.outputs)) for p in pairwise]
+        rest = [] if self.others is None else [empty(self.others.size)]
         at = 0
         for rec in pieces(source, index, self.most, output):
             here = slice(at, at + rec.n)
@@ -256,27 +241,21 @@ class BlockTangent:
             for p, a, d in pairs:
                 a[here] = rec.inputs(p.layer.name)
                 d[here] = rec.sensitivities(p.layer.name, 0)
-            if rest is not None and self.others is not None:
-                rest[here] = self.others(rec.x, rec.kept[0] if rec.kept else output)
+            if self.others is not None:
+                rest[0][here] = self.others(rec.x, rec.kept[0] if rec.kept else output)
             at += rec.n
-        matrices = [matrix[:, 0] for _, out in explicit for matrix in out] + ([rest] if rest is not None else [])
-        return _Block(matrices, [(a, d, p.bias) for p, a, d in pairs])
+        matrices = [matrix[:, 0] for _, out in explicit for matrix in out]
+        return _Block(matrices + rest, [(a, d, p.layer.bias) for p, a, d in pairs])
 
     def _product(self, left: _Block, right: _Block) -> Tensor:
-        total: Tensor | None = None
-        for x, y in zip(left.explicit, right.explicit):
-            part = x @ y.T
-            total = part if total is None else total.add_(part)
-        for (a, d, bias), (a2, d2, _) in zip(left.pairs, right.pairs):
-            part = self._pairwise(a, d, a2, d2, bias)
-            total = part if total is None else total.add_(part)
-        assert total is not None
-        return total
+        explicit = (x @ y.T for x, y in zip(left.explicit, right.explicit))
+        pairwise = (self._pairwise(a, d, *other[:2], bias) for (a, d, bias), other in zip(left.pairs, right.pairs))
+        return reduce(Tensor.add_, chain(explicit, pairwise))
 
     def _pairwise(self, a: Tensor, d: Tensor, a2: Tensor, d2: Tensor, bias: bool) -> Tensor:
-        """Σ_pq (A_p·A′_q + 1_bias)(D_p·D′_q), rows a few at a time."""
+        """Σ_pq (A_p·A′_q + 1_bias)(D_p·D′_q), a few rows at a time."""
         n, positions, m = len(a), a.shape[1], len(a2)
-        step = max(int(self.pair_room // (2 * self.dtype.itemsize * m * positions**2)), 1)
+        step = max(int(self.pair_bytes // (2 * self.dtype.itemsize * m * positions**2)), 1)
         out = torch.empty(n, m, dtype=self.dtype, device=self.device)
         for lo in range(0, n, step):
             inner = a[lo : lo + step].flatten(0, 1) @ a2.flatten(0, 1).T
@@ -288,34 +267,28 @@ class BlockTangent:
 
     # --- diagonal ----------------------------------------------------------------------------------------------
 
+    @exact_precision()
     def diagonal(self) -> Tensor:
-        """K_ii; kept after the first call."""
+        """K_ii, (n,); computed once."""
         if self._diagonal is None:
-            if not self.sides.symmetric:
-                self._diagonal = tile_diagonal(self.tile, self.shape[0], self.device)
-                return self._diagonal
-            examples = self.sides.rows.n
-            by_output = []
-            wanted = range(self.c) if self.outputs in ("trace", "full") else [int(self.outputs)]
-            with ProgressBar("diagonal of the ntk", len(wanted) * -(-examples // self.edge)) as meter:
-                for k in wanted:
-                    parts = []
-                    for lo in range(0, examples, self.edge):
-                        index = torch.arange(lo, min(lo + self.edge, examples), device=self.device)
-                        parts.append(self._squares(self._block(self.sides.rows, index, k)))
-                        meter.advance()
-                    by_output.append(torch.cat(parts))
-            stacked = torch.stack(by_output, dim=1)  # (n, outputs)
-            self._diagonal = stacked.flatten() if self.outputs == "full" else stacked.sum(1)
+            index = torch.arange(self._square("diagonal"), device=self.device)
+            self._diagonal = self._squares() if self.symmetric else paired_entries(self, index, index)
         return self._diagonal
 
-    def _squares(self, block: _Block) -> Tensor:
-        total: Tensor | None = None
-        for x in block.explicit:
-            part = x.square().sum(1)
-            total = part if total is None else total + part
-        for a, d, bias in block.pairs:
-            part = ((a @ a.transpose(1, 2) + float(bias)) * (d @ d.transpose(1, 2))).sum((1, 2))
-            total = part if total is None else total + part
-        assert total is not None
-        return total
+    def _squares(self) -> Tensor:
+        """The diagonal of a symmetric kernel: squared norms of gradients."""
+        outputs, blocks = chosen_outputs(self.outputs, self.c), range(0, self.sides.rows.n, self.edge)
+        squares = torch.empty(self.sides.rows.n, len(outputs), dtype=self.dtype, device=self.device)
+        with ProgressBar("diagonal of the ntk", len(outputs) * len(blocks)) as meter:
+            for at, k in enumerate(outputs):
+                for lo in blocks:
+                    rows = slice(lo, min(lo + self.edge, self.sides.rows.n))
+                    block = self._block(self.sides.rows, torch.arange(rows.start, rows.stop, device=self.device), k)
+                    explicit = (x.square().sum(1) for x in block.explicit)
+                    pairwise = (
+                        ((a @ a.transpose(1, 2) + float(bias)) * (d @ d.transpose(1, 2))).sum((1, 2))
+                        for a, d, bias in block.pairs
+                    )
+                    squares[rows, at] = reduce(Tensor.add_, chain(explicit, pairwise))
+                    meter.advance()
+        return squares.flatten() if self.outputs == "full" else squares.sum(1)

@@ -1,14 +1,14 @@
-"""Fields: what a tensor of a value network with fixed gates is made of, and the kernels between them.
+"""Fields of a value network with fixed gates, and the kernels between them.
 
-Every tensor is a sum of fields, one per weight layer, each masked by the gates it has passed since. Here is what masks,
-maps of positions and convolution windows do to the kernel between position p of one example and q of another. How a
-network is wired is `wiring`'s business.
+Every tensor of the network is a sum of fields, one per weight layer, each multiplied by the gates after that layer. The
+kernel between position p of one example and q of another follows the masks, maps of positions and convolutions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from pathlens.records import Convolution
 
-_GATHER = 16  # with more entries in a row of a spatial map, a matrix product is faster than gathering
+_GATHER = 16  # with more entries per row of a spatial map, a matrix product is faster than gathering
 
 
 # --- spatial maps ----------------------------------------------------------------------------------------------
 
 
 class SpatialMap:
-    """A fixed linear map between positions, equal for all channels: pooling, padding, slicing; P → P′."""
+    """A fixed linear map from P to P′ positions, equal for all channels: pooling, padding, slicing."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix  # (P′, P)
@@ -33,27 +33,25 @@ class SpatialMap:
         self.selects = most <= 1
         width = max(most, 1)
         self.weight, self.index = matrix.abs().topk(width, dim=1)
-        self.weight = matrix.gather(1, self.index)  # the sign is lost by abs
+        self.weight = matrix.gather(1, self.index)  # with signs
         self.dense = width > _GATHER
 
     def along(self, t: Tensor, axis: int) -> Tensor:
         """Apply to one axis of positions, −1 or −2."""
         if self.dense:
             return t @ self.matrix.T if axis == -1 else self.matrix @ t
-        parts = None
-        for k in range(self.index.shape[1]):
-            weight = self.weight[:, k]
-            part = t.index_select(axis, self.index[:, k]) * (weight if axis == -1 else weight[:, None])
-            parts = part if parts is None else parts.add_(part)
-        assert parts is not None
-        return parts
+        terms = (
+            t.index_select(axis, index) * (weight if axis == -1 else weight[:, None])
+            for index, weight in zip(self.index.T, self.weight.T)
+        )
+        return reduce(Tensor.add_, terms)
 
     def along_diagonal(self, t: Tensor, count: bool) -> Tensor:
-        """Apply to the diagonal p = q: squared weights, or, where paths are counted, one for each connection."""
+        """Apply to the diagonal p = q: squared weights, or 1 for each connection if paths are counted."""
         return t @ ((self.matrix != 0).to(t.dtype) if count else self.matrix.square()).T
 
     def mask(self, m: Tensor) -> Tensor:
-        """A mask after this map, where it selects; weights, zero ones too, stay with the map."""
+        """A mask after this map, if it selects positions; the weights of the map are not applied."""
         return m[..., self.index[:, 0]]
 
 
@@ -62,7 +60,7 @@ class SpatialMap:
 
 @dataclass(frozen=True)
 class Mask:
-    """Gates (or inputs) that multiply a field: (a, C, P) for rows, (b, C, P) for columns."""
+    """Gates (or inputs) that multiply a field: (a, C, P) of rows, (b, C, P) of columns."""
 
     left: Tensor
     right: Tensor
@@ -70,23 +68,23 @@ class Mask:
 
 @dataclass(frozen=True)
 class Term:
-    """One field inside a tensor of the network.
+    """One field of a tensor of the network.
 
     Attributes
     ----------
     key : tuple of str
-        The weight layer that made it and the batch-norm scales passed since; fields of other keys share no path.
+        The weight layer of the field and the batch-norms after it; fields with different keys share no path.
     channels : (C,)
-        Which channel of that layer stands in each channel now, and which scales it met: fields of other numbers share
-        no path. −1 where the field is absent.
+        For each channel, a number of the channel of that layer and of the batch-norms; channels with different numbers
+        share no path. −1 if the field is absent in a channel.
     positions : int
-        How many there were when the field was made.
+        Positions of the output of that layer.
     stages : tuple of Mask or SpatialMap
-        What happened to it since, first to last.
+        Operations after that layer, first to last.
     kernel : Callable
-        Group of channels → kernel between positions, (a, b, P, P), or on their diagonal, (a, b, P); None is all ones.
+        Group of channels → kernel between positions, (a, b, P, P), or its diagonal, (a, b, P); None for ones.
     group : (C,), optional
-        Group of each channel in the layer that made it; None where all channels have one kernel, that of group 0.
+        Group of each channel in that layer; None if all channels have the same kernel, that of group 0.
     factor : float
         A fixed number times the field.
     """
@@ -100,7 +98,7 @@ class Term:
     factor: float = 1.0
 
     def masked(self, mask: Mask) -> Term:
-        """The field times a mask; a mask is moved past maps that only select, so that masks meet."""
+        """The field times a mask; masks are moved past maps that only select positions, and multiplied."""
         stages = self.stages
         if stages and isinstance(stages[-1], Mask):
             old = stages[-1]
@@ -113,13 +111,13 @@ class Term:
         return replace(self, stages=(*stages, mask))
 
     def weighed(self, name: str) -> Term:
-        """The field behind one weight per channel, those of batch-norm."""
+        """The field after a batch-norm, which has one weight per channel."""
         width = len(self.channels)
         own = self.channels * width + torch.arange(width, device=self.channels.device)
         return replace(self, key=(*self.key, name), channels=torch.where(self.channels >= 0, own, -1))
 
     def mapped(self, spatial: SpatialMap | None, channels: Tensor | None) -> Term:
-        """The field after a map of positions and channels; −1 in `channels` is a channel of zeros."""
+        """The field after a map of positions and channels; −1 in `channels` means a channel of zeros."""
         term = self
         if channels is not None:
             pick, present = channels.clamp(min=0), channels >= 0
@@ -133,30 +131,25 @@ class Term:
         return term if spatial is None else replace(term, stages=(*term.stages, spatial))
 
 
-def _side(stages: Sequence[Mask | SpatialMap], right: bool) -> list[Tensor | SpatialMap]:
-    return [(s.right if right else s.left) if isinstance(s, Mask) else s for s in stages]
-
-
 class Sums:
     """Σ over channels of the kernel between two terms, for one block of pairs."""
 
     def __init__(self, a: int, b: int, diagonal: bool, count: bool) -> None:
         self.a, self.b, self.diagonal, self.count = a, b, diagonal, count
 
-    def _expanded(self, kernel: Tensor | None, size: int, like: Tensor) -> Tensor:
-        if kernel is not None:
-            return kernel
-        return like.new_ones(()).expand(self.a, self.b, *(size,) * (1 if self.diagonal else 2))
-
-    def _apply(self, t: Tensor, stage: SpatialMap, right: bool) -> Tensor:
-        if self.diagonal:  # both sides at once, when the left side comes by
-            return t if right else stage.along_diagonal(t, self.count)
-        return stage.along(t, -1 if right else -2)
+    def _apply(self, t: Tensor, stages: Sequence[Any], right: bool) -> Tensor:
+        """Apply maps of one side; on the diagonal the maps of the left side apply to both."""
+        for stage in stages:
+            if not self.diagonal:
+                t = stage.along(t, -1 if right else -2)
+            elif not right:
+                t = stage.along_diagonal(t, self.count)
+        return t
 
     def pair(self, first: Term, second: Term, among: Tensor | None = None) -> Tensor | None:
         """Σ_c of the kernel of `first` at p and `second` at q: (a, b, P, P), or (a, b, P) on the diagonal.
 
-        `among` are the channels c to sum over, (C,), if not all. None if there the terms share no channel.
+        `among` (C,) are the channels c of the sum, by default all. None if the terms share none of these channels.
         """
         match = (first.channels == second.channels) & (first.channels >= 0)
         if among is not None:
@@ -170,36 +163,29 @@ class Sums:
         for g in group[match].unique().tolist():
             part = self._alike(first, second, first.kernel(g), match & (group == g))
             total = part if total is None else total.add_(part)
-            del part  # before the next one is made
+            del part  # before the next one is computed
         return total
 
     def _alike(self, first: Term, second: Term, kernel: Tensor | None, match: Tensor) -> Tensor:
-        """The same over channels that have one kernel before their masks."""
-        like = torch.zeros((), dtype=torch.float64, device=match.device)
-        sides = _side(first.stages, False), _side(second.stages, True)
-        masks = [[i for i, s in enumerate(side) if isinstance(s, Tensor)] for side in sides]
-        total = self._expanded(kernel, first.positions, like)
-        if max(len(m) for m in masks) > 1:
-            return self._by_channel(total, sides, match)
-        for right, side in enumerate(sides):
-            end = masks[right][0] if masks[right] else 0
-            for stage in side[:end]:
-                assert isinstance(stage, SpatialMap)
-                total = self._apply(total, stage, bool(right))
-        total = total * self._gram(sides, masks, match, like)
-        for right, side in enumerate(sides):
-            start = masks[right][0] + 1 if masks[right] else 0
-            for stage in side[start:]:
-                assert isinstance(stage, SpatialMap)
-                total = self._apply(total, stage, bool(right))
-        return total
+        """`pair` for channels that have the same kernel before their masks."""
+        lefts = [s.left if isinstance(s, Mask) else s for s in first.stages]
+        rights = [s.right if isinstance(s, Mask) else s for s in second.stages]
+        if kernel is None:
+            one = torch.ones((), dtype=torch.float64, device=match.device)
+            kernel = one.expand(self.a, self.b, *(first.positions,) * (1 if self.diagonal else 2))
+        left_at, right_at = ([i for i, s in enumerate(side) if isinstance(s, Tensor)] for side in (lefts, rights))
+        if max(len(left_at), len(right_at)) > 1:
+            return self._by_channel(kernel, (lefts, rights), match)
+        # at most one mask on each side: maps before it, the sum over channels, maps after it
+        i, j = left_at[0] if left_at else -1, right_at[0] if right_at else -1
+        total = self._apply(self._apply(kernel, lefts[: max(i, 0)], False), rights[: max(j, 0)], True)
+        total = total * self._gram(lefts[i] if left_at else None, rights[j] if right_at else None, match)
+        return self._apply(self._apply(total, lefts[i + 1 :], False), rights[j + 1 :], True)
 
-    def _gram(self, sides: Any, masks: list[list[int]], match: Tensor, like: Tensor) -> Tensor:
+    def _gram(self, left: Any, right: Any, match: Tensor) -> Tensor:
         """Σ_c of the product of both masks, over channels that match."""
-        left: Any = sides[0][masks[0][0]] if masks[0] else None
-        right: Any = sides[1][masks[1][0]] if masks[1] else None
         if left is None and right is None:
-            return match.sum().to(like.dtype)
+            return match.sum().double()
         if right is None:
             summed = left[:, match].sum(1)  # (a, P)
             return summed[:, None, :] if self.diagonal else summed[:, None, :, None]
@@ -212,14 +198,14 @@ class Sums:
             return torch.einsum("acp,bcq->abpq", left, right)
         if min(self.a, self.b) == 1:
             return (left * right).sum(1).reshape(self.a, self.b, -1)
-        # positions first: einsum leaves them last, where products of matrices are slow on a CPU
+        # positions first: einsum would have them last, which is slow on a CPU
         first, second = (side.permute(2, 0, 1).contiguous() for side in (left, right))  # (P, rows, C)
         return (first @ second.mT).permute(1, 2, 0)
 
     def _by_channel(self, kernel: Tensor, sides: Any, match: Tensor) -> Tensor:
-        """The same where a map that mixes positions stands between two masks: one channel after the other."""
-        total: Tensor | None = None
-        for c in match.nonzero()[:, 0].tolist():
+        """`_alike` if maps that mix positions are between two masks: one channel after the other."""
+
+        def one(c: int) -> Tensor:
             t = kernel
             if self.diagonal:
                 for left, right in zip(*sides):
@@ -227,16 +213,16 @@ class Sums:
                         t = left.along_diagonal(t, self.count)
                     else:
                         t = t * left[:, None, c] * right[None, :, c]
-            else:
-                for right, side in enumerate(sides):
-                    for stage in side:
-                        if isinstance(stage, SpatialMap):
-                            t = stage.along(t, -1 if right else -2)
-                        else:
-                            t = t * (stage[None, :, c, None, :] if right else stage[:, None, c, :, None])
-            total = t if total is None else total + t
-        assert total is not None
-        return total
+                return t
+            for right, side in enumerate(sides):
+                for stage in side:
+                    if isinstance(stage, SpatialMap):
+                        t = stage.along(t, -1 if right else -2)
+                    else:
+                        t = t * (stage[None, :, c, None, :] if right else stage[:, None, c, :, None])
+            return t
+
+        return reduce(torch.add, (one(c) for c in match.nonzero()[:, 0].tolist()))
 
 
 # --- convolutions ------------------------------------------------------------------------------------------------
@@ -247,11 +233,11 @@ def sum_windows(call: Convolution, t: Tensor, copies: int) -> Tensor:
     t = F.pad(t, [v for pair in reversed(call.padding * copies) for v in pair])
     sizes = t.shape[-len(call.kernel) :]
     out = [(n - d * (k - 1) - 1) // s + 1 for n, d, k, s in zip(sizes, call.dilation, call.kernel, call.stride)]
-    total: Tensor | None = None
-    for offset in product(*(range(k) for k in call.kernel)):
+
+    def window(offset: tuple[int, ...]) -> Tensor:
         cut = [slice(o * d, o * d + (n - 1) * s + 1, s) for o, d, n, s in zip(offset, call.dilation, out, call.stride)]
         index: Any = (..., *cut * copies)
-        part = t[index]
-        total = part.clone() if total is None else total.add_(part)
-    assert total is not None
-    return total
+        return t[index]
+
+    first, *offsets = product(*(range(k) for k in call.kernel))
+    return reduce(Tensor.add_, map(window, offsets), window(first).clone())

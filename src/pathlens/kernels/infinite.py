@@ -1,16 +1,16 @@
 """Kernels of infinitely wide ReLU networks: NTK, NNGP, the limit for random gates, and the convolutional NTK.
 
-Closed recursions over pairs of inputs, computed in float64 and handed out as lazy operators. Kernels of finite networks
-live in the other modules of this package.
+Recursions over pairs of inputs, computed in float64, as lazy operators.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -18,22 +18,22 @@ from torch import Tensor
 from pathlens.budgets import resolve_budget
 from pathlens.data.inputs import as_numbers
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, ShapeError, unknown_name
-from pathlens.kernels.sources import tile_diagonal
-from pathlens.linops import CustomKernel
+from pathlens.kernels.sources import fill_blocks
+from pathlens.linops import KernelOperator
+from pathlens.linops.evaluate import paired_entries
 from pathlens.models.tensors import require_dense
 from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
 
 LastLayer = Literal["he", "lecun"]
-Pool = Literal["gap", "flatten"]
-
-_LAST_LAYERS = ("he", "lecun")
-_POOLS = ("gap", "flatten")
-_STRIP = 1 << 17  # entries of a tile worked on together: their temporaries stay in the cache
-_SMALL = 0.25  # below this angle, the next one is taken from a series
-_NEARLY_PARALLEL = 0.99  # beyond this cosine, arccos would lose more than a digit of the angle
+Pooling = Literal["gap", "flatten"]
+_OfAngle: TypeAlias = Callable[[Tensor, int], Tensor]  # (angles, hidden layers) → entries between unit rows
+_Images: TypeAlias = tuple[Tensor, Tensor]  # images (n, C, H, W) and their powers (L, n, H, W)
+_STRIP = 1 << 17  # entries of a tile that are computed at once: their temporaries stay in the cache
+_SMALL = 0.25  # for angles below this, the next angle is computed by a series
+_NEARLY_PARALLEL = 0.99  # for cosines above this, arccos loses more than a digit of the angle
 _FIELDS = 8  # arrays of one value per pair and position that the convolutional recursion holds at once
-_SNAP = 32 * torch.finfo(torch.float64).eps  # cosines that rounding keeps from 1
+_SNAP = 32 * torch.finfo(torch.float64).eps  # rounding error of cosines that should be 1
 
 
 # --- inputs --------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def _inputs(X: Any, name: str, ndim: int, what: str) -> Tensor:
 
 
 def _pair(X: Any, Y: Any, ndim: int, what: str) -> tuple[Tensor, Tensor]:
-    """Both sides in float64; the same object where there is one side."""
+    """X and Y in float64; the same object twice if there is no Y."""
     x = _inputs(X, "X", ndim, what)
     if Y is None or Y is X:
         return x, x
@@ -75,9 +75,10 @@ def _count(value: Any, name: str, least: int, what: str) -> int:
     return int(value)
 
 
-def _choice(value: str, allowed: Sequence[str], name: str) -> str:
-    if value not in allowed:
-        raise unknown_name(name, value, allowed)
+def _choice(value: str, allowed: Any, name: str) -> str:
+    """The value, if it is one of a `Literal`."""
+    if value not in get_args(allowed):
+        raise unknown_name(name, value, get_args(allowed))
     return value
 
 
@@ -85,9 +86,9 @@ def _choice(value: str, allowed: Sequence[str], name: str) -> str:
 
 
 def _angles(x: Tensor, y: Tensor) -> Tensor:
-    """Angles between unit rows (a, d), (b, d): (a, b), accurate to a few units in the last place of the angle.
+    """Angles between unit rows (a, d), (b, d): (a, b), accurate to a few units in the last place.
 
-    arccos loses half of the digits near ±1, so nearly parallel rows are compared by their difference instead.
+    arccos loses half of the digits near ±1, so angles of nearly parallel rows are computed from their difference.
     """
     cosine = (x @ y.T).clamp_(-1.0, 1.0)
     theta = cosine.acos()
@@ -104,7 +105,7 @@ def _angles(x: Tensor, y: Tensor) -> Tensor:
 def _next_angle(theta: Tensor) -> Tensor:
     """Angle θ′ between the outputs of a ReLU layer, cos θ′ = κ₁(cos θ) = (sin θ + (π − θ) cos θ)/π, for small θ.
 
-    Written for sin²(θ′/2) = sin²(θ/2) − (sin θ − θ cos θ)/2π, which keeps all digits where cos θ′ is nearly 1.
+    Computed from sin²(θ′/2) = sin²(θ/2) − (sin θ − θ cos θ)/2π, which is accurate also for cos θ′ near 1.
     """
     square = theta * theta
     series = torch.zeros_like(theta)
@@ -150,71 +151,84 @@ def _random_gates(theta: Tensor, hidden_layers: int) -> Tensor:
     return out
 
 
-def _dot_product_kernel(
-    X: Any, Y: Any, of_angle: Callable[[Tensor], Tensor], name: str, max_bytes: int | None
-) -> CustomKernel:
-    """The kernel |x||y|·k(θ) of the rows of X and Y as an operator."""
-    x, y = _pair(X, Y, 2, name)
+class _InfiniteKernel(KernelOperator):
+    """A kernel between the rows of X and of Y, in float64."""
 
-    def split(rows: Tensor) -> tuple[Tensor, Tensor]:
-        # through the largest entry, so that squares of huge or tiny inputs stay within range
-        top = rows.abs().amax(1, keepdim=True)
-        top = torch.where(top > 0, top, 1.0)
-        norm = torch.linalg.vector_norm(rows / top, dim=1, keepdim=True)
-        return top[:, 0] * norm[:, 0], rows / top / torch.where(norm > 0, norm, 1.0)
+    dtype = torch.float64
 
-    norm_x, unit_x = split(x)
-    norm_y, unit_y = (norm_x, unit_x) if y is x else split(y)
+    def __init__(self, X: Any, Y: Any, ndim: int, name: str, max_bytes: int | None) -> None:
+        self.x, self.y = _pair(X, Y, ndim, name)
+        self.shape, self.device, self.symmetric = (len(self.x), len(self.y)), self.x.device, self.y is self.x
+        self._name, self.max_bytes = name, max_bytes
 
-    def tile(rows: Tensor, cols: Tensor) -> Tensor:
-        out = torch.empty(len(rows), len(cols), dtype=torch.float64, device=x.device)
-        right, scale = unit_y[cols], norm_y[cols]
-        mirror = y is x and torch.equal(rows, cols)
+    @cached_property
+    def _diagonal(self) -> Tensor:
+        index = torch.arange(self._square("diagonal"), device=self.device)
+        return self._own_entries() if self.symmetric else paired_entries(self, index, index)
+
+    @abstractmethod
+    def _own_entries(self) -> Tensor:
+        """K_ii of a symmetric kernel."""
+
+    @exact_precision()
+    def diagonal(self) -> Tensor:
+        """K_ii, (n,); computed once."""
+        return self._diagonal
+
+
+def _split_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(norms, unit rows); divides by the largest entry first, so that squares stay in range."""
+    top = rows.abs().amax(1, keepdim=True)
+    top = torch.where(top > 0, top, 1.0)
+    norm = torch.linalg.vector_norm(rows / top, dim=1, keepdim=True)
+    return top[:, 0] * norm[:, 0], rows / top / torch.where(norm > 0, norm, 1.0)
+
+
+class AngleKernel(_InfiniteKernel):
+    """The kernel |x||y|·k(θ) with the angle θ between x and y."""
+
+    tile_buffers = 2
+
+    def __init__(
+        self, X: Any, Y: Any, name: str, of_angle: _OfAngle, hidden_layers: int, max_bytes: int | None
+    ) -> None:
+        super().__init__(X, Y, 2, name, max_bytes)
+        self._layers, self._of_angle = _count(hidden_layers, "hidden_layers", 0, name), of_angle
+        self._left = _split_norms(self.x)
+        self._right = self._left if self.symmetric else _split_norms(self.y)
+
+    @exact_precision()
+    def tile(self, rows: Any, cols: Any) -> Tensor:
+        """K on rows (a,) and columns (b,), given as int64 tensors."""
+        out = torch.empty(len(rows), len(cols), dtype=torch.float64, device=self.device)
+        (norms, units), (scale, right) = self._left, (part[cols] for part in self._right)
+        mirror = self.symmetric and torch.equal(rows, cols)
         for lo in range(0, len(rows), step := max(_STRIP // len(cols), 1)):
             some, start = rows[lo : lo + step], lo if mirror else 0
-            values = of_angle(_angles(unit_x[some], right[start:]))
-            out[lo : lo + step, start:] = values.mul_(norm_x[some, None]).mul_(scale[start:])
+            values = self._of_angle(_angles(units[some], right[start:]), self._layers)
+            out[lo : lo + step, start:] = values.mul_(norms[some, None]).mul_(scale[start:])
             if mirror:
                 out[lo:, lo : lo + step] = values.T
         return out
 
-    def diagonal() -> Tensor:
-        if y is x:
-            return of_angle(torch.zeros_like(norm_x)) * norm_x * norm_x
-        return tile_diagonal(tile, len(x), x.device)
-
-    square = len(x) == len(y)
-    return CustomKernel(
-        (len(x), len(y)),
-        tile,
-        diagonal if square else None,
-        dtype=torch.float64,
-        device=x.device,
-        symmetric=y is x,
-        name=name,
-        tile_buffers=2,
-        max_bytes=max_bytes,
-    )
+    def _own_entries(self) -> Tensor:
+        norms = self._left[0]
+        return self._of_angle(torch.zeros_like(norms), self._layers) * norms * norms
 
 
 def relu_ntk(
-    X: Any,
-    Y: Any = None,
-    *,
-    hidden_layers: int = 5,
-    last_layer: LastLayer = "he",
-    max_bytes: int | None = None,
-) -> CustomKernel:
+    X: Any, Y: Any = None, *, hidden_layers: int = 5, last_layer: LastLayer = "he", max_bytes: int | None = None
+) -> KernelOperator:
     """NTK of an infinitely wide fully connected ReLU network without biases.
 
     With θ the angle between x and y, Σ⁽¹⁾ = K̃⁽¹⁾ = x·y and d = L + 1 weight layers:
     Σ̂⁽ˡ⁺¹⁾ = κ₀ = 1 − θ/π, Σ⁽ˡ⁺¹⁾ = |x||y|·κ₁, κ₁ = cos θ′ = (sin θ + (π − θ)·cos θ)/π, K̃⁽ˡ⁺¹⁾ = K̃⁽ˡ⁾·Σ̂⁽ˡ⁺¹⁾ + Σ⁽ˡ⁺¹⁾,
-    and θ′ takes the place of θ in the next layer.
+    and θ′ is the θ of the next layer.
 
     Parameters
     ----------
     X : (n, d)
-        Inputs; any real dtype, taken to float64.
+        Inputs of any real dtype; computed in float64.
     Y : (m, d), optional
         A second set of inputs: the result is the n × m kernel between both.
     hidden_layers : int
@@ -223,16 +237,16 @@ def relu_ntk(
         Variance of the output weights at width w. ``"he"``: 2/w as in every other layer, the first one included; the
         kernel is K̃⁽ᵈ⁾. ``"lecun"``: 1/w; the kernel is (K̃⁽ᵈ⁾ + Σ⁽ᵈ⁾)/2, as the NPK paper prints it.
     max_bytes : int, optional
-        Memory that tiles may take.
+        Memory budget for tiles.
 
     Returns
     -------
-    CustomKernel (n, n) or (n, m), float64, on the device of ``X``.
+    KernelOperator of shape (n, n) or (n, m), float64, on the device of ``X``.
 
     Notes
     -----
-    Exact to rounding, also for nearly parallel inputs, where arccos would lose eight digits. Costs n·m·(2d + 40L)
-    operations in strips that stay in the cache. NPK paper, appendix A, equation 2.
+    Exact up to rounding, also for nearly parallel inputs, where arccos would lose eight digits. Costs n·m·(2d + 40L)
+    operations. NPK paper, appendix A, equation 2.
 
     Examples
     --------
@@ -243,12 +257,11 @@ def relu_ntk(
             [ 0.3183,  2.0000,  0.9549],
             [ 6.0000,  0.9549, 18.0000]], dtype=torch.float64)
     """
-    layers = _count(hidden_layers, "hidden_layers", 0, "relu_ntk")
-    last = _choice(last_layer, _LAST_LAYERS, "last_layer")
-    return _dot_product_kernel(X, Y, lambda theta: _ntk(theta, layers, last), "relu_ntk", max_bytes)
+    last = _choice(last_layer, LastLayer, "last_layer")
+    return AngleKernel(X, Y, "relu_ntk", partial(_ntk, last_layer=last), hidden_layers, max_bytes)
 
 
-def relu_nngp(X: Any, Y: Any = None, *, hidden_layers: int = 5, max_bytes: int | None = None) -> CustomKernel:
+def relu_nngp(X: Any, Y: Any = None, *, hidden_layers: int = 5, max_bytes: int | None = None) -> KernelOperator:
     """Covariance Σ⁽ᵈ⁾ of an infinitely wide ReLU network: ⟨h, h′⟩ of its last hidden layer, d = L + 1.
 
     Σ⁽¹⁾ = x·y, Σ⁽ˡ⁺¹⁾ = |x||y|·κ₁(θ⁽ˡ⁾), for weights of variance 2/w in every layer. It is the covariance of the
@@ -261,21 +274,20 @@ def relu_nngp(X: Any, Y: Any = None, *, hidden_layers: int = 5, max_bytes: int |
 
     Returns
     -------
-    CustomKernel (n, n) or (n, m), float64. Exact; costs n·m·(2d + 40L).
+    KernelOperator of shape (n, n) or (n, m), float64. Exact; costs n·m·(2d + 40L).
 
     Examples
     --------
     >>> round(relu_nngp(torch.eye(2), hidden_layers=1)[0, 1], 12)  # 1/π
     0.318309886184
     """
-    layers = _count(hidden_layers, "hidden_layers", 0, "relu_nngp")
-    return _dot_product_kernel(X, Y, lambda theta: _nngp(theta, layers), "relu_nngp", max_bytes)
+    return AngleKernel(X, Y, "relu_nngp", _nngp, hidden_layers, max_bytes)
 
 
-def random_gate_limit(X: Any, Y: Any = None, *, hidden_layers: int = 5, max_bytes: int | None = None) -> CustomKernel:
+def random_gate_limit(X: Any, Y: Any = None, *, hidden_layers: int = 5, max_bytes: int | None = None) -> KernelOperator:
     """NTK of an infinitely wide network whose gates come from an independent random ReLU network (frozen gates, FRNPF).
 
-    d·Σ ∘ ∏_l Σ̂⁽ˡ⁾ with d = L + 1, Σ = x·y and Σ̂⁽ˡ⁺¹⁾ = 1 − θ⁽ˡ⁾/π the share of gates that both inputs open, times two:
+    d·Σ ∘ ∏_l Σ̂⁽ˡ⁾ with d = L + 1, Σ = x·y and Σ̂⁽ˡ⁺¹⁾ = 1 − θ⁽ˡ⁾/π, twice the share of gates open for both inputs:
     Theorem 5.1 of the NPK paper, d·σ^(2(d−1))·Σ∘Λ with σ² = 2/w, in the limit of infinite width. It has the diagonal of
     `relu_ntk` and differs from it elsewhere; with the gates of its own values (FRNPF-DI) the limit is `relu_ntk`.
 
@@ -286,7 +298,7 @@ def random_gate_limit(X: Any, Y: Any = None, *, hidden_layers: int = 5, max_byte
 
     Returns
     -------
-    CustomKernel (n, n) or (n, m), float64. Exact; costs n·m·(2d + 40L).
+    KernelOperator of shape (n, n) or (n, m), float64. Exact; costs n·m·(2d + 40L).
 
     Examples
     --------
@@ -295,8 +307,7 @@ def random_gate_limit(X: Any, Y: Any = None, *, hidden_layers: int = 5, max_byte
     tensor([[2.0000, 1.5000],
             [1.5000, 4.0000]], dtype=torch.float64)
     """
-    layers = _count(hidden_layers, "hidden_layers", 0, "random_gate_limit")
-    return _dot_product_kernel(X, Y, lambda theta: _random_gates(theta, layers), "random_gate_limit", max_bytes)
+    return AngleKernel(X, Y, "random_gate_limit", _random_gates, hidden_layers, max_bytes)
 
 
 # --- convolutional -------------------------------------------------------------------------------------------------
@@ -328,102 +339,146 @@ def _powers(images: Tensor, layers: int, k: int) -> Tensor:
     return torch.stack(out)
 
 
-class _ConvolutionalLimit:
-    """Recursion over pairs of images and pairs of positions (p, q).
+class ConvolutionalKernel(_InfiniteKernel):
+    """The convolutional NTK, by a recursion over pairs of images and pairs of positions (p, q).
 
-    Convolutions take (p, q) to (p + κ, q + κ), so that q − p never changes: every offset of rows is a recursion of its
-    own, on the rows where both p and q lie inside the image. Flattening needs p = q alone. Window sums stand for means
-    throughout: the powers of k are taken out at the end.
+    Convolutions map (p, q) to (p + κ, q + κ), so that q − p never changes: every offset of rows has a recursion of its
+    own, on the rows for which p and q are both inside the image. Flattening needs p = q only. Window sums are used
+    instead of means; the powers of k are divided out at the end.
     """
 
-    def __init__(self, layers: int, k: int, pool: str, dense_layers: int, last_layer: str) -> None:
-        self.layers, self.k, self.pool, self.dense_layers, self.last_layer = layers, k, pool, dense_layers, last_layer
+    tile_buffers = 4
 
-    def offsets(self, height: int, half: bool) -> range:
+    def __init__(
+        self, X: Any, Y: Any, layers: int, k: int, pool: str, dense_layers: int, last_layer: str, max_bytes: int | None
+    ) -> None:
+        super().__init__(X, Y, 4, "relu_cntk", max_bytes)
+        self._layers, self._k, self._dense_layers, self._last_layer = layers, k, dense_layers, last_layer
+        self._gap = pool == "gap"
+        self._left = self.x, _powers(self.x, layers, k)
+        self._right = self._left if self.symmetric else (self.y, _powers(self.y, layers, k))
+        self._height, self._width = self.x.shape[-2:]
+        # a block's fields: in the cache of a CPU, large enough to fill a GPU, and within half of the budget
+        budget = resolve_budget(max_bytes, self.device) // 2
+        entries = min(1 << (24 if self.x.is_cuda else 18), budget // (8 * _FIELDS))
+        positions = self._height * self._width * (self._width if self._gap else 1)
+        self._edge = max(math.isqrt(max(entries // positions, 1)), 1)
+
+    def _offsets(self, half: bool) -> range:
         """Offsets of rows between p and q; with ``half`` one of each pair ±r."""
-        if self.pool == "flatten":
+        if not self._gap:
             return range(1)
-        return range(height) if half else range(1 - height, height)
-
-    def positions(self, height: int, width: int) -> int:
-        """Numbers per pair of images that a field holds."""
-        return height * width * (width if self.pool == "gap" else 1)
+        return range(0 if half else 1 - self._height, self._height)
 
     def _fields(self, nngp: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """Σ over positions of (T_L, T_L + Σ̂_L∘Θ_L), from T_0 and ρ_l(p), ρ_l(q), each with L in front."""
-        gap = self.pool == "gap"
-        axes: tuple[tuple[int, ...], ...] = ((-3,), (-2, -1)) if gap else ((-2,), (-1,))
-        # Equal patches at different places differ from cosine 1 by rounding, of which arccos takes the root.
+        axes: tuple[tuple[int, ...], ...] = ((-3,), (-2, -1)) if self._gap else ((-2,), (-1,))
+        # Cosines of equal patches at different places differ from 1 by rounding, which arccos would amplify.
         inverse_u, inverse_v = (torch.where(t > 0, 1.0 / t, 0.0) for t in (u, v))
         inverse_u *= 1.0 + _SNAP
         one = nngp.new_ones(())
         tangent = nngp
-        for at in range(self.layers):
-            covariance = _window_sum(nngp, self.k, axes)
-            theta = covariance if tangent is nngp else _window_sum(tangent, self.k, axes)
+        for at in range(self._layers):
+            covariance = _window_sum(nngp, self._k, axes)
+            theta = covariance if tangent is nngp else _window_sum(tangent, self._k, axes)
             cosine = (covariance * inverse_u[at]).mul_(inverse_v[at]).clamp_(-1.0, 1.0)
             gates = torch.sub(one, cosine.acos(), alpha=1 / math.pi)
             nngp = torch.addcmul(one, cosine, cosine, value=-1.0).sqrt_().div_(math.pi).addcmul_(cosine, gates)
             nngp.mul_(u[at]).mul_(v[at])
             tangent = torch.addcmul(nngp, theta, gates)
-        over = (-3, -2, -1) if gap else (-2, -1)
+        over = (-3, -2, -1) if self._gap else (-2, -1)
         return torch.stack([nngp.sum(over), tangent.sum(over)])
 
-    def block(
-        self, x: Tensor, y: Tensor, px: Tensor, py: Tensor, *, same: bool, paired: bool, done: Callable[[], None]
-    ) -> tuple[Tensor, Tensor]:
-        """Pooled (T_L, T_L + Σ̂_L∘Θ_L) of images x (a, C, H, W) and y (b, C, H, W): (a, b), or (a,) where paired."""
-        height, width = x.shape[-2:]
+    def _pooled(self, left: _Images, right: _Images, *, same: bool, paired: bool, done: Callable[[], None]) -> Tensor:
+        """Pooled (T_L, T_L + Σ̂_L∘Θ_L) of images x (a, C, H, W) and y (b, C, H, W): (2, a, b), or (2, a) if paired."""
+        (x, px), (y, py) = left, right
         total = x.new_zeros(2, len(x)) if paired else x.new_zeros(2, len(x), len(y))
-        gap = self.pool == "gap"
-        columns = ("u", "v") if gap else ("u", "u")
+        columns = ("u", "v") if self._gap else ("u", "u")
         pairs = ("a", "a", "a") if paired else ("a", "b", "ab")
-        sums = f"{pairs[0]}ch{columns[0]},{pairs[1]}ch{columns[1]}->{pairs[2]}h{'uv' if gap else 'u'}"
-        for by in self.offsets(height, same or paired):
-            # p and p + r both inside: some rows of the left image and some of the right image
-            left, right = slice(max(-by, 0), height - max(by, 0)), slice(max(by, 0), height - max(-by, 0))
-            u, v = px[..., left, :], py[..., right, :]
-            if gap:
+        sums = f"{pairs[0]}ch{columns[0]},{pairs[1]}ch{columns[1]}->{pairs[2]}h{'uv' if self._gap else 'u'}"
+        for by in self._offsets(same or paired):
+            # rows of the left and of the right image for which p and p + r are both inside
+            above, below = slice(max(-by, 0), self._height - max(by, 0)), slice(max(by, 0), self._height - max(-by, 0))
+            u, v = px[..., above, :], py[..., below, :]
+            if self._gap:
                 u, v = u[..., None], v[..., None, :]
             if not paired:
                 u, v = u[:, :, None], v[:, None]
-            part = self._fields(torch.einsum(sums, x[..., left, :], y[..., right, :]), u, v)
+            part = self._fields(torch.einsum(sums, x[..., above, :], y[..., below, :]), u, v)
             total += part
             if by and (same or paired):  # F_{−r}(s, t) = F_r(t, s)
                 total += part if paired else part.mT
             done()
-        positions = height * width
-        total /= float(self.k) ** (2 * self.layers) * (positions**2 if gap else positions)
-        return total[0], total[1]
+        positions = self._height * self._width
+        total /= float(self._k) ** (2 * self._layers) * (positions**2 if self._gap else positions)
+        return total
 
-    def head(self, nngp: Tensor, ntk: Tensor, scale: Tensor) -> Tensor:
+    def _head(self, pooled: Tensor, scale: Tensor) -> Tensor:
         """Dense layers after pooling and the output layer; ``scale`` is √(Σ_ss Σ_tt) of the pooled features."""
-        if self.dense_layers:
+        nngp, ntk = pooled
+        if self._dense_layers:
             cosine = nngp / scale.clamp(min=1e-300)
             theta = cosine.mul_(1.0 + _SNAP).clamp_(-1.0, 1.0).acos()
-            for gates, cosine in _layers(theta, self.dense_layers):
+            for gates, cosine in _layers(theta, self._dense_layers):
                 nngp = scale * cosine
                 ntk = torch.addcmul(nngp, ntk, gates)
-        return ntk if self.last_layer == "he" else 0.5 * (ntk + nngp)
+        return ntk if self._last_layer == "he" else 0.5 * (ntk + nngp)
+
+    def _pooled_with_itself(self, side: _Images) -> Tensor:
+        """Pooled kernels of every image with itself, (2, n)."""
+        images, powers = side
+        blocks = torch.arange(len(images), device=self.device).split(self._edge**2)
+        parts = []
+        with ProgressBar(f"{self.name}: diagonal", len(self._offsets(True)) * len(blocks)) as meter:
+            for some in blocks:
+                own = images[some], powers[:, some]
+                parts.append(self._pooled(own, own, same=False, paired=True, done=meter.advance))
+        return torch.cat(parts, dim=1)
+
+    @cached_property
+    def _scales(self) -> list[Tensor]:
+        """√Σ_ss of the pooled features of both sides; only dense layers need it."""
+        left = self._pooled_with_itself(self._left)[0].sqrt()
+        return [left, left if self.symmetric else self._pooled_with_itself(self._right)[0].sqrt()]
+
+    @exact_precision()
+    def tile(self, rows: Any, cols: Any) -> Tensor:
+        """K on rows (a,) and columns (b,), given as int64 tensors."""
+        edge, out = self._edge, torch.empty(2, len(rows), len(cols), dtype=torch.float64, device=self.device)
+        mirror = self.symmetric and torch.equal(rows, cols)
+        strips = -(-len(rows) // edge)
+        blocks = strips * (strips + 1) // 2 if mirror else strips * -(-len(cols) // edge)
+
+        def images(side: _Images, index: Tensor, start: int) -> _Images:
+            some = index[start : start + edge]
+            return side[0][some], side[1][:, some]
+
+        with ProgressBar(self.name, blocks * len(self._offsets(False))) as meter:
+
+            def product(left: _Images, right: _Images, same: bool) -> Tensor:
+                return self._pooled(left, right, same=same, paired=False, done=partial(meter.advance, 1 + same))
+
+            left, right = partial(images, self._left, rows), partial(images, self._right, cols)
+            fill_blocks(out, edge, mirror, left, right, product)
+        scale = self._scales[0][rows, None] * self._scales[1][cols] if self._dense_layers else out[0]
+        return self._head(out, scale)
+
+    def _own_entries(self) -> Tensor:
+        pooled = self._pooled_with_itself(self._left)
+        return self._head(pooled, pooled[0])
 
 
-def _chunks(index: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
-    for lo in range(0, len(index), size):
-        yield lo, index[lo : lo + size]
-
-
-@exact_precision()
 def relu_cntk(
     X: Any,
     Y: Any = None,
     *,
     hidden_layers: int = 4,
-    pool: Pool = "gap",
+    pool: Pooling = "gap",
     dense_layers: int = 0,
     kernel_size: int = 3,
     last_layer: LastLayer = "he",
     max_bytes: int | None = None,
-) -> CustomKernel:
+) -> KernelOperator:
     """NTK of an infinitely wide convolutional ReLU network (CNTK): stride 1, 'same' zero padding, no biases.
 
     T₀(p, q) = Σ_c x_c(p)·y_c(q); for l = 1 … L, with k² = ``kernel_size``² and the sum over window offsets κ,
@@ -436,7 +491,7 @@ def relu_cntk(
     Parameters
     ----------
     X : (n, channels, H, W)
-        Images; any real dtype, taken to float64.
+        Images of any real dtype; computed in float64.
     Y : (m, channels, H, W), optional
         A second set of images.
     hidden_layers : int
@@ -450,20 +505,19 @@ def relu_cntk(
     last_layer : {"he", "lecun"}
         As in `relu_ntk`: output weights of variance 2/w, as all others, or 1/w.
     max_bytes : int, optional
-        Memory that tiles and the recursion's fields may take.
+        Memory budget for tiles and for the fields of the recursion.
 
     Returns
     -------
-    CustomKernel (n, n) or (n, m), float64, on the device of ``X``.
+    KernelOperator of shape (n, n) or (n, m), float64, on the device of ``X``.
 
     Notes
     -----
     It is the limit of q = conv(W, h)/k with W ~ N(0, 2/w), and of f = a·mean_p h(p) or f = a·h/√P for the output: the
-    factors 1/k and 1/√P multiply the layer, not the weights' variance, as in Arora et al. (2019).
-    Exact, except that patches are called parallel where their cosine is 1 to 14 digits (an error of at most 5e-8 of an
-    entry, and none where they are equal). With P = H·W, costs about 40·n·m·L·P operations for ``"flatten"`` and
-    40·n·m·L·P² for ``"gap"``, half of it where symmetric; memory is P, or P·W, per pair of a block, never P². A
-    progress bar shows after two seconds.
+    factors 1/k and 1/√P multiply the layer, not the variance of the weights, as in Arora et al. (2019).
+    Exact, except that patches count as parallel if their cosine is 1 to 14 digits (an error of at most 5e-8 of an
+    entry, and none if they are equal). With P = H·W, costs about 40·n·m·L·P operations for ``"flatten"`` and
+    40·n·m·L·P² for ``"gap"``, half of that if symmetric. Memory is P, or P·W, per pair of a block, never P².
 
     Examples
     --------
@@ -479,70 +533,5 @@ def relu_cntk(
     k = _count(kernel_size, "kernel_size", 1, what)
     if k % 2 == 0:
         raise OptionError(f"{what}: kernel_size must be odd, got {k}: 'same' padding has no centre otherwise.")
-    last, pool_name = _choice(last_layer, _LAST_LAYERS, "last_layer"), _choice(pool, _POOLS, "pool")
-    x, y = _pair(X, Y, 4, what)
-    limit = _ConvolutionalLimit(layers, k, pool_name, dense_layers, last)
-    px = _powers(x, layers, k)
-    py = px if y is x else _powers(y, layers, k)
-    # a block's fields: in the cache on a CPU, large enough to fill a GPU, and within half of the budget
-    budget = resolve_budget(max_bytes, x.device) // 2
-    entries = min(1 << (24 if x.is_cuda else 18), budget // (8 * _FIELDS))
-    edge = max(math.isqrt(max(entries // limit.positions(x.shape[-2], x.shape[-1]), 1)), 1)
-    found: dict[str, Tensor] = {}
-
-    def self_pairs(images: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
-        index, parts = torch.arange(len(images), device=x.device), []
-        count = len(limit.offsets(x.shape[-2], True)) * -(-len(images) // edge**2)
-        with ProgressBar(f"{what}: diagonal", count) as meter:
-            for _, some in _chunks(index, edge**2):
-                one, its = images[some], powers[:, some]
-                parts.append(limit.block(one, one, its, its, same=False, paired=True, done=meter.advance))
-        nngp, ntk = (torch.cat(column) for column in zip(*parts))
-        return nngp, ntk
-
-    def spread(side: str) -> Tensor:
-        """√Σ_ss of the pooled features; only dense layers ask for it."""
-        if side not in found:
-            found[side] = (self_pairs(x, px) if side == "x" else self_pairs(y, py))[0].sqrt()
-        return found[side]
-
-    def tile(rows: Tensor, cols: Tensor) -> Tensor:
-        out = torch.empty(2, len(rows), len(cols), dtype=torch.float64, device=x.device)
-        mirror = y is x and torch.equal(rows, cols)
-        strips = -(-len(rows) // edge)
-        blocks = strips * (strips + 1) // 2 if mirror else strips * -(-len(cols) // edge)
-        with ProgressBar(what, blocks * len(limit.offsets(x.shape[-2], False))) as meter:
-            for i, some in _chunks(rows, edge):
-                for j, other in _chunks(cols, edge):
-                    if mirror and j < i:
-                        continue
-                    same = mirror and i == j
-                    done = partial(meter.advance, 2 if same else 1)
-                    images, powers = (x[some], y[other]), (px[:, some], py[:, other])
-                    pair = torch.stack(limit.block(*images, *powers, same=same, paired=False, done=done))
-                    out[:, i : i + edge, j : j + edge] = pair
-                    if mirror and not same:
-                        out[:, j : j + edge, i : i + edge] = pair.mT
-        scale = spread("x")[rows, None] * spread("x" if y is x else "y")[cols] if dense_layers else out[0]
-        return limit.head(out[0], out[1], scale)
-
-    def diagonal() -> Tensor:
-        if "diagonal" not in found:
-            if y is x:
-                nngp, ntk = self_pairs(x, px)
-                found["diagonal"] = limit.head(nngp, ntk, nngp)
-            else:
-                found["diagonal"] = tile_diagonal(tile, len(x), x.device)
-        return found["diagonal"]
-
-    return CustomKernel(
-        (len(x), len(y)),
-        tile,
-        diagonal if len(x) == len(y) else None,
-        dtype=torch.float64,
-        device=x.device,
-        symmetric=y is x,
-        name=what,
-        tile_buffers=4,
-        max_bytes=max_bytes,
-    )
+    last, pooling = _choice(last_layer, LastLayer, "last_layer"), _choice(pool, Pooling, "pool")
+    return ConvolutionalKernel(X, Y, layers, k, pooling, dense_layers, last, max_bytes)

@@ -1,7 +1,6 @@
 """The linear model on tangent features: f_lin(θ) = f(θ₀) + J(θ − θ₀), trained by Jacobian products.
 
-No kernel and no Jacobian is formed, so that it scales to data sets whose kernel would not fit anywhere. Kernel
-regression, for those whose kernel does, is in `regression`.
+Neither the kernel nor the Jacobian is formed, so that data sets may be larger than kernel regression allows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.data.inputs import as_numbers
-from pathlens.errors import NotFiniteError, OptionError, RecordError, ShapeError, SolverError
+from pathlens.errors import OptionError, RecordError, ShapeError, SolverError
+from pathlens.kernels.measures import as_targets
 from pathlens.kernels.parameters import differentiable
 from pathlens.kernels.regression import one_hot
 from pathlens.precision import exact_precision
@@ -30,7 +30,7 @@ _POWER_STEPS = 20
 
 @dataclass(frozen=True)
 class LinearFit:
-    """How the least-squares problem was solved.
+    """Result of the least-squares problem.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class LinearFit:
     converged : bool
         Whether the gradient fell below the tolerance.
     history : tuple of float
-        The residual after every iteration, the first at the start.
+        The residual before the first and after every iteration.
     """
 
     residual: float
@@ -53,16 +53,16 @@ class LinearFit:
 
 
 class LinearisedModel:
-    """A network linearised in its parameters around its present ones.
+    """A network linearised in its parameters around their present values.
 
     Parameters
     ----------
     net : nn.Module
-        Any module in eval mode; copied, so that it may be trained on.
+        Any module in eval mode; copied, so that training it later has no effect.
     batch_size : int
-        Rows that one Jacobian product takes at a time.
+        Rows of one Jacobian product.
     frozen : bool
-        Linearise also in parameters that are not trained.
+        Linearise also in parameters with ``requires_grad=False``.
 
     Attributes
     ----------
@@ -71,8 +71,8 @@ class LinearisedModel:
 
     Notes
     -----
-    One product with J is a forward pass with tangents, one with Jᵀ a forward and a backward pass: about three forward
-    passes of the data per iteration for either. Memory is one batch's activations and a few copies of the parameters.
+    A product with J is a forward pass with tangents, a product with Jᵀ a forward and a backward pass; each costs about
+    three forward passes. Memory is the activations of one batch and a few copies of the parameters.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class LinearisedModel:
         self.batch_size = batch_size
         start = {k: p.detach() for k, p in self._net.named_parameters() if frozen or p.requires_grad}
         if not start:
-            raise RecordError("LinearisedModel: no parameter is trained. Pass frozen=True for those that are not.")
+            raise RecordError("LinearisedModel: no parameter is trainable. Pass frozen=True to include frozen ones.")
         self._start = start
         self._rest = {k: p.detach() for k, p in self._net.named_parameters() if k not in start}
         self.delta = {k: torch.zeros_like(v) for k, v in start.items()}
@@ -110,7 +110,7 @@ class LinearisedModel:
     def _rows(self, X: Any) -> Tensor:
         x = as_rows(X, like=self._net)
         few = x if len(x) < 3 else x[[0, len(x) // 2, -1]]
-        recorded(self._net, few, sensitivities=False)  # refuses train mode, odd outputs, and networks that mix rows
+        recorded(self._net, few, sensitivities=False)  # raises in train mode and for networks that mix rows
         return x
 
     def _batches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -179,10 +179,10 @@ class LinearisedModel:
         ridge : float
             Absolute. It equals the ridge added to the full tangent kernel.
         method : {"cg", "gd"}
-            Conjugate gradients on the normal equations, which reach the solution nearest to θ₀ in few products; or
+            Conjugate gradients on the normal equations, which find the solution nearest to θ₀ in few products; or
             gradient descent, whose iterates are those of training the linearised network.
         steps : int
-            Most iterations.
+            Maximal number of iterations.
         tol : float
             Stop when the gradient has fallen by this factor.
         step_size : float, optional
@@ -195,7 +195,7 @@ class LinearisedModel:
         if method not in ("cg", "gd"):
             raise OptionError(f"LinearisedModel.fit: method must be 'cg' or 'gd', got {method!r}.")
         if step_size is not None and method == "cg":
-            raise OptionError(f"LinearisedModel.fit: step_size belongs to gradient descent, got method={method!r}.")
+            raise OptionError(f"LinearisedModel.fit: step_size is for method='gd', got method={method!r}.")
         if not 0 <= ridge < math.inf or steps < 1:
             raise OptionError(
                 f"LinearisedModel.fit: ridge={ridge}, steps={steps}: expected a finite ridge ≥ 0 and steps ≥ 1."
@@ -205,7 +205,7 @@ class LinearisedModel:
         start, _ = self._push(x, self.delta)
         residual = self._targets(y, start) - start
         if method == "gd" and step_size is None:
-            # the estimate is from below; 2/λ_max is where descent turns unstable, so a tenth is ample
+            # a tenth more than the estimate, which is a lower bound; descent is stable up to 2/λ_max
             step_size = 1 / (self.largest_eigenvalue(x) * 1.1 + float(ridge))
         return self._minimise(x, residual, float(ridge), steps, tol, step_size)
 
@@ -213,15 +213,12 @@ class LinearisedModel:
         y = as_numbers(y)
         if not y.dtype.is_floating_point:
             y = one_hot(y, classes=f.shape[1], dtype=f.dtype)
-        y = y.to(f)
-        y = y[:, None] if y.ndim == 1 else y
+        y = as_targets(y, len(f), "LinearisedModel.fit", f.device, f.dtype)
         if y.shape != f.shape:
             raise ShapeError(
                 f"LinearisedModel.fit: y has shape {tuple(y.shape)}, the network's outputs {tuple(f.shape)}. "
                 "Give one column per output, or integer labels."
             )
-        if not bool(torch.isfinite(y).all()):
-            raise NotFiniteError("LinearisedModel.fit: y contains NaN or infinity. Remove or impute such rows.")
         return y
 
     def _gradient(self, x: Tensor, residual: Tensor, ridge: float) -> dict[str, Tensor]:
@@ -260,14 +257,14 @@ class LinearisedModel:
                 else:
                     raise SolverError(
                         f"LinearisedModel.fit: gradient descent diverges with step_size={step_size:.3g} (the gradient "
-                        f"grew by {(square / first) ** 0.5:.1e} in {done} steps). Take a smaller one, or leave it out."
+                        f"grew by {(square / first) ** 0.5:.1e} in {done} steps). Use a smaller one, or the default."
                     )
                 meter.advance()
         relative = (square / first) ** 0.5 if first else 0.0
         return LinearFit(history[-1], relative, done, relative <= tol, tuple(history))
 
     def largest_eigenvalue(self, X: Any) -> float:
-        """λ_max of JᵀJ on the rows of X, that of the full tangent kernel, by 20 power iterations (from below)."""
+        """A lower bound of λ_max of JᵀJ on the rows of X, that of the full tangent kernel, by 20 power iterations."""
         x = self._rows(X)
         generator = torch.Generator().manual_seed(0)
         v = {k: torch.randn(p.shape, generator=generator).to(p) for k, p in self._start.items()}

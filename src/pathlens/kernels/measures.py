@@ -1,7 +1,6 @@
 """Measures of a kernel: ν, spectra, effective ranks, alignments, drift, class blocks, norms.
 
-Everything takes an operator or a plain matrix, sums in float64, and goes tile by tile where the whole spectrum is not
-needed. Nothing here knows of networks or of where a kernel came from.
+Each takes an operator or a matrix and sums in float64, tile by tile unless the whole spectrum is needed.
 """
 
 from __future__ import annotations
@@ -15,25 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathlens.budgets import human_bytes, resolve_budget
+from pathlens.budgets import require_budget, resolve_budget
 from pathlens.data.inputs import as_numbers
-from pathlens.errors import (
-    BudgetError,
-    LabelError,
-    NotFiniteError,
-    OptionError,
-    ScaleError,
-    ShapeError,
-    SolverError,
-    unknown_name,
-)
+from pathlens.errors import LabelError, NotFiniteError, OptionError, ScaleError, ShapeError, SolverError, unknown_name
 from pathlens.linops import CustomKernel, KernelOperator
 
 Kernel = KernelOperator | Tensor | np.ndarray
 RankKind = Literal["entropy", "trace", "participation"]
 SpectrumScale = Literal["none", "largest", "trace"]
 
-_ROUNDING = 1e-13  # share of ‖K‖_F² that centring a constant kernel may leave, in float32
+_ROUNDING = 1e-13  # share of ‖K‖_F² that remains by rounding when a constant kernel is centred in float32
 
 
 # --- operators and matrices ----------------------------------------------------------------------------------------
@@ -42,9 +32,9 @@ _ROUNDING = 1e-13  # share of ‖K‖_F² that centring a constant kernel may le
 def as_operator(
     kernel: Kernel, what: str, name: str = "K", *, dtype: torch.dtype | None = torch.float64
 ) -> KernelOperator:
-    """The kernel itself, or a matrix as an operator; a matrix is symmetric where it equals its transpose.
+    """An operator unchanged, or a matrix as an operator, which is symmetric if it equals its transpose.
 
-    A matrix takes the given dtype, or keeps its own if that is None.
+    A matrix is converted to `dtype`, or keeps its own with None.
     """
     if isinstance(kernel, KernelOperator):
         return kernel
@@ -56,7 +46,7 @@ def as_operator(
     n, m = matrix.shape
     symmetric = False
     if n == m:
-        # Matrices that come from products of their own are symmetric to rounding only.
+        # computed matrices may be symmetric up to rounding only
         size = float(matrix.abs().max())
         symmetric = bool((matrix - matrix.T).abs().max() <= 1e-6 * size)
         if symmetric:
@@ -78,62 +68,64 @@ def _symmetric(kernel: Kernel, what: str, name: str = "K") -> KernelOperator:
     if not operator.symmetric:
         n, m = operator.shape
         raise SolverError(
-            f"{what}: {name} is {n} × {m} and not symmetric. Give the kernel of one set of rows with itself."
+            f"{what}: {name} is {n} × {m} and not symmetric. Give the kernel of one set of inputs with itself."
         )
     return operator
 
 
 def _computed_in(kernel: Kernel) -> torch.dtype:
-    """What the entries of a kernel are rounded to: a matrix is worked on in float64, whatever it was computed in."""
+    """The dtype that the entries of a kernel were computed in; matrices are converted to float64 later."""
     dtype = kernel.dtype if isinstance(kernel, KernelOperator) else as_numbers(kernel).dtype
     return dtype if dtype.is_floating_point else torch.float64
 
 
 def _dense(operator: KernelOperator, copies: int, what: str) -> Tensor:
-    """The matrix in float64, where ``copies`` of it fit the budget."""
+    """The matrix in float64; raises unless ``copies`` of it fit the budget."""
     n, m = operator.shape
     budget = resolve_budget(operator.max_bytes, operator.device)
-    if (need := copies * n * m * 8) > budget:
-        raise BudgetError(
-            f"{what}: a {n} × {m} kernel needs {human_bytes(need)}, the budget is {human_bytes(budget)}. "
-            "Take fewer rows with K[rows, rows], or raise max_bytes with K.with_options."
-        )
+    remedy = "Take fewer rows with K[rows, rows], or raise max_bytes with K.with_options."
+    require_budget(f"{what}: a {n} × {m} kernel needs", copies * n * m * 8, budget, remedy)
     return operator.dense().to(torch.float64)
 
 
 def _unit_scale(operator: KernelOperator) -> KernelOperator:
-    """The kernel with mean diagonal 1, for measures that do not depend on scale; path counts overflow without."""
+    """A symmetric kernel scaled to mean diagonal 1, for measures that do not depend on scale; avoids overflow."""
     if not operator.symmetric:
         return operator
     try:
         return operator.normalised("n")
-    except ScaleError:  # a trace of zero or less: the numbers are what they are
+    except ScaleError:  # the trace is not positive
         return operator
 
 
-def _targets(y: Any, n: int, operator: KernelOperator, what: str) -> Tensor:
-    """Targets as (n, c) in float64 on the kernel's device."""
-    given = as_numbers(y)
-    t = given.to(operator.device, torch.float64)
+def as_targets(y: Any, n: int, what: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Targets as an (n, c) tensor of the dtype on the device."""
+    t = as_numbers(y).to(device, dtype)
     if t.ndim not in (1, 2) or t.shape[0] != n or t.numel() == 0:
         raise ShapeError(
-            f"{what}: y has shape {tuple(t.shape)}, expected ({n},) or ({n}, c) as the kernel has {n} rows. "
+            f"{what}: y has shape {tuple(t.shape)}, expected ({n},) or ({n}, c). "
             "For classes give one column per class: kernels.one_hot(labels)."
         )
+    if not bool(torch.isfinite(t).all()):
+        raise NotFiniteError(f"{what}: y of shape {tuple(t.shape)} contains NaN or infinity. Remove such rows.")
+    return t.reshape(n, -1)
+
+
+def _targets(y: Any, n: int, operator: KernelOperator, what: str) -> Tensor:
+    """`as_targets` in float64 on the kernel's device; refuses class labels."""
+    targets, given = as_targets(y, n, what, operator.device, torch.float64), as_numbers(y)
     if given.ndim == 1 and not given.dtype.is_floating_point and (count := len(given.unique())) > 2:
         raise LabelError(
             f"{what}: y holds {count} different integers ({given.dtype}), which as numbers would put class 2 "
             "between 1 and 3. For classes give one column per class: kernels.one_hot(y); for numbers y.float()."
         )
-    if not bool(torch.isfinite(t).all()):
-        raise NotFiniteError(f"{what}: y of shape {tuple(t.shape)} contains NaN or infinity.")
-    return t.reshape(n, -1)
+    return targets
 
 
 def _tiles(operator: KernelOperator) -> Iterator[tuple[slice, slice, Tensor, bool]]:
-    """Tiles in float64, the upper triangle alone where symmetric; the flag marks tiles that stand for two."""
+    """Tiles in float64; of a symmetric kernel only the upper triangle. The flag marks tiles to count twice."""
     upper = operator.symmetric
-    # float64 copies of a tile, and what is computed from them, stay within the budget too
+    # a quarter: float64 copies of a tile, and results computed from them, must fit the budget too
     budget = max(resolve_budget(operator.max_bytes, operator.device) // 4, 1)
     for rows, cols, tile in operator.tiles(upper=upper, max_bytes=budget):
         yield rows, cols, tile.to(torch.float64), upper and rows != cols
@@ -151,9 +143,9 @@ class Nu:
     raw
         yᵀ(K + ρI)⁻¹y, summed over the columns of y.
     normalised
-        tr K times that: yᵀ((K + ρI)/tr K)⁻¹y, which no longer depends on the size of K.
+        tr K times that: yᵀ((K + ρI)/tr K)⁻¹y, which does not depend on the scale of K.
     ridge
-        ρ, the number that was added to the diagonal; 0 where none was asked for.
+        ρ, the number that was added to the diagonal.
     residual
         ‖(K + ρI)a − y‖/‖y‖ of the solution a.
     """
@@ -177,7 +169,7 @@ def nu(K: Kernel, y: Any, *, ridge: float = 0.0) -> Nu:
     y : (n,) or (n, c)
         Targets; for more than two classes one column per class, ``one_hot(labels)``.
     ridge : float
-        In units of the mean diagonal: ρ = ridge·tr K/n is added to the diagonal. Nothing is added unasked.
+        In units of the mean diagonal: ρ = ridge·tr K/n is added to the diagonal. Nothing is added by default.
 
     Returns
     -------
@@ -186,16 +178,16 @@ def nu(K: Kernel, y: Any, *, ridge: float = 0.0) -> Nu:
 
     Notes
     -----
-    Exact: Cholesky in float64, n³/3 operations and 3n² numbers; beyond the budget conjugate gradients. A kernel that is
-    not positive definite to the precision it was computed in raises `SolverError`. NPK paper, section 6 (ν_t); DGN
-    paper, Figures 6 and 8.
+    Exact: Cholesky in float64, n³/3 operations and 3n² numbers; conjugate gradients if these do not fit the budget.
+    Raises a `SolverError` if the kernel is not positive definite to the precision it was computed in. NPK paper,
+    section 6 (ν_t); DGN paper, Figures 6 and 8.
 
     Examples
     --------
     >>> y = torch.tensor([1.0, -1.0, 1.0, -1.0])
     >>> nu(torch.eye(4), y)
     Nu(raw=4.0, normalised=16.0, ridge=0.0, residual=0.0)
-    >>> nu(torch.eye(4) + torch.outer(y, y), y).normalised  # a kernel that knows the labels
+    >>> nu(torch.eye(4) + torch.outer(y, y), y).normalised  # aligned with the labels
     6.4
     """
     operator = _symmetric(K, "nu")
@@ -204,7 +196,7 @@ def nu(K: Kernel, y: Any, *, ridge: float = 0.0) -> Nu:
         raise OptionError(f"nu: ridge must be a finite number ≥ 0, got {ridge!r}.")
     targets = _targets(y, n, operator, "nu")
     try:
-        unit = operator.normalised("n")  # mean diagonal 1, whatever the size of the numbers
+        unit = operator.normalised("n")
     except ScaleError as error:
         raise SolverError(f"nu: the kernel (n = {n}) has no positive trace, so it is not positive definite.") from error
     trace, exponent = operator._scaled_trace()
@@ -225,7 +217,7 @@ def nu(K: Kernel, y: Any, *, ridge: float = 0.0) -> Nu:
 
 
 def _times_power(value: float, exponent: int) -> float:
-    """value · 2^exponent for value ≥ 0; infinity where it does not fit."""
+    """value · 2^exponent for value ≥ 0; infinity on overflow."""
     try:
         return math.ldexp(value, exponent)
     except OverflowError:
@@ -237,7 +229,7 @@ def _nu_cholesky(unit: KernelOperator, computed_in: torch.dtype, y: Tensor, ridg
     matrix = unit.dense().to(torch.float64)
     matrix.diagonal().add_(ridge)
     factor, info = torch.linalg.cholesky_ex(matrix)
-    # A pivot below the rounding of the entries is not known to be positive.
+    # a pivot smaller than the rounding error of the entries may be zero or negative
     floor = math.sqrt(n) * torch.finfo(computed_in).eps * float(matrix.diagonal().max())
     pivot = float(factor.diagonal().square().min()) if int(info) == 0 else -math.inf
     if pivot <= floor:
@@ -258,8 +250,8 @@ def _nu_cholesky(unit: KernelOperator, computed_in: torch.dtype, y: Tensor, ridg
 def spectrum(K: Kernel) -> Tensor:
     """All eigenvalues of a symmetric kernel, ascending, (n,), float64.
 
-    Exact; costs about 4n³/3 operations and 3n² numbers, beyond the budget `BudgetError`. For the largest few of a large
-    kernel use ``K.eigsh(k)``.
+    Exact; costs about 4n³/3 operations and 3n² numbers, which must fit the budget. For the largest eigenvalues of a
+    large kernel use ``K.eigsh(k)``.
 
     Examples
     --------
@@ -297,7 +289,7 @@ def cumulative_spectrum(K: Kernel, *, scale: SpectrumScale = "none") -> Tensor:
         size = float(values[-1] if scale == "largest" else values.sum())
         if size <= 0:
             what = "largest eigenvalue" if scale == "largest" else "trace"
-            raise ScaleError(f"cumulative_spectrum: the {what} is {size:g}, only a positive one can be divided by.")
+            raise ScaleError(f"cumulative_spectrum: the {what} is {size:g}, expected a positive number.")
         values = values / size
     return values.cumsum(0)
 
@@ -327,7 +319,7 @@ def spectral_ecdf(K: Kernel, *, at: Any = None) -> tuple[Tensor, Tensor]:
 
 
 def effective_rank(K: Kernel, *, kind: RankKind = "entropy") -> float:
-    """How many eigendirections a positive semi-definite kernel really has, between 1 and n.
+    """Effective number of eigendirections of a positive semi-definite kernel, between 1 and n.
 
     Parameters
     ----------
@@ -340,8 +332,8 @@ def effective_rank(K: Kernel, *, kind: RankKind = "entropy") -> float:
 
     Notes
     -----
-    Exact. trace ≤ participation ≤ entropy ≤ rank. Eigenvalues that rounding made negative count as zero; one below
-    −n·ε of the trace raises `SolverError`.
+    Exact. trace ≤ participation ≤ entropy ≤ rank. Eigenvalues that are negative by rounding count as zero; one below
+    −n·ε of the trace raises a `SolverError`.
 
     Examples
     --------
@@ -375,7 +367,7 @@ def _norm(operator: KernelOperator) -> float:
 
 
 def _tile_norm(tile: Tensor, twice: bool) -> float:
-    """‖tile‖_F, times √2 where it stands for two; through its largest entry, since squares leave float64 early."""
+    """‖tile‖_F, times √2 if it counts twice; divides by the largest entry first, so that squares stay in range."""
     top = float(tile.abs().max())
     return top * math.sqrt((2 if twice else 1) * float((tile / top).square().sum())) if top else 0.0
 
@@ -402,7 +394,7 @@ class Norms:
     frobenius
         ‖K‖_F.
     trace_share
-        Its trace over the sum of the traces of all parts.
+        Its trace divided by the sum of the traces of all parts.
     """
 
     trace: float
@@ -440,11 +432,11 @@ def part_norms(parts: Mapping[str, Kernel]) -> dict[str, Norms]:
 # --- alignment and drift -------------------------------------------------------------------------------------------
 
 
-class _Sums:
-    """Σ K_ij² and the row sums of a symmetric kernel, gathered tile by tile: what centring needs.
+class _CentredSums:
+    """Σ K_ij² and the row sums of a symmetric kernel, accumulated tile by tile, from which ‖HKH‖_F follows.
 
-    HKH is the same for K_ij − u_i − u_j. With u half the diagonal, what all rows share is gone before anything is
-    squared; else the square of a large mean would be added and taken off again, with all its rounding.
+    HKH does not change if K_ij is replaced by K_ij − u_i − u_j. With u half the diagonal, a large common mean is
+    removed before entries are squared; otherwise it would cancel only later, with a large rounding error.
     """
 
     def __init__(self, operator: KernelOperator, device: torch.device, centred: bool) -> None:
@@ -454,7 +446,7 @@ class _Sums:
         self.shift = operator.diagonal().to(device, torch.float64) / 2 if centred else None
 
     def add(self, rows: slice, cols: slice, tile: Tensor, twice: bool) -> Tensor:
-        """Count a float64 tile, and its mirror image where it stands for two; returns it shifted."""
+        """Add a float64 tile, and its transpose if it counts twice; returns the shifted tile."""
         self.size += float(tile.square().sum()) * (2 if twice else 1)
         if self.shift is None:
             self.squares = self.size
@@ -467,7 +459,7 @@ class _Sums:
         return tile
 
     def norm_square(self) -> float:
-        """‖K‖_F², or ‖HKH‖_F² where centring was asked for."""
+        """‖K‖_F², or ‖HKH‖_F² if centred."""
         return self.squares if self.shift is None else _centred(self.squares, self.rows, self.rows)
 
 
@@ -478,12 +470,12 @@ def _centred(square: float, rows: Tensor, other: Tensor) -> float:
 
 
 def _cosine(inner: float, first: float, second: float, what: str, rounding: tuple[float, float]) -> float:
-    # centring a constant kernel leaves rounding only
+    # a constant kernel is zero up to rounding after centring
     for value, least in zip((first, second), rounding):
         if not value > least:
             raise ScaleError(
-                f"{what}: a kernel or labelling has norm zero (after centring, where asked), so that no angle to it is "
-                "defined. Constant labels or a constant kernel carry no direction: pass centred=False."
+                f"{what}: a kernel or labelling has norm zero (after centring, if centred), so that its angle is not "
+                "defined. For constant labels or a constant kernel pass centred=False."
             )
     return inner / math.sqrt(first * second)
 
@@ -498,11 +490,11 @@ def target_alignment(K: Kernel, y: Any, *, centred: bool = True) -> float:
     y : (n,) or (n, c)
         Targets; for more than two classes one column per class, ``one_hot(labels)``.
     centred : bool
-        Replace K by HKH and Y by HY with H = I − 11ᵀ/n, so that means do not count.
+        Replace K by HKH and Y by HY with H = I − 11ᵀ/n, which removes the means.
 
     Notes
     -----
-    Exact, one pass over the tiles, n²·(4 + 2c) operations beside the kernel's own.
+    Exact, one pass over the tiles, n²·(4 + 2c) operations in addition to those of the kernel.
 
     Examples
     --------
@@ -520,11 +512,11 @@ def target_alignment(K: Kernel, y: Any, *, centred: bool = True) -> float:
     raw = float((t.T @ t).square().sum())
     if centred:
         t = t - t.mean(0)
-    inner, sums = 0.0, _Sums(operator, operator.device, centred)
+    inner, sums = 0.0, _CentredSums(operator, operator.device, centred)
     for rows, cols, tile, twice in _tiles(operator):
         shifted = sums.add(rows, cols, tile, twice)
         inner += float((t[rows] * (shifted @ t[cols])).sum()) * (2 if twice else 1)
-    # targets are differences of numbers of 16 digits, and YYᵀ is squared: labels that vary little still vary
+    # centred targets are accurate to 16 digits of the targets, and ‖YYᵀ‖² has their fourth power
     rounding = _ROUNDING * sums.size, 1e-52 * raw
     return _cosine(inner, sums.norm_square(), float((t.T @ t).square().sum()), "target_alignment", rounding)
 
@@ -553,7 +545,7 @@ def kernel_alignment(K: Kernel, other: Kernel, *, centred: bool = True) -> float
     """
     left, right = (_unit_scale(_symmetric(k, "kernel_alignment", name)) for k, name in ((K, "K"), (other, "other")))
     _same_shape(left, right, "kernel_alignment")
-    inner, first, second = 0.0, *(_Sums(operator, left.device, centred) for operator in (left, right))
+    inner, first, second = 0.0, *(_CentredSums(operator, left.device, centred) for operator in (left, right))
     for rows, cols, a, b, twice in _together(left, right):
         both = first.add(rows, cols, a, twice) * second.add(rows, cols, b, twice)
         inner += float(both.sum()) * (2 if twice else 1)
@@ -572,7 +564,7 @@ def _same_shape(left: KernelOperator, right: KernelOperator, what: str) -> None:
 
 
 def _together(left: KernelOperator, right: KernelOperator) -> Iterator[tuple[slice, slice, Tensor, Tensor, bool]]:
-    """The same tiles of two kernels in float64, on the left one's device; the flag marks tiles that stand for two."""
+    """The same tiles of two kernels in float64, on the device of the left; the flag marks tiles to count twice."""
     fold = left.symmetric and right.symmetric
     budget = max(resolve_budget(left.max_bytes, left.device) // 8, 1)
     for rows, cols, tile in left.tiles(upper=fold, max_bytes=budget):
@@ -582,18 +574,18 @@ def _together(left: KernelOperator, right: KernelOperator) -> Iterator[tuple[sli
 
 
 def drift(K: Kernel, start: Kernel, *, normalise: bool = False) -> float:
-    """How far a kernel has moved, ‖K − K₀‖_F/‖K₀‖_F.
+    """Relative change of a kernel, ‖K − K₀‖_F/‖K₀‖_F.
 
     Parameters
     ----------
     K, start : (n, m)
         Kernels of the same rows and columns, operators or matrices; their dtypes may differ.
     normalise : bool
-        Divide both by their traces first: growth alone is then no drift (square kernels only).
+        Divide both by their traces first, so that a change of scale is no drift (square kernels only).
 
     Notes
     -----
-    Exact, tile by tile, one evaluation of each kernel. For the angle alone see `kernel_alignment`.
+    Exact, tile by tile, one evaluation of each kernel. `kernel_alignment` measures the angle only.
 
     Examples
     --------
@@ -608,7 +600,7 @@ def drift(K: Kernel, start: Kernel, *, normalise: bool = False) -> float:
     for _, _, a, b, twice in _together(left, right):
         moved, size = math.hypot(moved, _tile_norm(a - b, twice)), math.hypot(size, _tile_norm(b, twice))
     if size == 0:
-        raise ScaleError("drift: the kernel to start from is zero, so that no relative change is defined.")
+        raise ScaleError("drift: the kernel to start from is zero, so that the relative change is not defined.")
     return moved / size
 
 
@@ -642,15 +634,15 @@ def class_blocks(K: Kernel, labels: Any, *, column_labels: Any = None, trace: fl
     K : (n, m)
         Kernel, operator or matrix.
     labels : (n,) of integers 0 … c − 1
-        Class of every row; each class must occur. The diagonal of K counts, as in the paper.
+        Class of every row; each class must occur. The diagonal of K is included, as in the paper.
     column_labels : (m,), optional
-        Class of every column, where the columns are other inputs than the rows.
+        Class of every column, if the columns are not the same inputs as the rows.
     trace : float or None
-        Scale B to this trace; 100 as in Figures 13 to 16 of the half-space paper. None leaves the means as they are.
+        Scale B to this trace; 100 as in Figures 13 to 16 of the half-space paper. None does not scale.
 
     Notes
     -----
-    Exact, one pass over the tiles, 2c·n·m operations beside the kernel's own.
+    Exact, one pass over the tiles, 2c·n·m operations in addition to those of the kernel.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""The overlap kernel Λ and the neural path kernel: how much two inputs have in common, path by path.
+"""The overlap kernel Λ and the neural path kernel of gated networks.
 
-Fully connected networks are products of Gram matrices, built here; convolutional and residual ones, whose paths share
-weights between positions or skip layers, go through `recursion`.
+For fully connected networks they are products of Gram matrices, built here; for convolutional and residual networks
+they are computed by `recursion`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def overlap(
     include_inputs: bool = False,
     max_bytes: int | None = None,
 ) -> GramSum:
-    """Overlap kernel Λ: how many paths are active for both of two inputs.
+    """Overlap kernel Λ: the number of paths that are active for both inputs.
 
     Λ(s, t) = Σ_π ∏_l g_{π_l}(s) g_{π_l}(t) over paths π, sequences of connected hidden units. In a fully connected
     network this is ∏_l Σ_i g_{l,i}(s) g_{l,i}(t), one factor per gate site.
@@ -41,20 +41,20 @@ def overlap(
     Parameters
     ----------
     source : Record, RecordStream or nn.Module
-        A record of the rows, or the network itself together with ``X``. A record does not contain how layers are wired:
-        convolutional networks, and those with shortcuts, must be given as ``overlap(net, X)``, plain modules of that
-        kind as ``overlap(gated_twin(net, "relu", example=X[:2]), X)``, which is the same network.
+        A record of the rows, or the network together with ``X``. A record does not contain how layers are wired: give
+        convolutional networks and networks with shortcuts as ``overlap(net, X)``, and such plain modules as
+        ``overlap(gated_twin(net, "relu", example=X[:2]), X)``, which is the same network.
     X : (n, ...) or Record, optional
-        Inputs (recorded without a backward pass) or their record, where ``source`` is a network.
+        Inputs (recorded without a backward pass) or their record, if ``source`` is a network.
     Y : (m, ...), Record or RecordStream, optional
         A second set of inputs: the result is the n × m kernel between both.
     soft : bool
         Use the network's own (soft or leaky) gate values instead of the hard bits q > 0.
     include_inputs : bool
         Count the input node as part of a path, as the NPF papers do: d times as many in a fully connected network.
-        What is done to the input before the first layer is followed; a record does not contain it, and is refused then.
+        Operations on the input before the first layer are followed; a record does not contain them, and raises.
     max_bytes : int, optional
-        Memory that may be allocated beyond the factors.
+        Memory that may be allocated in addition to the factors.
 
     Returns
     -------
@@ -62,11 +62,11 @@ def overlap(
 
     Notes
     -----
-    Exact. Fully connected: n·m·Σ_l 2w_l operations, bits counted 32 at a time where numba is installed. Otherwise
-    n·m·Σ_l 2C_lP_l, with P positions and C channels, in float64, so that counts are exact up to 2⁵³. There, paths
-    through different positions are different paths, even where they use the same weights; a shortcut is a connection
-    like any other; biases start no path. Outputs that are reached by different paths (behind a gate or a convolution of
-    their own) count each with its own, and the kernel, like `npk`, is the mean over them.
+    Exact. Fully connected: n·m·Σ_l 2w_l operations; with numba 32 bits are counted at a time. Otherwise n·m·Σ_l 2C_lP_l
+    operations, with P positions and C channels, in float64, so that counts are exact up to 2⁵³. Paths through different
+    positions are different paths, even if they use the same weights; a shortcut is a connection like any other; biases
+    start no path. If outputs have different paths (after a gate or a convolution), the kernel, like `npk`, is the mean
+    over outputs.
     Half-space paper, section 3.2; NPF paper, Definition 2.2.
 
     Examples
@@ -84,7 +84,7 @@ def overlap(
     if wiring is not None and not (wiring.chain and (wiring.reads_input or not include_inputs)):
         return path_kernel(wiring, sides, "walks" if include_inputs else "paths", soft, "overlap", max_bytes)
     made = factors(sides, partial(_matrices, "overlap", soft=soft, inputs=False, wired=wiring is not None))
-    # bool factors do not determine the dtype: take the network's
+    # if all factors are bool, the kernel has the dtype of the network
     bits = all(left.dtype == torch.bool for left, _ in made.values())
     dtype = probe(sides.rows).f.dtype if bits else None
     terms = [[Factor(site, *pair) for site, pair in made.items()]]
@@ -94,19 +94,14 @@ def overlap(
 
 @exact_precision()
 def npk(
-    source: Source | nn.Module,
-    X: Any = None,
-    Y: Any = None,
-    *,
-    soft: bool = False,
-    max_bytes: int | None = None,
+    source: Source | nn.Module, X: Any = None, Y: Any = None, *, soft: bool = False, max_bytes: int | None = None
 ) -> GramSum:
     """Neural path kernel: inner products of path features, H(s, t) = Σ_b φ_s(b) φ_t(b).
 
     A feature φ_x(b) is the sum of x(input node)·(gates along the path) over all paths with the same weights b. In a
-    fully connected network no two paths share all weights, and H = Σ∘Λ with the Gram matrix Σ of the inputs (of ones,
-    for a piecewise constant network), as the first layer reads them: fixed operations before it (a normalisation by
-    numbers or buffers, flips, padding) are part of x. Paths start before batch-norm and parameters that act on x.
+    fully connected network no two paths share all weights, and H = Σ∘Λ with the Gram matrix Σ of the inputs of the
+    first layer (of ones, for a piecewise constant network): fixed operations before it (a normalisation by numbers or
+    buffers, flips, padding) are part of x. Paths start before batch-norm and parameters that act on x.
     Between random values of variance σ², E[f_s f_t] = σ^{2D} H on D weight layers.
 
     Parameters
@@ -128,11 +123,10 @@ def npk(
     with H = P⁻² Σ_{pq} R_L(p, q) after global average pooling and H = Σ_p R_L(p, p) after flattening (which needs only
     p = q throughout). It costs n·m·Σ_l P_l²(2C_l + k_l) operations, or n·m·Σ_l P_l(2C_l + k_l) after flattening.
     A convolution with G groups of channels (depthwise: G = C) has one R per group, with Σ_c over the channels that the
-    group reads, and G·k_l for k_l in the cost; all G are in memory at once only where another grouped convolution, or
+    group reads, and G·k_l for k_l in the cost; all G are in memory at once only if another grouped convolution, or
     more than one layer, reads them. Shortcuts add the fields of their branches; batch-norm counts as one weight per
-    channel, biases start no path. Max-pooling and layers used twice are refused, and so is a record of a network in
-    which batch-norm or parameters act on the input. NPF paper, Lemma 2.1; DGN paper,
-    Lemma 4.1.
+    channel, biases start no path. Max-pooling, layers used twice, and records of networks with batch-norm or parameters
+    on the input raise. NPF paper, Lemma 2.1; DGN paper, Lemma 4.1.
 
     Examples
     --------
@@ -156,7 +150,7 @@ def npk(
 
 
 def _wiring(sides: Sides) -> Wiring | None:
-    """How the value network is wired; None for a record, or a module that was not converted."""
+    """The wiring of the value network; None for a record or a plain module."""
     if not isinstance(sides.net, GatedNetwork):
         return None
     return Wiring(sides.net, probe(sides.rows).x)
@@ -171,32 +165,32 @@ def _first_layer(rec: Record) -> Layer:
 
 
 def _number_of_inputs(sides: Sides) -> int:
-    """Of a network whose first layer reads all inputs and nothing else."""
+    """Number of inputs of a network whose first layer reads exactly its inputs."""
     rec = sides.rows if isinstance(sides.rows, Record) else probe(sides.rows)
     layer = _first_layer(rec)
     read, x = rec.layer_inputs[layer.name][0], rec.x.flatten(1)
     # a piecewise constant network reads ones
     if read.shape != x.shape or not (torch.equal(read, x) or bool((read == 1).all())):
         raise RecordError(
-            f"overlap: layer '{layer.name}' reads a function of the input, and a record does not contain of how "
-            "many inputs. Call overlap(net, X, include_inputs=True) on a gated network; of a plain module, take "
+            f"overlap: layer '{layer.name}' reads a function of the input, and the record does not contain of how many "
+            "inputs. Call overlap(net, X, include_inputs=True) on a gated network; for a plain module use "
             'gated_twin(net, "relu", example=X[:2]).'
         )
     return layer.inputs
 
 
 def check_chain(what: str, rec: Record, wired: bool = False) -> None:
-    """Refuse a record that cannot be of dense layers and gates in turn.
+    """Raise unless a record is that of a chain of dense layers and gates.
 
-    Where the wiring of the network is known to be one (`wired`), the values need not agree with the gates: a
-    batch-norm between layers changes values, and no path.
+    If the wiring of the network is known (`wired`), values are not compared with gates: a batch-norm between layers
+    changes values, but no path.
     """
     layers = _value_layers(rec)
-    remedy = f'Call {what}(net, X) on a gated network; of a plain module, take gated_twin(net, "relu", example=X[:2]).'
+    remedy = f'Call {what}(net, X) on a gated network; for a plain module use gated_twin(net, "relu", example=X[:2]).'
     if not rec.sites:
         raise RecordError(
             f"{what}: the record has no gate sites (no ReLU or LeakyReLU was called), so there are no paths to compare."
-            " kernels.ntk(net, X) takes units of any kind."
+            " kernels.ntk(net, X) works for any activation."
         )
     for site in rec.sites:
         if rec.bits[site].ndim != 2:
@@ -208,8 +202,8 @@ def check_chain(what: str, rec: Record, wired: bool = False) -> None:
     made = [layer.outputs for layer in layers[:-1]]
     if made != widths or any(layer.calls != (None,) for layer in layers):
         raise RecordError(
-            f"{what}: gate sites have widths {widths}, the layers before the last make {made}: the network is not a "
-            f"chain of dense layers and gates. {remedy}"
+            f"{what}: gate sites have widths {widths}, the layers before the last {made}: the network is not a chain "
+            f"of dense layers and gates. {remedy}"
         )
     if wired:
         return
@@ -223,29 +217,28 @@ def check_chain(what: str, rec: Record, wired: bool = False) -> None:
             )
     if not rec.chain:
         raise RecordError(
-            f"{what}: something comes between the layers and gates of this record or behind them, such as a shortcut "
-            "that is added before a gate or to the output, or batch-norm, and a record does not contain how its "
-            f"network is wired. {remedy}"
+            f"{what}: there are operations between or after the layers and gates of this record, such as a shortcut or "
+            f"batch-norm, and a record does not contain how its network is wired. {remedy}"
         )
 
 
 def _passes_closed(h: Tensor, bits: Tensor) -> bool:
-    """Whether something came through a closed gate."""
-    if h.device.type == "cpu":  # numpy compares many times faster than torch
+    """Whether a value is not zero although its gate is closed."""
+    if h.device.type == "cpu":  # NumPy compares many times faster than torch
         return bool(np.greater(h.numpy() != 0, bits.numpy()).any())
     return bool((h.ne(0) & ~bits).any())
 
 
 def _matrices(what: str, rec: Record, soft: bool, inputs: bool, wired: bool) -> dict[str, Tensor]:
-    """Factor name → (n, r): hard bits (or soft values) of every site, and what the first value layer reads."""
+    """Factor name → (n, r): hard bits (or soft values) of every site, and the input of the first value layer."""
     check_chain(what, rec, wired)
     found: dict[str, Tensor] = {}
     if inputs:
         if rec.learned_entry and not wired:
             raise RecordError(
-                f"{what}: parameters or batch-norm act on the input before the first layer, and paths start before "
-                f"them: a record does not contain where. Call {what}(net, X) on a gated network; for a plain module "
-                'use gated_twin(net, "relu", example=X[:2]).'
+                f"{what}: parameters or batch-norm act on the input before the first layer. Paths start before them, "
+                f"which a record does not contain. Call {what}(net, X) on a gated network; for a plain module use "
+                'gated_twin(net, "relu", example=X[:2]).'
             )
         found["x"] = rec.layer_inputs[_first_layer(rec).name][0]
     for site in rec.sites:

@@ -1,6 +1,6 @@
 """Predicting with a kernel: ridge regression, classification by one-hot targets, and the information in gates.
 
-Any kernel operator of the package will do, or a plain matrix. Training a network is not done here.
+Kernels are operators or matrices.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathlens.data.inputs import as_numbers
-from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, ShapeError, SolverError, unknown_name
-from pathlens.kernels.measures import as_operator
+from pathlens.data.inputs import as_numbers, as_pair
+from pathlens.errors import LabelError, OptionError, ShapeError, SolverError, unknown_name
+from pathlens.kernels.measures import as_operator, as_targets
 from pathlens.kernels.overlap import npk, overlap
 from pathlens.kernels.tangent import ntk
 from pathlens.linops import Eigenpairs, KernelOperator
+from pathlens.linops.factors import require_alike
 
 
 @dataclass(frozen=True)
 class KernelFit:
-    """What kernel regression found.
+    """Result of kernel regression.
 
     Attributes
     ----------
@@ -38,7 +39,7 @@ class KernelFit:
         Of conjugate gradients; 0 for Cholesky.
     method : str
     ridge : float
-        As it was given, or chosen.
+        As given, or as chosen by ``ridge="auto"``.
     """
 
     predictions: Tensor
@@ -69,7 +70,7 @@ def _operator(kernel: Any, name: str) -> KernelOperator:
 def one_hot(labels: Any, *, classes: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Class labels as targets, (n, c): 1 − 1/c in the column of the class and −1/c elsewhere.
 
-    The mean over classes is taken off, since a kernel without constant feature cannot fit it.
+    The mean over classes is subtracted, because a kernel without a constant feature cannot fit it.
 
     Examples
     --------
@@ -88,34 +89,27 @@ def one_hot(labels: Any, *, classes: int | None = None, dtype: torch.dtype = tor
 
 
 def _targets(y: Any, train: KernelOperator) -> Tensor:
-    """Targets as (n, c), of the kernel's dtype and on its device."""
-    n, targets = train.shape[0], as_numbers(y).to(train.device, train.dtype)
-    targets = targets[:, None] if targets.ndim == 1 else targets
-    if targets.ndim != 2 or len(targets) != n:
-        raise ShapeError(f"kernel regression: y has shape {tuple(targets.shape)}, expected ({n},) or ({n}, c).")
-    if not bool(torch.isfinite(targets).all()):
-        raise NotFiniteError("kernel regression: y contains NaN or infinity. Remove or impute such rows.")
-    return targets
+    return as_targets(y, train.shape[0], "kernel regression", train.device, train.dtype)
 
 
 def _left_out(pairs: Eigenpairs, y: Tensor, ridge: float) -> Tensor:
-    """What the other rows predict for each, minus its target, (n, c): −α_i / (G⁻¹)_ii, float64."""
+    """Error of the prediction for each row from all other rows, (n, c): −α_i / (G⁻¹)_ii, float64."""
     vectors, gains = pairs.vectors.double(), 1 / (pairs.values.double() + ridge)
     return -(vectors @ (gains[:, None] * (vectors.T @ y.double()))) / (vectors.square() @ gains)[:, None]
 
 
 def _chosen_ridge(train: KernelOperator, y: Tensor) -> float:
-    """The ridge of least squared error of rows that are left out, of eight a decade."""
+    """The ridge with the least squared leave-one-out error, among eight per decade."""
     pairs = train.normalised("n").eigsh(train.shape[0])
     largest, smallest = float(pairs.values[0]), float(pairs.values[-1])
-    # below, rounding decides; above, all predictions are near zero
+    # smaller ridges are dominated by rounding; with larger ones all predictions are near zero
     low = max(1e-10, 10 * torch.finfo(train.dtype).eps * largest, -2 * smallest)
     ridges = np.geomspace(low, 10 * largest, 2 + int(8 * math.log10(10 * largest / low))).tolist()
     return min(ridges, key=lambda ridge: float(_left_out(pairs, y, ridge).square().mean()))
 
 
 def leave_one_out(K_train: Any, y: Any, ridge: float) -> Tensor:
-    """Predictions of kernel regression for every training row from all other rows, (n, c), without n fits.
+    """Predictions of kernel regression for every training row from all other rows, (n, c), in closed form.
 
     ŷ_i = y_i − α_i / (G⁻¹)_ii with G = K/s + ridge·I, α = G⁻¹y and s = tr K / n of all rows.
 
@@ -142,7 +136,7 @@ def leave_one_out(K_train: Any, y: Any, ridge: float) -> Tensor:
         raise OptionError(f"leave_one_out: ridge must be a number that is finite and not negative, got {ridge!r}.")
     pairs = train.normalised("n").eigsh(train.shape[0])
     largest, smallest = float(pairs.values[0]), float(pairs.values[-1]) + ridge
-    if not smallest > 4 * torch.finfo(train.dtype).eps * largest:  # below, rounding decides
+    if not smallest > 4 * torch.finfo(train.dtype).eps * largest:  # rounding dominates
         raise SolverError(
             f"leave_one_out: K/s + ridge·I with ridge = {ridge:g} is not positive definite to the precision of "
             f"{train.dtype} (its eigenvalues run from {smallest:.1e} to {largest:.1e}). Pass a larger ridge."
@@ -163,8 +157,8 @@ def kernel_regression(
     K_test : KernelOperator or (m, n)
         Test rows against training columns, e.g. ``ntk(net, X_test, X_train)``.
     ridge : float or "auto"
-        In units of the mean diagonal, so that one value means the same for every kernel, however large its numbers.
-        0 interpolates, where K_train is not singular. "auto" takes the one of least squared error in `leave_one_out`.
+        In units of the mean diagonal, so that a value means the same for kernels of any scale. 0 interpolates, unless
+        K_train is singular. "auto" chooses the ridge with the least squared error in `leave_one_out`.
     method, tol
         Of the solver, as in ``K.solve``.
 
@@ -174,8 +168,8 @@ def kernel_regression(
 
     Notes
     -----
-    n³/3 operations by Cholesky where n² numbers fit the kernel's budget, else conjugate gradients. Choosing the ridge
-    takes all eigenpairs, 9n³ operations and 4n² numbers within the budget.
+    n³/3 operations by Cholesky if 2n² numbers fit the kernel's budget, else conjugate gradients. Choosing the ridge
+    computes all eigenpairs: 9n³ operations and 4n² numbers, which must fit the budget.
 
     Examples
     --------
@@ -190,11 +184,7 @@ def kernel_regression(
             f"kernel regression: K_train is {n} × {m} and K_test {test.shape[0]} × {test.shape[1]}; expected n × n and "
             "m × n. Build K_test with the training inputs as columns."
         )
-    if train.dtype != test.dtype or train.device != test.device:
-        raise DTypeError(
-            f"kernel regression: K_train is {train.dtype} on {train.device}, K_test {test.dtype} on {test.device}. "
-            "Build both alike."
-        )
+    require_alike("kernel regression", ("K_train", "K_test"), train, test, "Convert one of them.")
     if ridge != "auto" and not (isinstance(ridge, Real) and ridge >= 0):
         raise OptionError(f"kernel regression: ridge must be a number that is not negative, or 'auto', got {ridge!r}.")
     targets = _targets(y, train)
@@ -240,18 +230,18 @@ def kernel_classification(
 
 @dataclass(frozen=True)
 class GateInformation:
-    """How well the gates of a network alone predict.
+    """How well the gates of a network predict targets.
 
     Attributes
     ----------
     kernel : str
-        Which kernel of the gates was used.
+        The kernel of the gates.
     mse : float
         Mean squared error on the test rows (of one-hot targets, for labels).
     accuracy : float or None
-        On the test rows, for labels.
+        On the test rows; None if targets are not labels.
     train_residual : float
-        ‖K α − y‖ / ‖y‖ on the training rows: 0 where the gates can fit the targets.
+        ‖K α − y‖ / ‖y‖ on the training rows: 0 if the gates can fit the targets.
     fit : KernelFit
     """
 
@@ -264,8 +254,8 @@ class GateInformation:
 
 def gate_information(
     net: nn.Module,
-    train: tuple[Any, Any],
-    test: tuple[Any, Any],
+    train: Any,
+    test: Any,
     *,
     kernel: str = "npk",
     soft: bool = False,
@@ -273,27 +263,30 @@ def gate_information(
     classes: int | None = None,
     max_bytes: int | None = None,
 ) -> GateInformation:
-    """Information stored in the gates of a network: how well values trained on them generalise (NPF Definition 5.1).
+    """Information in the gates of a network: how well values trained on them generalise (NPF Definition 5.1).
 
-    The definition trains the values from scratch with the gates held fixed. Here that is done in the limit of wide
-    value networks, where training is kernel regression with the neural path kernel of the gates (Theorem 5.1), so that
-    no training run, step size or seed enters. The network's own values are not used, except for ``kernel="value"``.
+    The definition trains the values from scratch with fixed gates. Here this is done in the limit of wide value
+    networks, in which training is kernel regression with the neural path kernel of the gates (Theorem 5.1), so that the
+    result does not depend on step size or seed. The network's own values are used for ``kernel="value"`` only.
 
     Parameters
     ----------
     net : nn.Module
         A gated network, or a fully connected ReLU module.
-    train, test : (X, y)
-        Inputs and targets: integers are classes, floats (n,) or (n, c) are regressed.
+    train, test : data with targets
+        A pair (X, y), or any form that `pathlens.data.as_pair` reads. Integer targets are classes, floats (n,) or
+        (n, c) are regressed.
     kernel : {"npk", "overlap", "value"}
-        Path features; paths alone, as for a piecewise constant network; or the value part of the tangent kernel at the
-        network's present values, which is what a finite network with these values would follow.
+        Path features; paths only, as for a piecewise constant network; or the value part of the tangent kernel at the
+        network's present values, which a finite network with these values would follow.
     soft : bool
         Use soft gate values in the path kernels.
     ridge : float or "auto"
-        As in `kernel_regression`. Path kernels are often singular, so that some is needed.
-    classes, max_bytes
-        As elsewhere.
+        As in `kernel_regression`. Path kernels are often singular, so that a positive one is needed.
+    classes : int, optional
+        Number of classes. Default: the largest label plus one.
+    max_bytes : int, optional
+        Memory budget of the kernels.
 
     Examples
     --------
@@ -307,34 +300,32 @@ def gate_information(
     if kernel not in builders:
         raise unknown_name("kernel of the gates", kernel, builders)
     if soft and kernel == "value":
-        raise OptionError("gate_information: soft is for path kernels; the value kernel has the network's own gates.")
+        raise OptionError("gate_information: soft=True is for path kernels; kernel='value' uses the network's gates.")
     options: dict[str, Any] = {"part": "value"} if kernel == "value" else {"soft": soft}
     build: Any = builders[kernel]
-    for name, pair in (("train", train), ("test", test)):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise ShapeError(
-                f"gate_information: {name} must be a pair (X, y), got {type(pair).__name__}. Of a DataSet, give "
-                "(data.x, data.y) and (data.x_test, data.y_test)."
-            )
-    (X, y), (X_test, y_test) = train, test
+    (X, y), (X_test, y_test) = (
+        as_pair(train, where="gate_information(train)"),
+        as_pair(test, where="gate_information(test)"),
+    )
     K = build(net, X, max_bytes=max_bytes, **options)
     K_test = build(net, X_test, Y=X, max_bytes=max_bytes, **options)
     y, y_test = as_numbers(y).cpu(), as_numbers(y_test).cpu()
     labelled = not y.dtype.is_floating_point
     if labelled and classes is None:
         classes = int(max(y.max(), y_test.max())) + 1
-    targets = one_hot(y, classes=classes, dtype=K.dtype) if labelled else y.to(K.dtype).reshape(len(y), -1)
-    wanted = (
-        one_hot(y_test, classes=classes, dtype=K.dtype) if labelled else y_test.to(K.dtype).reshape(len(y_test), -1)
-    )
+
+    def as_columns(t: Tensor) -> Tensor:
+        return one_hot(t, classes=classes, dtype=K.dtype) if labelled else t.to(K.dtype).reshape(len(t), -1)
+
+    targets, wanted = as_columns(y), as_columns(y_test)
     if len(wanted) != K_test.shape[0]:
         raise ShapeError(f"gate_information: {K_test.shape[0]} test inputs and {len(wanted)} test targets.")
     if wanted.shape[1] != targets.shape[1]:
         raise ShapeError(
-            f"gate_information: {targets.shape[1]} targets in each training row and {wanted.shape[1]} in each test row."
+            f"gate_information: {targets.shape[1]} targets per training row and {wanted.shape[1]} per test row."
         )
     fit = kernel_regression(K, targets, K_test, ridge=ridge)
-    # (K/s)α = y − ridge·α up to the solver's residual: no second product with K is needed
+    # (K/s)α − y = −ridge·α up to the solver's residual, without a product with K
     left, size = fit.ridge * fit.coefficients, float(torch.linalg.vector_norm(targets))
     accuracy = float((fit.labels.cpu() == y_test).double().mean()) if labelled else None
     return GateInformation(

@@ -1,7 +1,4 @@
-"""From what users give (a record, a stream, or a network with inputs) to row sources for kernels.
-
-Nothing here knows which kernel is built.
-"""
+"""Row sources of kernels: from a record, a stream, or a network with inputs, to the factors of rows and columns."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import DTypeError, OptionError, RecordError, ShapeError
+from pathlens.indexing import runs
 from pathlens.linops import RowStream
-from pathlens.linops.factors import FLOATS
+from pathlens.linops.factors import FLOATS, require_alike
 from pathlens.models.tracing import unwrapped
 from pathlens.recording import RecordStream
 from pathlens.recording.streams import recorded
@@ -32,9 +30,9 @@ class Sides:
     ----------
     rows : Record or RecordStream
     cols : Record, RecordStream or None
-        None where the kernel is symmetric.
+        None if the kernel is symmetric.
     net : nn.Module or None
-        The network, where it was given.
+        The network, if it was given.
     """
 
     rows: Source
@@ -52,10 +50,9 @@ class Sides:
 
 
 def resolve(what: str, source: Any, X: Any, Y: Any, *, sensitivities: bool, max_bytes: int | None = None) -> Sides:
-    """Record what has not been recorded yet, and check that X and Y belong together."""
+    """Record the inputs unless they are records, and check that X and Y come from the same network."""
 
     def take(inputs: Any) -> Source:
-        # without gates there is still a tangent kernel, and what needs gates refuses
         if isinstance(inputs, Source):
             return inputs
         assert net is not None
@@ -77,7 +74,7 @@ def resolve(what: str, source: Any, X: Any, Y: Any, *, sensitivities: bool, max_
     if dtype not in FLOATS:
         raise DTypeError(
             f"{what}: the network computes in {dtype}, expected float32 or float64: kernels are exact, and {dtype} has "
-            "too few digits. Take a copy, which has the same weights: copy.deepcopy(net).float(), and X.float()."
+            "too few digits. Convert a copy: copy.deepcopy(net).float(), and X.float()."
         )
     if Y is None or Y is source or Y is rows:
         return Sides(rows, None, net)
@@ -104,10 +101,7 @@ def _check_pair(what: str, rows: Source, cols: Source) -> None:
             f"with {len(theirs)} and {cols.outputs}, or their sizes differ. Record both with the same network."
         )
     a, b = probe(rows), probe(cols)
-    if a.f.dtype != b.f.dtype or a.f.device != b.f.device:
-        raise DTypeError(
-            f"{what}: X is {a.f.dtype} on {a.f.device}, Y is {b.f.dtype} on {b.f.device}. Record both alike."
-        )
+    require_alike(what, ("X", "Y"), a.f, b.f, "Record both with the same dtype and device.")
     if a.x.shape[1:] != b.x.shape[1:]:
         raise ShapeError(
             f"{what}: rows of X have shape {tuple(a.x.shape[1:])}, rows of Y {tuple(b.x.shape[1:])}. "
@@ -120,11 +114,8 @@ def probe(source: Source) -> Record:
     return source.rows(0, 1)
 
 
-class _FactorRows:
-    """Factor matrices of a stream, recomputed on demand from at most `most` rows at a time.
-
-    `times` is the number of rows that each row of the stream has in a matrix.
-    """
+class _StreamedFactors:
+    """Factor matrices of a stream, recomputed on demand, from at most `most` rows at a time; see `factors`."""
 
     def __init__(self, stream: RecordStream, matrices: Matrices, times: int, most: int | None) -> None:
         self.n = stream.n * times
@@ -139,22 +130,24 @@ class _FactorRows:
         return {name: torch.cat([part[name] for part in parts])[cut] for name in parts[0]}
 
 
-def factors(sides: Sides, matrices: Matrices, times: int = 1, room: int | None = None) -> dict[str, tuple[Any, Any]]:
-    """Factor name → matrices of rows and of columns (None where symmetric); those of a stream are lazy.
+def factors(sides: Sides, matrices: Matrices, times: int = 1, budget: int | None = None) -> dict[str, tuple[Any, Any]]:
+    """Factor name → matrices of rows and of columns (None if symmetric); those of a stream are lazy.
 
     Parameters
     ----------
     matrices : function
         From a record to its factor matrices; must be picklable.
-    room : int, optional
+    times : int
+        Rows of a matrix for each row of the record.
+    budget : int, optional
         Bytes; records that are recomputed take at most an eighth of it.
     """
 
     def side(source: Source) -> dict[str, Any]:
         if isinstance(source, Record):
             return dict(matrices(source))
-        most = None if room is None else max(room // 8 // max(4 * source.bytes_per_row, 1), 1)
-        stream = RowStream(_FactorRows(source, matrices, times, most))
+        most = None if budget is None else max(budget // 8 // max(4 * source.bytes_per_row, 1), 1)
+        stream = RowStream(_StreamedFactors(source, matrices, times, most))
         return {name: stream[name] for name in stream.names}
 
     left = side(sides.rows)
@@ -162,25 +155,30 @@ def factors(sides: Sides, matrices: Matrices, times: int = 1, room: int | None =
     return {name: (left[name], right[name]) for name in left}
 
 
-def tile_diagonal(tile: Callable[[Tensor, Tensor], Tensor], n: int, device: torch.device | None = None) -> Tensor:
-    """The diagonal of a kernel of two different sets of rows, one entry at a time."""
-    index = torch.arange(n, device=device)
-    return torch.cat([tile(index[i : i + 1], index[i : i + 1])[0] for i in range(n)])
+def fill_blocks(
+    out: Tensor,
+    edge: int,
+    mirror: bool,
+    left: Callable[[int], Any],
+    right: Callable[[int], Any],
+    product: Callable[[Any, Any, bool], Tensor],
+) -> None:
+    """Write product(left(i), right(j), i == j) to the block of `out`, (…, n, m), that starts at row i and column j.
 
-
-def runs(index: Tensor) -> list[tuple[int, int]]:
-    """An index as half-open ranges of neighbours, in its own order.
-
-    >>> runs(torch.tensor([3, 4, 5, 1, 1, 2]))
-    [(3, 6), (1, 2), (1, 3)]
+    With `mirror` both sides are the same: only the upper triangle is computed, and the flag marks diagonal blocks.
     """
-    values = index.cpu()
-    cuts = ((values.diff() != 1).nonzero()[:, 0] + 1).tolist()
-    return [(int(part[0]), int(part[-1]) + 1) for part in torch.tensor_split(values, cuts)]
+    for i in range(0, out.shape[-2], edge):
+        rows = left(i)
+        for j in range(i if mirror else 0, out.shape[-1], edge):
+            same = mirror and i == j
+            found = product(rows, rows if same else right(j), same)
+            out[..., i : i + edge, j : j + edge] = found
+            if mirror and not same:
+                out[..., j : j + edge, i : i + edge] = found.mT
 
 
 def pieces(source: Source, index: Tensor, most: int, output: int | None = None) -> Iterator[Record]:
-    """Records of the rows in `index`, in order, at most `most` rows at a time."""
+    """Records of the rows in `index`, in order, with at most `most` rows each."""
     for lo, hi in runs(index):
         for start in range(lo, hi, most):
             yield source.rows(start, min(start + most, hi), output)

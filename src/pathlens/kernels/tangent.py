@@ -1,6 +1,6 @@
 """The neural tangent kernel and its parts: value, feature, single layers, one output, all outputs.
 
-Dense layers are products of two Gram matrices; layers with many positions are in `convolution`, parameters outside
+Dense layers are products of two Gram matrices. Layers with many positions are in `convolution`, parameters outside
 layers in `parameters`.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pathlens.budgets import resolve_budget
 from pathlens.errors import OptionError, RecordError, unknown_name
-from pathlens.kernels.convolution import BlockTangent, LayerPlan, plan_layer, write_gradients
+from pathlens.kernels.convolution import BlockTangent, LayerPlan, chosen_outputs, plan_layer, write_gradients
 from pathlens.kernels.parameters import ParameterGradients
 from pathlens.kernels.sources import Sides, Source, factors, probe, resolve
 from pathlens.linops import Factor, GramSum, KernelOperator
@@ -29,7 +29,7 @@ from pathlens.recording import GatedNetwork
 from pathlens.records import Record
 
 _PARTS = ("all", "value", "feature")
-HELD_SHARE = 0.5  #: of the budget, that the gradients of all examples may take; beyond it they are made block by block
+HELD_SHARE = 0.5  #: of the budget for the gradients of all examples; if they take more, they are computed in blocks
 
 
 @exact_precision()
@@ -61,18 +61,18 @@ def ntk(
     Y : (m, ...), Record or RecordStream, optional
         A second set of inputs: the result is the n × m kernel between both.
     part : {"all", "value", "feature"}
-        "value" is the gradient by the value network's weights (K^V), "feature" that by the gate network's (K^F); they
-        add up to "all" where these are separate. Where one weight makes both values and gates: with hard gates K^F = 0;
-        with soft ones "value" holds the gates fixed, "feature" holds the values fixed (both need the network, not a
-        record), and "all" includes the cross terms.
+        "value" is the gradient by the weights of the value network (K^V), "feature" that by the weights of the gate
+        network (K^F); if these are separate they add up to "all". If the same weights make values and gates: with hard
+        gates K^F = 0; with soft gates "value" holds the gates fixed and "feature" the values (both need the network,
+        not a record), and "all" includes the cross terms.
     layer : str or sequence of str, optional
-        These layers (or parameters outside layers) alone, frozen or not.
+        Only these layers (or parameters outside layers), frozen or not.
     outputs : "trace", "full" or int
         Sum over outputs, (n, n); all pairs, (nc, nc) with row order (example, output), i = s·c + k; or one output.
     frozen : bool
-        Include parameters that are not trained. The default is the kernel that gradient descent follows.
+        Include parameters with ``requires_grad=False``. By default the kernel is that of gradient descent.
     max_bytes : int, optional
-        Memory budget; with it, records and gradients that do not fit are recomputed block by block.
+        Memory budget; records and gradients that do not fit are recomputed block by block.
 
     Returns
     -------
@@ -109,19 +109,18 @@ def ntk(
     _check_outputs(outputs, first)
     if not first.has_sensitivities:
         raise RecordError("ntk: the record was taken without a backward pass. Record with sensitivities=True.")
-    room = resolve_budget(max_bytes, first.f.device)
     plans, names = _choose(sides, first, part, layer, frozen)
     others = ParameterGradients(sides.net, names) if names and sides.net is not None else None
-    K, held = _build(sides, first, plans, others, outputs, room, max_bytes)
-    left = None if max_bytes is None else max_bytes - held
-    return GramSum(K.root, K.dtype, K.device, name="ntk", max_bytes=left)
+    terms, held = _build(sides, first, plans, others, outputs, max_bytes)
+    K: Any = sum(terms)
+    return GramSum(K.root, K.dtype, K.device, name="ntk", max_bytes=None if max_bytes is None else max_bytes - held)
 
 
 def _check_outputs(outputs: str | int, first: Record) -> None:
     if isinstance(outputs, bool) or not (outputs in ("trace", "full") or isinstance(outputs, int)):
         raise OptionError(f"ntk: outputs must be 'trace', 'full' or the number of an output, got {outputs!r}.")
     if isinstance(outputs, int) and not 0 <= outputs < first.outputs:
-        raise OptionError(f"ntk: output {outputs} asked for, the record has {first.outputs}, counted from 0.")
+        raise OptionError(f"ntk: outputs={outputs}, but the network has outputs 0 to {first.outputs - 1}.")
 
 
 # --- which parameters --------------------------------------------------------------------------------------------
@@ -134,7 +133,7 @@ class _Held(nn.Module):
         super().__init__()
         self.values = net.values
         self._part = part
-        # kept out of the module tree: what is held fixed has no parameters to differentiate
+        # in a list, so that its parameters are not parameters of this module
         self._fixed = [copy.deepcopy(net).requires_grad_(False)]
         self.train(net.training)
 
@@ -155,14 +154,10 @@ class _Held(nn.Module):
 
 
 def _part_of(name: str, first: Record) -> str:
-    """Which network a parameter outside layers belongs to."""
+    """The network that a parameter outside layers belongs to: "value", "gate" or "shared"."""
     if any(layer.part == "shared" for layer in first.layers):
         return "shared"
     return "gate" if name.startswith("source.") else "value"
-
-
-def _wanted(part: str, which: str) -> bool:
-    return part == "all" or (part == "feature") == (which == "gate")
 
 
 def _check_part(part: str, first: Record) -> None:
@@ -171,11 +166,11 @@ def _check_part(part: str, first: Record) -> None:
         return
     if first.gate_label.startswith("soft"):
         raise RecordError(
-            f"ntk: part={part!r} of a soft network whose weights make both values and gates is not in its record (the "
-            f"sensitivities hold their sum). Call ntk(net, X, part={part!r})."
+            f"ntk: a record does not contain part={part!r} of a soft network whose weights make both values and gates, "
+            f"because its sensitivities are sums of both parts. Call ntk(net, X, part={part!r})."
         )
     if not first.sites:
-        raise RecordError(f"ntk: part={part!r} asked for, but the network has no gates. Use part='all'.")
+        raise RecordError(f"ntk: part={part!r} was given, but the network has no gates. Use part='all'.")
     if part == "feature":
         raise RecordError(
             "ntk: part='feature' is zero: the same weights make values and gates, and hard gates have no gradient. "
@@ -186,39 +181,35 @@ def _check_part(part: str, first: Record) -> None:
 def _choose(
     sides: Sides, first: Record, part: str, layer: str | Sequence[str] | None, frozen: bool
 ) -> tuple[list[LayerPlan], list[str]]:
-    """The layers with a gradient, and the parameters outside layers, that enter the kernel."""
+    """The layers with a gradient, and the parameters outside layers, of the kernel."""
     _check_part(part, first)
-    net = sides.net
     named = None if layer is None else [layer] if isinstance(layer, str) else list(layer)
     if named is not None:
         known = [a.name for a in first.layers] + list(first.untracked)
         for name in named:
             if name not in known:
                 raise unknown_name("layer of the record", name, known)
-    layers = [
-        a
-        for a in first.layers
-        if (a.name in named if named is not None else _wanted(part, a.part) and (frozen or a.trainable))
-    ]
-    names = [
-        name
-        for name in first.untracked
-        if (name in named if named is not None else _wanted(part, _part_of(name, first)))
-    ]
-    if names and net is None:
+
+    def wanted(name: str, network: str, trained: bool = True) -> bool:
+        if named is not None:
+            return name in named
+        return trained and (part == "all" or (part == "feature") == (network == "gate"))
+
+    layers = [a for a in first.layers if wanted(a.name, a.part, frozen or a.trainable)]
+    names = [name for name in first.untracked if wanted(name, _part_of(name, first))]
+    if names and sides.net is None:
         raise RecordError(
             f"ntk: the parameters {', '.join(names[:4])}{' …' if len(names) > 4 else ''} are in no linear or "
-            "convolutional layer, so that a record does not contain their gradient. Call ntk(net, X), or name the "
-            "layers you want."
+            "convolutional layer, so that a record does not contain their gradient. Call ntk(net, X), or pass layer=…."
         )
     if not layers and not names:
         raise RecordError(
-            f"ntk: part={part!r} has no parameter that is trained. For frozen ones pass frozen=True; layers: "
+            f"ntk: part={part!r} has no trainable parameters. Pass frozen=True to include frozen ones. Layers: "
             f"{', '.join(f'{a.name} ({a.part})' for a in first.layers)}."
         )
     n = max(side.n for side in sides.both())
-    # sensitivities are absent where f does not depend on a layer: the gates of a hard network
-    plans = [plan_layer(a, a.bias, first, n) for a in layers if a.identity or a.name in first.sensitivity]
+    # layers of hard gates have no sensitivities, since f does not depend on them
+    plans = [plan_layer(a, first, n) for a in layers if a.identity or a.name in first.sensitivity]
     return plans, names
 
 
@@ -231,42 +222,29 @@ def _build(
     plans: list[LayerPlan],
     others: ParameterGradients | None,
     outputs: str | int,
-    room: int,
     max_bytes: int | None,
-) -> tuple[GramSum, int]:
-    """The kernel, and the bytes of the budget that it holds on to."""
+) -> tuple[list[KernelOperator], int]:
+    """Terms whose sum is the kernel, and the bytes of the budget that they hold."""
+    budget = resolve_budget(max_bytes, first.f.device)
     made: list[KernelOperator] = []
-    kept = 0
-    if all(isinstance(side, Record) for side in sides.both()):
-        flat = [p for p in plans if p.flat]
-        made.extend(_dense_terms(sides, first, flat, outputs, room))
+    rest, kept = plans, 0
+    in_memory = all(isinstance(side, Record) for side in sides.both())
+    if in_memory or (others is None and all(p.flat for p in plans)):  # else one pass over the stream for all layers
+        made.extend(_dense_terms(sides, first, [p for p in plans if p.flat], outputs, budget))
         rest = [p for p in plans if not p.flat]
-    elif all(p.flat for p in plans) and others is None:
-        return _total(_dense_terms(sides, first, plans, outputs, room) or [_zero(sides, first, outputs)]), 0
-    else:  # one pass over the stream for all of them
-        rest = plans
     if rest or others is not None:
         held = [p for p in rest if p.explicit or p.flat]
-        count = first.outputs if outputs in ("trace", "full") else 1
-        numbers = sum(p.gradient_size for p in held) + (others.size if others else 0)
+        count = len(chosen_outputs(outputs, first.outputs))
+        numbers = sum(sum(p.gradient_sizes) for p in held) + (others.size if others else 0)
         needed = numbers * first.f.dtype.itemsize * count * sum(side.n for side in sides.both())
-        step = _rows_at_once(first, held, others, count, room // 4)
-        if needed <= HELD_SHARE * room and step > 0:
+        step = _rows_at_once(first, held, others, count, budget // 4)
+        if needed <= HELD_SHARE * budget and step > 0:
             made.extend(_gradient_terms(sides, first, held, others, outputs, step))
             rest, others, kept = [p for p in rest if p not in held], None, needed
     if rest or others is not None:
-        blocks = BlockTangent(sides, rest, others, others.size if others else 0, outputs, room - room // 8 - kept)
-        made.append(blocks.operator("ntk blocks", max_bytes))
-    if not made:  # hard gates: f does not depend on these layers
-        made.append(_zero(sides, first, outputs))
-    return _total(made), kept
-
-
-def _total(made: Sequence[KernelOperator]) -> GramSum:
-    total: Any = made[0]
-    for K in made[1:]:
-        total = total + K
-    return total if isinstance(total, GramSum) else total * 1.0
+        spare = budget - budget // 8 - kept
+        made.append(BlockTangent(sides, rest, others, outputs, spare, max_bytes=max_bytes))
+    return made or [_zero(sides, first, outputs)], kept  # hard gates: f does not depend on their layers
 
 
 def _zero(sides: Sides, first: Record, outputs: str | int) -> GramSum:
@@ -277,11 +255,11 @@ def _zero(sides: Sides, first: Record, outputs: str | int) -> GramSum:
 
 
 def _dense_matrices(rec: Record, plans: list[LayerPlan], outputs: str | int) -> dict[str, Tensor]:
-    """Factors of dense layers: what each reads, and its sensitivities (absent for the last layer's identity)."""
+    """Factors of dense layers: the input of each, and its sensitivities unless they are the identity."""
     found: dict[str, Tensor] = {}
     n, c = rec.n, rec.outputs
     for a in (plan.layer for plan in plans):
-        h = rec.inputs(a.name).reshape(n, -1)  # a convolution at one position may still read a part of its image
+        h = rec.inputs(a.name).reshape(n, -1)  # a convolution at one position may read a part of its image
         found[f"{a.name}.in"] = h.repeat_interleave(c, 0) if outputs == "full" else h
         if not a.identity:
             d = rec.sensitivity[a.name]
@@ -292,18 +270,18 @@ def _dense_matrices(rec: Record, plans: list[LayerPlan], outputs: str | int) -> 
     return found
 
 
-def _dense_terms(sides: Sides, first: Record, plans: list[LayerPlan], outputs: str | int, room: int) -> list[GramSum]:
+def _dense_terms(sides: Sides, first: Record, plans: list[LayerPlan], outputs: str | int, budget: int) -> list[GramSum]:
     """(h hᵀ + 1_bias) ∘ (δ δᵀ) for every dense layer."""
     if not plans:
         return []
     times = first.outputs if outputs == "full" else 1
-    found = factors(sides, partial(_dense_matrices, plans=plans, outputs=outputs), times, room)
+    found = factors(sides, partial(_dense_matrices, plans=plans, outputs=outputs), times, budget)
     n, m = sides.rows.n * times, None if sides.cols is None else sides.cols.n * times
     made = []
     for plan in plans:
         name = plan.layer.name
         inner = [[Factor(f"{name}.in", *found[f"{name}.in"])]]
-        if plan.bias:
+        if plan.layer.bias:
             inner.append([Factor.ones(n, m, device=first.f.device)])
         K = GramSum.from_factors(inner)
         out = f"{name}.out"
@@ -317,13 +295,13 @@ def _dense_terms(sides: Sides, first: Record, plans: list[LayerPlan], outputs: s
 
 
 def _rows_at_once(
-    first: Record, plans: list[LayerPlan], others: ParameterGradients | None, count: int, room: int
+    first: Record, plans: list[LayerPlan], others: ParameterGradients | None, count: int, budget: int
 ) -> int:
-    """How many rows can be recorded and differentiated at once, for so many outputs; 0 if not even one."""
+    """Rows that can be recorded and differentiated at once for `count` outputs; 0 if not even one."""
     patches = max((p.positions * (p.layer.inputs + count * p.layer.outputs) for p in plans), default=0)
-    # a row takes its record, as much again for the backward pass, one layer's patches, gradients outside layers
+    # a row takes its record, as much again for the backward pass, the patches of one layer, gradients outside layers
     row = 4 * first.nbytes + 2 * first.f.dtype.itemsize * (patches + (others.size if others else 0))
-    return room // max(row, 1)
+    return budget // max(row, 1)
 
 
 def _gradient_terms(
@@ -334,8 +312,8 @@ def _gradient_terms(
     outputs: str | int,
     step: int,
 ) -> list[GramSum]:
-    """G Gᵀ with the gradients of every example held in memory; one pass over the rows makes those of all layers."""
-    wanted = list(range(first.outputs)) if outputs in ("trace", "full") else [int(outputs)]
+    """G Gᵀ with the gradients of every example in memory, computed for all layers in one pass over the rows."""
+    wanted = chosen_outputs(outputs, first.outputs)
     names = [f"{p.layer.name}.{what}" for p in plans for what in ("weight", "bias")[: len(p.gradient_sizes)]]
     sizes = [size for p in plans for size in p.gradient_sizes]
     if others is not None:

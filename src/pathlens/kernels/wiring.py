@@ -1,7 +1,7 @@
-"""How the value network of a gated network is wired: its graph as steps that a path kernel can follow.
+"""The wiring of the value network of a gated network: its graph as steps for path kernels.
 
-Layers, gates, additions and joins are recognised by what they are; every other operation is probed, and must turn out
-to be a fixed map of positions and channels, else it is refused by name. What the steps do to kernels is in `recursion`.
+Layers, gates, additions and concatenations are recognised by their type or name. Any other operation is probed: it must
+be a fixed map of positions and channels, else a `RecordError` names it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_POOLING = (
 
 @dataclass(frozen=True)
 class Step:
-    """One node: what to do, its name, which nodes it reads, and the sizes it makes."""
+    """One node of the graph: its kind, the nodes it reads, and the shape of its result."""
 
     kind: str  # input, gate, weight, pass, norm, add, cat, map, scale, output
     name: str
@@ -46,16 +46,20 @@ class Step:
     spatial: tuple[int, ...]
     detail: Any = None
     groups: int = 1  # of a convolution
-    fixed: bool = False  # made of the input alone, without weights: what a path kernel takes for the input
+    fixed: bool = False  # a function of the input without weights, at which paths start
+
+
+def _target(node: fx.Node) -> str:
+    """The name of the function, method or module that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def _refuse(node: fx.Node, why: str, remedy: str) -> RecordError:
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    return RecordError(f"path kernel: node '{node.name}' ({target}): {why}. {remedy}.")
+    return RecordError(f"path kernel: node '{node.name}' ({_target(node)}): {why}. {remedy}.")
 
 
 def _value_arguments(net: GatedNetwork, x: Tensor, ids: Tensor | None) -> tuple[Any, ...]:
-    """What the network hands to its value network."""
+    """The arguments with which the network calls its value network."""
     caught: list[tuple[Any, ...]] = []
     handle = net.values.register_forward_pre_hook(lambda module, inputs: caught.append(inputs))
     try:
@@ -67,21 +71,18 @@ def _value_arguments(net: GatedNetwork, x: Tensor, ids: Tensor | None) -> tuple[
 
 
 def _generic(argument: Any) -> Any:
-    """Positive random numbers of that shape, a unit that lets all through for a function.
+    """Positive random numbers of the same shape for a tensor, a linear unit for a function.
 
-    Of the row itself, closed gates and pixels of zero would hide what a map does to positions.
+    Closed gates and zero pixels of the row itself would hide what a map does to positions.
     """
     if not isinstance(argument, Tensor):
         return linear_unit
-    generator = torch.Generator().manual_seed(0)  # its own: nothing of the user's moves
+    generator = torch.Generator().manual_seed(0)  # does not change torch's global random state
     return (0.5 + torch.rand(argument.shape, dtype=torch.float64, generator=generator)).to(argument.device)
 
 
 def _separate(graph: fx.Graph, seen: dict[fx.Node, Any]) -> bool:
-    """Give every tensor of a tuple (chunk, split, unbind) a node of its own, and its readers that node.
-
-    Returns whether there were any.
-    """
+    """Give every tensor of a tuple (chunk, split, unbind) a node of its own; returns whether there were any."""
     found = False
     for node in list(graph.nodes):
         value = seen.get(node)
@@ -95,7 +96,7 @@ def _separate(graph: fx.Graph, seen: dict[fx.Node, Any]) -> bool:
             if user.target is operator.getitem and isinstance(user.args[1], int):
                 user.replace_all_uses_with(members[user.args[1]])
                 graph.erase_node(user)
-            elif user.target is not operator.getitem:  # a slice of a tuple is a tuple, and has its turn
+            elif user.target is not operator.getitem:  # a slice of a tuple is a tuple, and is visited later
                 user.args, user.kwargs = (
                     fx.map_arg(given, lambda n: tuple(members) if n is node else n)  # noqa: B023
                     for given in (user.args, user.kwargs)
@@ -104,14 +105,7 @@ def _separate(graph: fx.Graph, seen: dict[fx.Node, Any]) -> bool:
 
 
 class Wiring:
-    """The value network as steps, built once from its graph and one row.
-
-    Parameters
-    ----------
-    net : GatedNetwork
-    x : (1, ...)
-        One input; only shapes are kept.
-    """
+    """The value network as steps, built from its graph and the shape of one input x (1, ...)."""
 
     def __init__(self, net: GatedNetwork, x: Tensor) -> None:
         ids = torch.zeros(1, dtype=torch.long, device=x.device) if net.needs_rows else None
@@ -119,7 +113,7 @@ class Wiring:
         self.ones = net.value_input == "ones"
         self.input_shape = tuple(arguments[0].shape[1:])
         self.device = x.device
-        # double, so that maps of positions are found to rounding; a copy, so that nothing of the user's moves
+        # float64, so that probes are accurate; a copy, so that the network is not changed
         module = copy.deepcopy(net.values).double().eval()
         with torch.no_grad():
             (run := ValueInterpreter(module)).run(*arguments)
@@ -128,12 +122,14 @@ class Wiring:
         self._values, self._module = run.values, module
         holders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._data = {holders[0]}
-        self._tuples: dict[fx.Node, tuple[fx.Node, ...]] = {}  # of tensors of the network, and what they are made of
+        self._tuples: dict[fx.Node, tuple[fx.Node, ...]] = {}  # tuples of tensors, and the tensors they depend on
         self._learned: set[fx.Node] = set()  # constants that depend on parameters
         self._fixed: set[fx.Node] = set()
-        self.reused: RecordError | None = None  # why path features are refused: a batch-norm that is called twice
+        self.reused: RecordError | None = None  # raised by `npk`: a batch-norm is called twice
         self._gates = dict(zip(holders[1:], net.site_names))
-        self._shape: dict[fx.Node, tuple[int, tuple[int, ...]]] = {}  # channels and positions, flattened or not
+        self._shape: dict[
+            fx.Node, tuple[int, tuple[int, ...]]
+        ] = {}  # channels and positions, also of flattened tensors
         used: dict[str, str] = {}
         self.steps: list[Step] = []
         for node in module.graph.nodes:
@@ -151,7 +147,7 @@ class Wiring:
         self.count_values = max(math.prod(s.spatial) for s in self.steps)
         self.row_values = sum(s.channels * math.prod(s.spatial) for s in self.steps)
         self._readers = self._find_readers()
-        # fields whose kernels are asked for once each: no two groups of them need exist at the same time
+        # grouped layers whose kernels are used once each: their groups need not be in memory at the same time
         once = [i for i, found in self._readers.items() if len(found) == 1 and self.steps[found[0]].groups == 1]
         self.passing = {self.steps[i].name for i in once if self.steps[i].groups > 1}
 
@@ -172,19 +168,19 @@ class Wiring:
         return False
 
     def _reads(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """Tensors of the network that a node is made of, those included that come to it in a tuple."""
+        """Tensors of the network that a node depends on, including those in tuples."""
         found: dict[fx.Node, None] = {}
         for n in node.all_input_nodes:
             found.update(dict.fromkeys(self._tuples.get(n, (n,) if n in self._data else ())))
         return tuple(found)
 
     def _maker(self, node: fx.Node) -> fx.Node:
-        """The operation that made a tensor: of a member of a tuple, the one that made the tuple."""
+        """The operation that computes a tensor; for a member of a tuple, the one that computes the tuple."""
         inner = node.all_input_nodes
         return self._maker(inner[0]) if node.target is operator.getitem and inner[0] in self._tuples else node
 
     def _is_fixed(self, node: fx.Node, reads: tuple[fx.Node, ...]) -> bool:
-        """Whether an operation without parameters makes this of the input alone."""
+        """Whether a node depends on the input only, without parameters."""
         if node.op == "placeholder":
             return True
         maker = self._maker(node)
@@ -198,7 +194,7 @@ class Wiring:
         return all(n in self._fixed for n in reads)
 
     def _find_entries(self) -> None:
-        """Cut the graph where the fixed operations on the input end: what the others read is what enters them."""
+        """Extract the fixed operations on the input as a module that returns the tensors at which paths start."""
         entries = dict.fromkeys(n for s in self.steps if not s.fixed for n in s.reads if n in self._fixed)
         names = {s.node: s.name for s in self.steps}
         self.entries = tuple(names[n] for n in entries)
@@ -215,12 +211,9 @@ class Wiring:
         self._enter = fx.GraphModule(self._module, graph)
 
     def entered(self, x: Tensor) -> dict[str, Tensor]:
-        """What paths start from, (n, C, P) float64 by step: the input behind the fixed operations on it.
+        """The inputs x (n, ...) after fixed operations, at which paths start: (n, C, P) float64 by step.
 
-        Parameters
-        ----------
-        x : (n, ...)
-            The network's inputs. A piecewise constant network reads ones instead.
+        A piecewise constant network reads ones instead of x.
         """
         read = torch.ones(len(x), *self.input_shape, dtype=torch.float64, device=x.device) if self.ones else x.double()
         with torch.no_grad():
@@ -248,13 +241,12 @@ class Wiring:
         maker = self._maker(node)
         if maker.op == "call_module":
             return self._module_step(node, step, source, used)
-        target = maker.target if isinstance(maker.target, str) else getattr(maker.target, "__name__", str(maker.target))
-        name = target.strip("_")
+        name = _target(maker).strip("_")
         if any(name.startswith(p) for p in _MAX_POOLS):
             raise _refuse(node, *_MAX_POOLING)
         if name in ("add", "sub", "rsub", "mul", "multiply", "truediv", "div") and value.shape != source.shape:
             why = f"it spreads a tensor of shape {tuple(source.shape)} to {tuple(value.shape)}"
-            raise _refuse(node, why, "Expand neither channels nor positions")
+            raise _refuse(node, why, "Do not broadcast channels or positions")
         if name in ("add", "sub", "rsub"):
             return step("add", self._operands(node, name))
         if name in ("cat", "concat", "concatenate", "hstack"):
@@ -262,9 +254,7 @@ class Wiring:
         if name in ("mul", "multiply", "truediv", "div", "neg"):
             return step("scale", self._number(node, name, fixed))
         if name in ("linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "einsum", "bmm", "tensordot"):
-            raise _refuse(
-                node, "weights used by a function call have no layer of their own", "Use nn.Linear or nn.Conv modules"
-            )
+            raise _refuse(node, "it uses weights outside a layer", "Use nn.Linear or nn.Conv modules")
         return self._flatten_or_map(node, step, source)
 
     def _module_step(self, node: fx.Node, step: Any, source: Tensor, used: dict[str, str]) -> Step:
@@ -276,9 +266,7 @@ class Wiring:
             used[name] = node.name
             if isinstance(module, nn.Linear):
                 if source.ndim != 2:
-                    raise _refuse(
-                        node, f"it reads a tensor of shape {tuple(source.shape)}", "Flatten or pool before it"
-                    )
+                    raise _refuse(node, f"it reads shape {tuple(source.shape)}", "Flatten or pool before it")
                 return step("weight", None)
             return step("weight", self._geometry(module, source), module.groups)
         if isinstance(module, _NORMS):
@@ -291,17 +279,13 @@ class Wiring:
         if "MaxPool" in type(module).__name__:
             raise _refuse(node, *_MAX_POOLING)
         if any(True for _ in module.parameters()):
-            raise _refuse(
-                node, f"{type(module).__name__} has weights whose paths are not known", "Use nn.Linear or nn.Conv"
-            )
+            raise _refuse(node, f"the paths of {type(module).__name__} are not known", "Use nn.Linear or nn.Conv")
         return self._flatten_or_map(node, step, source)
 
     @staticmethod
     def _used_twice(node: fx.Node, name: str, used: dict[str, str], remedy: str) -> RecordError:
-        why = (
-            f"the weights of '{name}' are used twice (also in node '{used[name]}'), so that paths are not products of "
-        )
-        return _refuse(node, why + "different weights", f"Give each call {remedy}")
+        why = f"the weights of '{name}' are used twice (also in node '{used[name]}'), so that paths share weights"
+        return _refuse(node, why, f"Give each call {remedy}")
 
     def _geometry(self, module: Any, source: Tensor) -> tuple[SpatialMap | None, Convolution, tuple[int, ...]]:
         call = geometry(module.weight, source.ndim - 2, module.stride, module.padding, module.dilation)
@@ -315,17 +299,17 @@ class Wiring:
         return spatial, call, read
 
     def _parts(self, node: fx.Node, reads: tuple[fx.Node, ...], name: str) -> tuple[fx.Node, ...]:
-        """The tensors that a join puts one after the other."""
+        """The tensors that are concatenated."""
         dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", node.kwargs.get("axis", 0))
         dim = 1 if name == "hstack" else dim
         given: Any = node.args[0] if node.args else node.kwargs.get("tensors", ())
         parts = tuple(given)
         if any(self._flattened(n) for n in reads):
-            raise _refuse(node, "it joins flattened tensors", "Join channels before flattening")
+            raise _refuse(node, "it concatenates flattened tensors", "Concatenate channels before flattening")
         if dim not in (1, 1 - self._values[reads[0]].ndim):
-            raise _refuse(node, f"it joins tensors along dimension {dim}", "Only channels (dimension 1) can be joined")
+            raise _refuse(node, f"it concatenates along dimension {dim}", "Concatenate channels (dimension 1)")
         if any(n not in self._data for n in parts):
-            raise _refuse(node, "it joins the data with a constant", "Only tensors of the network can be joined")
+            raise _refuse(node, "it concatenates the data with a constant", "Concatenate tensors of the network only")
         return parts
 
     def _operands(self, node: fx.Node, name: str) -> tuple[tuple[fx.Node, float], ...]:
@@ -336,11 +320,11 @@ class Wiring:
         found = tuple((a, sign) for a, sign in zip(node.args, signs) if isinstance(a, fx.Node) and a in self._data)
         if len({self._shape[a] for a, _ in found}) > 1:
             shapes = " and ".join(str(tuple(self._values[a].shape)) for a, _ in found)
-            raise _refuse(node, f"it adds tensors of different layout, {shapes}", "Add tensors of one shape")
+            raise _refuse(node, f"it adds tensors of different shapes, {shapes}", "Add tensors of the same shape")
         return found
 
     def _number(self, node: fx.Node, name: str, fixed: bool) -> float:
-        """What a tensor is multiplied by; a fixed tensor that multiplies the input is part of what enters."""
+        """The number that a tensor is multiplied by; 1 for a fixed tensor times the input, which `entered` includes."""
         if name == "neg":
             return -1.0
         others = [a for a in (*node.args, *node.kwargs.values()) if not (isinstance(a, fx.Node) and a in self._data)]
@@ -350,9 +334,7 @@ class Wiring:
         if fixed and isinstance(value, Tensor):
             return 1.0
         if not isinstance(value, (int, float)):
-            raise _refuse(
-                node, "it multiplies by something that is not a fixed number", "Use batch-norm or a weight layer"
-            )
+            raise _refuse(node, "it does not multiply by a fixed number", "Use batch-norm or a weight layer")
         return 1.0 / float(value) if name in ("truediv", "div") else float(value)
 
     def _flattened(self, node: fx.Node) -> bool:
@@ -360,25 +342,25 @@ class Wiring:
 
     def _flatten_or_map(self, node: fx.Node, step: Any, source: Tensor) -> Step:
         value = self._values[node]
-        # of a flattened tensor, channels and positions stay apart until a dense layer has summed over both
+        # channels and positions of a flattened tensor stay separate until a dense layer sums over both
         if (value.shape == source.shape or value.ndim == 2) and torch.equal(value.flatten(), source.flatten()):
             return step("pass")
         reads = self._reads(node)
         if len(reads) > 1:
-            raise _refuse(node, f"it combines {len(reads)} tensors of the network", "Add them, or join their channels")
+            raise _refuse(node, f"it combines {len(reads)} tensors", "Add them, or concatenate their channels")
         if self._flattened(reads[0]):
             raise _refuse(node, "it rearranges a flattened tensor", "Pool or slice before flattening")
         with torch.no_grad():
-            # constants put beside the input enter with it; they start no path of their own
+            # constants that are added to the input are part of it; they start no path
             offset = self._again(node, torch.zeros_like(source)) if self._is_fixed(node, reads) else 0.0
         try:
             return step("map", self._probe(lambda t: self._again(node, t) - offset, source))
         except (ValueError, RuntimeError, IndexError) as error:
-            known = "Path kernels know pooling, padding, slicing, flattening, additions and joins of channels"
+            known = "Path kernels support pooling, padding, slicing, flattening, addition and concatenation of channels"
             raise _refuse(node, f"it is not a map of positions alone ({error})", known) from error
 
     def _again(self, node: fx.Node, t: Tensor) -> Any:
-        """What a node makes of t, where it read a tensor of the network."""
+        """The result of a node for t in place of the tensor that it reads."""
 
         def given(n: fx.Node) -> Any:
             return self._again(n, t) if n in self._tuples else t if n in self._data else self._values[n]
@@ -386,9 +368,9 @@ class Wiring:
         return call_node(self._module, node, given)
 
     def _probe(self, run: Any, source: Tensor) -> tuple[SpatialMap | None, Tensor | None]:
-        """Find T and π with run(t)(c, p) = Σ_q T(p, q) t(π(c), q), and verify them."""
+        """Find T and π with run(t)(c, p) = Σ_q T(p, q) t(π(c), q), and verify them; None for identities."""
         shape, (channels, size) = source.shape, (source.shape[1], math.prod(tuple(source.shape[2:])))
-        generator = torch.Generator().manual_seed(0)  # its own: nothing of the user's moves
+        generator = torch.Generator().manual_seed(0)  # does not change torch's global random state
         with torch.no_grad():
             scale = 1 + torch.rand(channels, dtype=torch.float64, generator=generator).to(source.device)
             field = 1 + torch.rand(size, dtype=torch.float64, generator=generator).to(source.device)
@@ -404,7 +386,7 @@ class Wiring:
             for q in range(size):
                 unit[q] = 1.0
                 result = run(unit.expand(channels, size).reshape(shape))
-                columns.append(result[0, probe_channel].flatten().clone())  # it may be a view of the probe
+                columns.append(result[0, probe_channel].flatten().clone())  # it may be a view of `unit`
                 unit[q] = 0.0
             matrix = torch.stack(columns, 1)  # (P′, P)
             pattern = matrix @ field
@@ -418,15 +400,13 @@ class Wiring:
             if not torch.allclose(run(check)[0].reshape(want.shape), want, rtol=1e-9, atol=1e-9):
                 raise ValueError("it mixes channels, or is not linear")
         same_channels = len(moved) == channels and bool((moved == torch.arange(channels, device=moved.device)).all())
-        identity = matrix.shape[0] == size and torch.equal(
-            matrix, torch.eye(size, dtype=torch.float64, device=matrix.device)
-        )
+        identity = torch.equal(matrix, torch.eye(size, dtype=torch.float64, device=matrix.device))
         return (None if identity else SpatialMap(matrix)), (None if same_channels else moved)
 
-    # --- what grouped convolutions ask --------------------------------------------------------------------------
+    # --- memory of grouped convolutions -------------------------------------------------------------------------
 
     def _find_readers(self) -> dict[int, list[int]]:
-        """Weight layer → the weight layers, or the output, that read its field, as numbers of steps."""
+        """Weight layer → the weight layers, or the output, that read its field, as indices of steps."""
         fields: dict[fx.Node, set[int]] = {}
         readers: dict[int, list[int]] = {}
         for i, s in enumerate(self.steps):
@@ -440,37 +420,36 @@ class Wiring:
         return readers
 
     def held_values(self, diagonal: bool) -> int:
-        """Most numbers per pair of examples in kernels of groups that are there at the same time."""
+        """Largest number of values per pair of examples in kernels of groups that are in memory at the same time."""
         sizes = [math.prod(s.spatial) ** (1 if diagonal else 2) for s in self.steps]
         until: dict[int, int] = {}
         held = [0] * len(self.steps)
         for i, readers in reversed(self._readers.items()):
             s = self.steps[i]
-            # what is asked for later reads later
+            # a kernel that is computed on demand reads its inputs later
             until[i] = max((until[j] if self.steps[j].name in self.passing else j for j in readers), default=i)
             if s.groups > 1 and s.name not in self.passing:
                 for j in range(i, until[i] + 1):
                     held[j] += s.groups * sizes[i]
-        # a kernel that is made while another layer adds up is there beside that layer's own
+        # a kernel that is computed on demand is in memory together with that of the layer that reads it
         return max(held) + 2 * max((size for s, size in zip(self.steps, sizes) if s.name in self.passing), default=0)
 
-    # --- what the chain form asks -------------------------------------------------------------------------------
+    # --- fully connected chains ---------------------------------------------------------------------------------
 
     @property
     def chain(self) -> bool:
-        """Dense layers and gates in turn, each read once: the kernel is then a product of Grams."""
+        """Whether it is a chain of dense layers and gates, so that the kernel is a product of Grams."""
         kinds: list[str] = []
         reads: list[fx.Node] = []
         for s in self.steps:
-            # a batch-norm of the input is no pass: paths read the input before it, the first layer behind it
+            # a batch-norm of the input counts: paths start before it
             if s.kind == "input" or not (s.fixed or s.kind == "pass" or (s.kind == "norm" and "dense" in kinds)):
                 kinds.append("dense" if s.kind == "weight" and s.detail is None else s.kind)
             reads.extend(s.reads)
-        hidden = len(self._gates)
-        expected = ["input", *(["dense", "gate"] * hidden), "dense", "output"]
+        expected = ["input", *(["dense", "gate"] * len(self._gates)), "dense", "output"]
         return kinds == expected and len(set(reads)) == len(reads)
 
     @property
     def reads_input(self) -> bool:
-        """Whether nothing but flattening comes between the input and what reads it."""
+        """Whether the first layer reads the input itself, flattened or not."""
         return all(s.kind in ("input", "pass") for s in self.steps if s.fixed)

@@ -1,6 +1,6 @@
 """Kernels as lazy operators: sums of Hadamard products of Gram matrices, evaluated in tiles within a memory budget.
 
-The operator, its solvers and its backends are here. Networks are not: `pathlens.kernels` builds kernels from them.
+`pathlens.kernels` builds such operators from networks.
 
 >>> import torch
 >>> from pathlens.linops import GramSum
@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pathlens.linops.approximation import nystrom
 from pathlens.linops.custom import CustomKernel
 from pathlens.linops.factors import Factor, FactorSource, RowStream
-from pathlens.linops.operator import GramSum, KernelOperator
+from pathlens.linops.operator import GramSum, KernelOperator, nystrom
 from pathlens.linops.solvers import Eigenpairs, Solution
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("StoredKernel", "from_zarr"):  # load pathlens.stores
+    if name in ("StoredKernel", "from_zarr"):  # these import pathlens.stores, which is loaded on first use
         from pathlens.linops import stored
 
         return getattr(stored, name)

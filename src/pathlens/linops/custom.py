@@ -1,4 +1,4 @@
-"""`CustomKernel`: a kernel known by a function for its tiles. May import only the errors and the rest of linops."""
+"""`CustomKernel`: a kernel given by a function that computes its tiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlens.precision import exact_precision
 
 
 class CustomKernel(KernelOperator):
-    """A kernel known by a function for its tiles, such as a recursion over image positions.
+    """A kernel given by a function that computes its tiles.
 
     Parameters
     ----------
@@ -24,14 +24,12 @@ class CustomKernel(KernelOperator):
     tile
         ``tile(rows, cols)`` for int64 index tensors (a,), (b,) → (a, b) tensor of the dtype on the device.
     diagonal
-        ``diagonal()`` → (n,); square kernels only. None where the kernel is not square.
+        ``diagonal()`` → (n,); needed if and only if the kernel is square.
     symmetric
-        Whether K_ij = K_ji; it is not checked.
+        Whether K_ij = K_ji; not checked.
     name
         For messages and ``repr``.
-    tile_buffers
-        Tile-sized arrays that ``tile`` holds at once, its result included; sets the tile size for a budget.
-    scaled
+    tile_buffers, max_bytes, scaled
         See `KernelOperator`.
 
     Examples
@@ -67,7 +65,7 @@ class CustomKernel(KernelOperator):
         if dtype not in FLOATS:
             raise DTypeError(f"CustomKernel {name!r}: dtype must be float32 or float64, got {dtype}.")
         self.shape, self.dtype, self.symmetric = (int(n), int(m)), dtype, symmetric
-        self.device = torch.empty(0, device=device).device  # 'cuda' is a name, 'cuda:0' a device
+        self.device = torch.empty(0, device=device).device  # 'cuda' becomes 'cuda:0'
         self._tile, self._diagonal, self._name = tile, diagonal, name
         self.tile_buffers, self.max_bytes, self.scaled = tile_buffers, max_bytes, scaled
 
@@ -84,7 +82,7 @@ class CustomKernel(KernelOperator):
 
     @exact_precision()
     def tile(self, rows: Any, cols: Any) -> Tensor:
-        """The function's tile, its shape, dtype and device checked."""
+        """K on rows (a,) and columns (b,), given as int64 tensors; raises if the function returns another shape."""
         return self._checked(self._tile(rows, cols), (len(rows), len(cols)), "tile")
 
     @exact_precision()

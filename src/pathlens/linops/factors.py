@@ -1,7 +1,7 @@
 """Factor matrices of Gram kernels: resident tensors, or rows that are recomputed block by block.
 
-A factor F is n × r; its rows are known here by their norms, as log₂ in float64, so that products of many of them
-neither overflow nor underflow. What is built from factors lives in ``nodes``. May import only the errors.
+A factor F is n × r. The norms of its rows are kept as log₂ in float64, so that products of many factors neither
+overflow nor underflow.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from pathlens.errors import DTypeError, EmptyDataError, NotFiniteError, RecordError, ShapeError, unknown_name
-from pathlens.indexing import Index, as_tensor, take_rows
+from pathlens.indexing import Index, as_numpy, as_tensor, runs, take_rows
 
 FLOATS = (torch.float32, torch.float64)
-_CHUNK = 1 << 20  # entries looked at together when a factor is checked: small beside any budget
+_CHUNK = 1 << 20  # entries that are checked at once: small compared with any budget
 
 
 @runtime_checkable
 class FactorSource(Protocol):
-    """What can recompute any consecutive rows of one factor, or of a bundle of factors.
+    """An object that recomputes any consecutive rows of one factor, or of several factors together.
 
     ``n`` is the number of rows; ``rows(lo, hi)`` returns the tensor of shape (hi − lo, r), or a mapping from names to
-    such tensors. It must return the same numbers every time, in tensors that it does not write to afterwards.
+    such tensors. It must return the same numbers every time, and must not modify the returned tensors afterwards.
     """
 
     n: int
@@ -43,7 +43,7 @@ class Factor(NamedTuple):
     Attributes
     ----------
     name
-        What messages and ``repr`` call it.
+        Name in messages and in ``repr``.
     left
         (n, r) float32, float64 or bool tensor, a `FactorSource`, or one key of a `RowStream`.
     right
@@ -62,23 +62,30 @@ class Factor(NamedTuple):
     right: Any = None
 
     @classmethod
-    def ones(cls, n: int, m: int | None = None, *, name: str = "1", device: torch.device | str = "cpu") -> Factor:
-        """The all-ones Gram matrix of rank 1, as a bias adds it; ``m`` columns make it a cross kernel."""
+    def ones(cls, n: int, m: int | None = None, *, device: torch.device | str = "cpu") -> Factor:
+        """The Gram matrix of ones, which a bias adds; n × n and symmetric, or n × m with ``m``."""
         left = torch.ones(n, 1, dtype=torch.bool, device=device)
-        return cls(name, left, None if m is None else torch.ones(m, 1, dtype=torch.bool, device=device))
+        return cls("1", left, None if m is None else torch.ones(m, 1, dtype=torch.bool, device=device))
+
+
+def require_alike(what: str, names: tuple[str, str], left: Any, right: Any, remedy: str) -> None:
+    """Raise a `DTypeError` unless two tensors, factors or kernels have the same dtype and device."""
+    if left.dtype != right.dtype or left.device != right.device:
+        sides = (f"{name} is {side.dtype} on {side.device}" for name, side in zip(names, (left, right)))
+        raise DTypeError(f"{what}: {', '.join(sides)}. {remedy}")
 
 
 def log2_norms(block: Tensor, name: str, first_row: int = 0) -> Tensor:
     """log₂ of each row's Euclidean norm, as float64; −inf for a zero row.
 
-    Right to rounding of the dtype for any finite input, however large or small.
+    Accurate to the rounding of the dtype for any finite input.
 
     Parameters
     ----------
     block
         (b, r) tensor.
     name, first_row
-        For the error that names a row with NaN or infinity.
+        Used in the error message for a row with NaN or infinity.
 
     Examples
     --------
@@ -89,7 +96,7 @@ def log2_norms(block: Tensor, name: str, first_row: int = 0) -> Tensor:
         return block.view(torch.uint8).sum(1, dtype=torch.int32).double().log2_().mul_(0.5)
     norms = torch.linalg.vector_norm(block, dim=1).double()
     out = norms.log2()
-    if not float(out.abs().max()) < 49.0:  # squares may have left the dtype, or NaN came in
+    if not float(out.abs().max()) < 49.0:  # squares may have overflowed or underflowed, or the input has NaN
         which = (~((norms > 1e-15) & (norms < 1e15))).nonzero()[:, 0]
         for part in which.split(max(_CHUNK // block.shape[1], 1)):
             out[part] = _careful_log2_norms(block[part], name, part + first_row)
@@ -97,16 +104,15 @@ def log2_norms(block: Tensor, name: str, first_row: int = 0) -> Tensor:
 
 
 def _careful_log2_norms(block: Tensor, name: str, row_numbers: Tensor) -> Tensor:
-    """The same for rows whose squares leave the dtype: scaled by a power of two first, and checked to be finite."""
+    """`log2_norms` of rows whose squares leave the range of the dtype: scales them first, and checks for NaN."""
     peak = block.abs().amax(1)
     bad = ~torch.isfinite(peak)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
         column = int((~torch.isfinite(block[row])).nonzero()[0, 0])
         raise NotFiniteError(
-            f"GramSum: factor {name!r} has {float(block[row, column])} at row "
-            f"{int(row_numbers[row])}, column {column}. Clean the data, or check that training did "
-            f"not diverge."
+            f"GramSum: factor {name!r} has {float(block[row, column])} at row {int(row_numbers[row])}, column {column}."
+            " Clean the data, or check that training did not diverge."
         )
     exponent = torch.frexp(peak.double()).exponent.double().clamp(min=-1000.0)
     scaled = block.double() * torch.exp2(-exponent)[:, None]
@@ -134,7 +140,7 @@ class FactorRows(ABC):
 
     @abstractmethod
     def take(self, index: Index) -> Tensor:
-        """The rows asked for, (b, r), in the factor's own dtype; must not be written to."""
+        """Rows of the factor, (b, r), in its own dtype; must not be modified."""
 
     @abstractmethod
     def log2_norms(self, index: Index) -> Tensor:
@@ -142,16 +148,16 @@ class FactorRows(ABC):
 
     @property
     def spread(self) -> float:
-        """The largest |log₂ norm|; infinite if a row is zero, or if rows would have to be computed first."""
+        """The largest |log₂ norm|; infinite if a row is zero or if the rows are streamed."""
         return math.inf
 
     @abstractmethod
     def bits(self, index: Index) -> np.ndarray:
-        """The rows as packed bits, (b, ⌈r/32⌉) uint32; for binary factors on the CPU only."""
+        """The rows as packed bits, (b, ⌈r/32⌉) uint32; only for binary factors on the CPU."""
 
     @abstractmethod
     def row_bytes(self, itemsize: int) -> int:
-        """Bytes that one gathered and scaled row takes beyond the factor itself."""
+        """Bytes that one gathered and scaled row needs in addition to the factor."""
 
 
 def pack_bits(block: Tensor) -> np.ndarray:
@@ -171,14 +177,14 @@ def pack_bits(block: Tensor) -> np.ndarray:
 
 
 def _is_binary(block: Tensor) -> bool:
-    """Whether all entries are 0 or 1; a few entries alone tell most that are not."""
+    """Whether all entries are 0 or 1; checks a few entries first, which rejects most other blocks."""
     if block.dtype == torch.bool:
         return True
     return all(v in (0.0, 1.0) for v in block[0, :16].tolist()) and bool(((block == 0) | (block == 1)).all())
 
 
 class ResidentRows(FactorRows):
-    """A factor held as a tensor; the tensor is kept by reference and detached, never copied or written to."""
+    """A factor in memory; the tensor is detached and kept by reference, never copied or modified."""
 
     def __init__(self, name: str, tensor: Tensor) -> None:
         self.name = name
@@ -212,12 +218,10 @@ class ResidentRows(FactorRows):
         if self._bits is None:
             step = max(_CHUNK // self.r, 1)
             self._bits = np.concatenate([pack_bits(self.tensor[lo : lo + step]) for lo in range(0, self.n, step)])
-        if isinstance(index, range) and index.step == 1:
-            return self._bits[index.start : index.stop]
-        return self._bits[as_tensor(index, torch.device("cpu")).numpy()]
+        return self._bits[as_numpy(index)]
 
     def row_bytes(self, itemsize: int) -> int:
-        return 2 * self.r * itemsize + 32  # a gathered copy, the scaled one, and exponents
+        return 2 * self.r * itemsize + 32  # a gathered copy, a scaled copy, and exponents
 
 
 class RowStream:
@@ -230,7 +234,7 @@ class RowStream:
 
     Notes
     -----
-    The two latest blocks are kept, because a tile needs one block of rows and one of columns.
+    The last two blocks are cached, because a tile needs one block of rows and one of columns.
 
     Examples
     --------
@@ -265,20 +269,20 @@ class RowStream:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the factors; one empty name where the source returns a bare tensor."""
+        """Names of the factors; one empty name if the source returns a tensor."""
         return tuple(self._probe)
 
     def __getitem__(self, key: str) -> StreamedRows:
         if key not in self._probe:
             raise unknown_name("streamed factor", key, self._probe)
-        if key not in self._rows:  # one object per key, so that 'the same object on both sides' means what it says
-            probe = check_matrix(self._probe[key], key or type(self.source).__name__)
-            self._rows[key] = StreamedRows(key or type(self.source).__name__, self, key, probe)
-            self.forget()  # blocks kept so far lack this factor
+        if key not in self._rows:  # one object per key: a Gram is symmetric if both sides are the same object
+            name = key or type(self.source).__name__
+            self._rows[key] = StreamedRows(name, self, key, check_matrix(self._probe[key], name))
+            self.forget()  # cached blocks lack this factor
         return self._rows[key]
 
     def block(self, index: Index) -> dict[str, tuple[Tensor, Tensor]]:
-        """Factor name → (the rows asked for, log₂ of their norms), checked."""
+        """Factor name → (rows of the index, log₂ of their norms), checked."""
         if isinstance(index, range) and index.step == 1:
             key: tuple[int, int] | bytes = (index.start, index.stop)
         else:
@@ -287,15 +291,14 @@ class RowStream:
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        while len(self._kept) > 1:  # before asking, so that no third block is ever alive
+        while len(self._kept) > 1:  # first, so that a third block is never in memory
             self._kept.popitem(last=False)
         if isinstance(index, range):
             got = self._checked(index.start, index.stop)
         else:
             ordered, back = torch.unique(index, return_inverse=True)
-            # Runs of neighbours are asked for together; no run is longer than the index, so the budget holds.
-            runs = torch.tensor_split(ordered, ((ordered.diff() != 1).nonzero()[:, 0] + 1).tolist())
-            parts = [self._checked(int(run[0]), int(run[-1]) + 1) for run in runs]
+            # Consecutive rows are computed together; no run is longer than the index, so the budget holds.
+            parts = [self._checked(lo, hi) for lo, hi in runs(ordered)]
             got = {}
             for name in self._rows:
                 rows = torch.cat([part[name][0] for part in parts])
@@ -310,7 +313,7 @@ class RowStream:
     def _checked(self, lo: int, hi: int) -> dict[str, tuple[Tensor, Tensor]]:
         checked = {}
         table = self._ask(lo, hi)
-        for key in self._rows:  # what nobody asked for is dropped
+        for key in self._rows:  # factors that are not used are dropped
             probe, name = self._probe[key], key or type(self.source).__name__
             if key not in table:
                 raise RecordError(
@@ -328,7 +331,7 @@ class RowStream:
         return checked
 
     def forget(self) -> None:
-        """Drop the kept blocks."""
+        """Clear the cache of blocks."""
         self._kept.clear()
 
 
@@ -340,7 +343,7 @@ class StreamedRows(FactorRows):
         self.n, self.r = stream.n, probe.shape[1]
         self.dtype, self.device = probe.dtype, probe.device
         self.streamed = True
-        self.binary = self.dtype == torch.bool  # of a float stream all rows would have to be computed first
+        self.binary = self.dtype == torch.bool  # floats are not checked, since that takes all rows
 
     def take(self, index: Index) -> Tensor:
         return self.stream.block(index)[self.key][0]
@@ -352,11 +355,11 @@ class StreamedRows(FactorRows):
         return pack_bits(self.take(index))
 
     def row_bytes(self, itemsize: int) -> int:
-        return self.r * (self.dtype.itemsize + 2 * itemsize) + 48  # the kept block, a gathered copy, the scaled one
+        return self.r * (self.dtype.itemsize + 2 * itemsize) + 48  # the cached block, a gathered copy, a scaled copy
 
 
 def check_matrix(value: Any, name: str) -> Tensor:
-    """A factor as a tensor, or the error that says what is wrong with it."""
+    """A factor as a tensor; raises if it is no matrix of floats or bools."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if not isinstance(value, Tensor):
@@ -380,12 +383,10 @@ def check_matrix(value: Any, name: str) -> Tensor:
 
 
 class RowTable:
-    """Turns what users give into `FactorRows`, one per object, so that shared factors are checked and streamed once."""
+    """Converts factors to `FactorRows`, once per object: shared factors are checked and streamed once."""
 
     def __init__(self) -> None:
-        self._known: dict[
-            int, tuple[Any, FactorRows]
-        ] = {}  # the object itself is kept: an id is only unique while it lives
+        self._known: dict[int, tuple[Any, FactorRows]] = {}  # keeps the object alive: ids are unique only until then
 
     def rows(self, value: Any, name: str) -> FactorRows:
         """The rows of a tensor, an array, a `FactorSource`, or a key of a `RowStream`."""
@@ -401,8 +402,8 @@ class RowTable:
             stream = value if isinstance(value, RowStream) else RowStream(value)
             if stream.names != ("",):
                 raise RecordError(
-                    f"GramSum: factor {name!r} is a bundle of {', '.join(stream.names)}; choose one, for "
-                    f"example RowStream(source)[{stream.names[0]!r}]."
+                    f"GramSum: factor {name!r} is a bundle of {', '.join(stream.names)}; choose one, for example "
+                    f"RowStream(source)[{stream.names[0]!r}]."
                 )
             return stream[""]
         return ResidentRows(name, check_matrix(value, name))

@@ -1,14 +1,14 @@
-"""K @ V: the factored way where it needs fewer operations, tiles otherwise, term by term.
+"""K @ V: each term by factors or by tiles, whichever takes fewer operations.
 
 For a term A Aᵀ ∘ B Bᵀ and a vector v, (K v)_i = Σ_ab A_ia B_ib M_ab with M = Aᵀ Diag(v) B: 2(n + m)·r₁r₂ operations
-instead of n·m·(2r₁ + 2r₂). Products of more factors are split into two groups, each multiplied out over its columns in
-row blocks. May import only the errors and the rest of linops.
+instead of n·m·(2r₁ + 2r₂). Products of more factors are split into two groups, each multiplied out over its columns.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from pathlens.budgets import blocks
 from pathlens.errors import DTypeError, NotFiniteError, ShapeError
 from pathlens.linops.evaluate import Evaluator, overflow_error
+from pathlens.linops.factors import require_alike
 from pathlens.linops.nodes import Gram, Hadamard, Node, Scaled, Side, Sum, exp2_scale, strip
 from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
@@ -23,14 +24,14 @@ from pathlens.progress import ProgressBar
 
 @dataclass(frozen=True)
 class MatmulPlan:
-    """Which terms go which way for k columns, and what that costs in operations.
+    """Which terms of K @ V are computed by factors and which by tiles.
 
     Attributes
     ----------
     factored, tiled
-        Terms by way.
+        The terms.
     factored_flops, tiled_flops
-        Cost of all terms if all went that way; ``inf`` where one cannot.
+        Operations if all terms were computed this way; ``inf`` if one cannot be.
     """
 
     factored: tuple[Node, ...]
@@ -39,35 +40,31 @@ class MatmulPlan:
     tiled_flops: float
 
     def __str__(self) -> str:
-        way = (
-            "factored"
-            if not self.tiled
-            else "tiles"
-            if not self.factored
-            else (f"factored for {len(self.factored)} terms, tiles for {len(self.tiled)}")
-        )
+        way = f"factored for {len(self.factored)} terms, tiles for {len(self.tiled)}"
+        if not self.tiled or not self.factored:
+            way = "tiles" if self.tiled else "factored"
         against = "no factors to use" if math.isinf(self.factored_flops) else f"factored {self.factored_flops:.1e}"
         return f"{way} (operations per vector: {against}, tiles {self.tiled_flops:.1e})"
 
 
 def _inner_pair(node: Node) -> tuple[int, int]:
-    """Columns (R_P, R_Q) of the two feature matrices of a term."""
+    """Numbers of columns (R_P, R_Q) of the two feature matrices of a term."""
     while not isinstance(node, (Gram, Sum, Hadamard)):
-        node = node.children()[0]
+        node = node.children[0]
     if not isinstance(node, Hadamard):
         return node.rank or 0, 1
-    ranks = [child.rank or 0 for child in node.children()]
+    ranks = [child.rank or 0 for child in node.children]
     first, second = node.groups()
     return math.prod(ranks[f] for f in first), math.prod(ranks[f] for f in second)
 
 
 def plan_matmul(evaluator: Evaluator, k: int) -> MatmulPlan:
-    """Decide for each term, by the count of operations, and by whether its middle matrix fits half the budget."""
+    """Choose for each term by its operations; the middle matrices of factored terms must fit half of the budget."""
     n, m = evaluator.node.n, evaluator.node.m
     half = 0.5 if evaluator.node.symmetric else 1.0
     factored, tiled = [], []
     total_factored = total_tiled = 0.0
-    room = evaluator.budget / 2
+    free = evaluator.budget / 2
     for term in evaluator.node.summands():
         by_tiles = n * m * (half * term.entry_flops(evaluator.backend.gram_flops) + 2.0 * k)
         by_factors = math.inf
@@ -75,38 +72,34 @@ def plan_matmul(evaluator: Evaluator, k: int) -> MatmulPlan:
             p, q = _inner_pair(term)
             middle = p * q * evaluator.dtype.itemsize
             by_factors = 2.0 * (n + m) * (p * q * k + (p + q) * (k if q > 1 else 1))
-            if middle > room:
+            if middle > free:
                 by_factors = math.inf
         total_tiled += by_tiles
         total_factored += by_factors
         if by_factors < by_tiles:
             factored.append(term)
-            room -= middle
+            free -= middle
         else:
             tiled.append(term)
     return MatmulPlan(tuple(factored), tuple(tiled), total_factored, total_tiled)
 
 
-def check_vectors(evaluator: Evaluator, v: Tensor) -> Tensor:
-    """V as an (m, k) matrix, or the error that says why it cannot be multiplied."""
+def check_vectors(evaluator: Evaluator, v: Tensor, what: str = "K @ V", name: str = "V") -> Tensor:
+    """V as an (m, k) matrix; raises if the kernel cannot be multiplied by it."""
     m = evaluator.node.m
     if not isinstance(v, Tensor):
         raise DTypeError(
-            f"K @ V: V is a {type(v).__name__}, expected a torch tensor of {evaluator.dtype}. "
-            f"Convert it with torch.from_numpy."
+            f"{what}: {name} is a {type(v).__name__}, expected a torch tensor of {evaluator.dtype}. "
+            "Convert it with torch.from_numpy."
         )
     if v.ndim not in (1, 2) or v.shape[0] != m:
         raise ShapeError(
-            f"K @ V: V has shape {tuple(v.shape)}, expected ({m},) or ({m}, k) for a kernel of shape "
+            f"{what}: {name} has shape {tuple(v.shape)}, expected ({m},) or ({m}, k) for a kernel of shape "
             f"({evaluator.node.n}, {m})."
         )
-    if v.dtype != evaluator.dtype or v.device != evaluator.device:
-        raise DTypeError(
-            f"K @ V: V is {v.dtype} on {v.device}, the kernel {evaluator.dtype} on {evaluator.device}. "
-            f"Convert V with `.to(K.device, K.dtype)`."
-        )
+    require_alike(what, (name, "the kernel"), v, evaluator, f"Convert {name} with `.to(K.device, K.dtype)`.")
     if not bool(torch.isfinite(v).all()):
-        raise NotFiniteError(f"K @ V: V of shape {tuple(v.shape)} contains NaN or infinity.")
+        raise NotFiniteError(f"{what}: {name} of shape {tuple(v.shape)} contains NaN or infinity.")
     return v.detach().reshape(m, -1)
 
 
@@ -116,14 +109,14 @@ def matmul(evaluator: Evaluator, v: Tensor) -> Tensor:
     matrix = check_vectors(evaluator, v)
     n, k = evaluator.node.n, matrix.shape[1]
     plan = plan_matmul(evaluator, k)
-    # Sums over terms run in float64: their sizes may differ by more than the dtype holds.
+    # Terms are added in float64: their sizes may differ by more than the precision of the dtype.
     out = torch.zeros(n, k, dtype=torch.float64, device=evaluator.device)
     reserve = (n + evaluator.node.m) * k * 16
     if plan.factored:
         _factored(evaluator, plan.factored, matrix, out, reserve)
     if plan.tiled:
         rest = evaluator.node if not plan.factored else Sum(plan.tiled) if len(plan.tiled) > 1 else plan.tiled[0]
-        _tiled(evaluator.sub(rest), matrix, out, reserve)
+        _tiled(replace(evaluator, node=rest), matrix, out, reserve)
     result = out.to(evaluator.dtype)
     if not bool(torch.isfinite(result).all()):
         top = float(out.abs().max().log2()) if bool(torch.isfinite(out).all()) else 1024.0
@@ -132,7 +125,7 @@ def matmul(evaluator: Evaluator, v: Tensor) -> Tensor:
 
 
 def _weigh(v: Tensor, exponent: Tensor) -> tuple[Tensor, float]:
-    """(v · 2^(e − top), top) with top chosen so that nothing overflows; top is −inf where v is zero."""
+    """(v · 2^(e − top), top) with top chosen so that nothing overflows; top is −inf if v is zero."""
     top = float((torch.log2(v.double().abs().amax(1)) + exponent).max())
     if math.isinf(top):
         return v, top
@@ -141,7 +134,7 @@ def _weigh(v: Tensor, exponent: Tensor) -> tuple[Tensor, float]:
 
 
 def _add(out: Tensor, rows: slice, values: Tensor, exponent: Tensor) -> None:
-    """out[rows] += values · 2^exponent; exponents of −inf say that the values are zero."""
+    """out[rows] += values · 2^exponent; an exponent of −inf means that the values are zero."""
     if not bool(torch.isinf(exponent).any()):
         out[rows] += exp2_scale(values.double(), exponent[:, None])
 
@@ -168,33 +161,30 @@ def _tiled(evaluator: Evaluator, v: Tensor, out: Tensor, reserve: int) -> None:
 
 def _khatri_rao(parts: list[Tensor]) -> Tensor:
     """Row-wise products of all columns: (b, r₁), (b, r₂), … → (b, r₁r₂…)."""
-    out = parts[0]
-    for part in parts[1:]:
-        out = (out[:, :, None] * part[:, None, :]).flatten(1)
-    return out
+    return reduce(lambda x, y: (x[:, :, None] * y[:, None, :]).flatten(1), parts)
 
 
 def features(node: Node, side: Side, dtype: torch.dtype) -> Tensor:
-    """Explicit unit features (b, R) of one side; signs and mantissas go to the right one."""
+    """Explicit unit features (b, R) of one side; the right side includes the numbers that scale a node."""
     node, side = strip(node, side)
     if isinstance(node, Gram):
         return side.unit_rows(dtype)
     if isinstance(node, Scaled):
         inner = features(node.child, side.parts[0], dtype)
         return inner * node.mantissa if side.right else inner
-    parts = [features(child, part, dtype) for child, part in zip(node.children(), side.parts)]
+    parts = [features(child, part, dtype) for child, part in zip(node.children, side.parts)]
     return torch.cat(parts, dim=1) if isinstance(node, Sum) else _khatri_rao(parts)
 
 
 def _feature_pair(node: Node, side: Side, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """(P, Q) with unit features = row-wise products of P and Q; Q is None where one matrix says it all."""
+    """(P, Q) such that the unit features are the row-wise products of P and Q; Q is None if P alone is enough."""
     node, side = strip(node, side)
     if isinstance(node, Scaled):
         p, q = _feature_pair(node.child, side.parts[0], dtype)
         return (p * node.mantissa if side.right else p), q
     if not isinstance(node, Hadamard):
         return features(node, side, dtype), None
-    parts = [features(child, part, dtype) for child, part in zip(node.children(), side.parts)]
+    parts = [features(child, part, dtype) for child, part in zip(node.children, side.parts)]
     first, second = node.groups()
     return _khatri_rao([parts[f] for f in first]), _khatri_rao([parts[f] for f in second]) if second else None
 
@@ -203,19 +193,19 @@ def _factored(evaluator: Evaluator, terms: tuple[Node, ...], v: Tensor, out: Ten
     dtype, size, k = evaluator.dtype, evaluator.dtype.itemsize, v.shape[1]
     widths = [_inner_pair(term) for term in terms]
     middle = sum(p * q for p, q in widths) * size
-    # Columns go together as long as their middle matrices fit in half of what is left.
+    # As many columns at once as have middle matrices that fit half of the remaining budget.
     group = max(min(k, int((evaluator.budget - reserve) // (2 * middle)) if middle else k), 1)
     scratch = 3 * max(p + q for p, q in widths) * size
     if all(q == 1 for _, q in widths):
         scratch += 2 * group * size
-    step = evaluator.row_plan(reserve=reserve + group * middle, row_bytes=scratch, what="a block of factor rows")
+    step = evaluator.row_plan("a block of factor rows", reserve=reserve + group * middle, row_bytes=scratch)
     column_blocks, row_blocks = blocks(evaluator.node.m, step), blocks(evaluator.node.n, step)
     with ProgressBar("K @ V by factors", (len(column_blocks) + len(row_blocks)) * -(-k // group)) as bar:
         for columns in blocks(k, group):
             part = slice(columns.start, columns.stop)
             middles: list[Tensor | None] = [None] * len(terms)
             tops = [0.0] * len(terms)
-            for cols in column_blocks:  # blocks outside, terms inside: a streamed bundle is recomputed once per block
+            for cols in column_blocks:  # blocks in the outer loop: streamed factors are recomputed once per block
                 for t, term in enumerate(terms):
                     side = term.side(cols, True)
                     weighed, top = _weigh(v[cols.start : cols.stop, part], side.exponent)
@@ -223,7 +213,7 @@ def _factored(evaluator: Evaluator, terms: tuple[Node, ...], v: Tensor, out: Ten
                     old = middles[t]
                     if old is None or math.isinf(tops[t]):
                         middles[t], tops[t] = new, top
-                    elif not math.isinf(top):  # blocks differ in size: bring both to the larger one
+                    elif not math.isinf(top):  # use the larger of both exponents
                         high = max(tops[t], top)
                         middles[t] = _shift(old, tops[t] - high) + _shift(new, top - high)
                         tops[t] = high
@@ -243,14 +233,14 @@ def _shift(value: Tensor, by: float) -> Tensor:
 
 
 def _contract(p: Tensor, q: Tensor | None, v: Tensor) -> Tensor:
-    """Pᵀ Diag(v) Q for every column of v, (k, R_P, R_Q); without Q simply Pᵀ v, (R_P, k)."""
+    """Pᵀ Diag(v) Q for every column of v, (k, R_P, R_Q); Pᵀ v, (R_P, k), if Q is None."""
     if q is None:
         return p.T @ v
     return torch.stack([p.T @ (q * v[:, c : c + 1]) for c in range(v.shape[1])])
 
 
 def _expand(p: Tensor, q: Tensor | None, middle: Tensor) -> Tensor:
-    """rowsum((P M) ∘ Q) for every column, (b, k); without Q simply P M."""
+    """rowsum((P M) ∘ Q) for every column, (b, k); P M if Q is None."""
     if q is None:
         return p @ middle
     return torch.stack([torch.einsum("ij,ij->i", p @ middle[c], q) for c in range(len(middle))], dim=1)

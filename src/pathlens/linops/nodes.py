@@ -1,10 +1,7 @@
 """The expression tree of a kernel: Gram, Sum, Hadamard, Scaled, Select and OperatorNode nodes, and their sides.
 
-A *side* is a node restricted to some rows (or columns). It carries, per row i, an integer exponent eᵢ and a bound on
-the norm, so that K_ij = 2^eᵢ · K̂_ij · 2^eⱼ with |K̂_ij| ≤ νᵢνⱼ and ν moderate whatever the sizes of the factors. Rows of
-norm within 2^±16 stay as they are (no copy), others are brought to norm in [½, 1); powers of two make this exact, so
-integer counts stay integers. Tiles are made from two sides by a backend; a tree is never multiplied out. May import
-only the errors and the rest of linops.
+A *side* is a node restricted to some rows (or columns), with its scale split off as powers of two. A backend computes
+tiles from two sides.
 """
 
 from __future__ import annotations
@@ -12,27 +9,28 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from pathlens.errors import DTypeError, ShapeError
+from pathlens.errors import ShapeError
 from pathlens.indexing import Index, as_tensor, compose, same_index
-from pathlens.linops.factors import FactorRows
+from pathlens.linops.factors import FactorRows, require_alike
 
 if TYPE_CHECKING:
     from pathlens.linops.operator import KernelOperator
 
 _MINUS_INF = float("-inf")
-_MODERATE = 16.0  # log₂ of norms that need no scaling: a copy of every factor row costs as much as a product with it
-_DRIFT = 16.0  # log₂ of the norm of a running product beyond which the next factor brings it back
+_MODERATE = 16.0  # |log₂| of norms that need no scaling: copying a factor row costs as much as multiplying by it
+_DRIFT = 16.0  # |log₂| of the norm of a running product above which the next factor compensates
 
 
 def exp2_scale(block: Tensor, exponent: Tensor) -> Tensor:
-    """block · 2^exponent, exact, even where the power of two itself does not fit the dtype.
+    """block · 2^exponent, exact even if the power of two itself does not fit the dtype.
 
-    ``exponent`` must broadcast against ``block``; where the result overflows or underflows it does so as IEEE says.
+    ``exponent`` must broadcast against ``block``. Overflow and underflow of the result follow IEEE 754.
 
     >>> exp2_scale(torch.tensor([1e-40]), torch.tensor([140.0], dtype=torch.float64))
     tensor([139.3789])
@@ -62,7 +60,7 @@ def exp2_scale_(block: Tensor, exponent: Tensor) -> None:
 def _powers(exponent: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """Powers of two that fit the dtype and multiply to 2^exponent."""
     limit = 120.0 if dtype == torch.float32 else 1000.0
-    rest = exponent.clamp(-6 * limit, 6 * limit)  # enough to take the largest number to zero, the least to infinity
+    rest = exponent.clamp(-6 * limit, 6 * limit)  # enough to scale the largest number to 0, the smallest to infinity
     powers: list[Tensor] = []
     while not powers or bool((rest != 0).any()):
         step = rest.clamp(-limit, limit)
@@ -72,59 +70,43 @@ def _powers(exponent: Tensor, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _row_exponents(log_norm: Tensor) -> Tensor:
-    """Exponents to split off: 0 for moderate and for zero rows, else those that leave a norm in [½, 1)."""
+    """Exponents to split off: 0 for moderate and for zero rows; for others, the remaining norm is in [½, 1)."""
     return torch.where(torch.isfinite(log_norm) & (log_norm.abs() > _MODERATE), torch.floor(log_norm) + 1.0, 0.0)
 
 
+@dataclass(slots=True, eq=False)
 class Side:
-    """One side of a node on b rows.
+    """One side of a node, restricted to b rows (or columns).
+
+    K_ij = 2^eᵢ · K̂_ij · 2^eⱼ with |K̂_ij| ≤ νᵢνⱼ and moderate ν, whatever the sizes of the factors. Factor rows with a
+    norm in 2^±16 are used as they are, without a copy; others are scaled to a norm in [½, 1). Powers of two make this
+    exact, so that integer counts stay integers.
 
     Attributes
     ----------
     exponent
-        (b,) float64 integers e: the true rows are 2^e times the unit ones.
+        (b,) float64 integers e: the true rows are 2^e times the unit rows.
     log_norm
-        (b,) float64, log₂ of a bound ν on the unit rows, |K̂_ij| ≤ νᵢνⱼ; −inf flags a zero row.
+        (b,) float64, log₂ of ν; −inf marks a zero row.
     parts
         Sides of the children.
+    spread
+        A bound on |log_norm|; infinite if none is known without computing it.
     """
 
-    __slots__ = (
-        "_block",
-        "_cut",
-        "_exponent",
-        "_level",
-        "_log_norm",
-        "_shift",
-        "_unshifted",
-        "_whole",
-        "index",
-        "node",
-        "parts",
-        "right",
-        "spread",
-    )
-
-    def __init__(
-        self,
-        node: Node,
-        index: Index,
-        right: bool,
-        exponent: Tensor | None,
-        log_norm: Tensor | None,
-        parts: Sequence[Side] = (),
-        shift: Tensor | None = None,
-    ) -> None:
-        self.node, self.index, self.right = node, index, right
-        self._exponent, self._log_norm = exponent, log_norm
-        self.parts = tuple(parts)
-        self._shift = shift
-        self._block: Tensor | None = None
-        self._level: bool | None = None
-        self._unshifted: bool | None = None
-        self._whole: Side | None = None  # what this side was cut from; numbers are cut when asked for
-        self._cut = slice(None)
-        self.spread = math.inf  # a bound on |log_norm|, where one is known without looking
+    node: Node
+    index: Index
+    right: bool
+    _exponent: Tensor | None
+    _log_norm: Tensor | None
+    parts: Sequence[Side] = ()
+    _shift: Tensor | None = None
+    spread: float = math.inf
+    _level: bool | None = None
+    _unshifted: bool | None = None
+    _block: Tensor | None = None
+    _whole: Side | None = None  # the side that this one is a slice of; its tensors are sliced on first use
+    _cut: slice | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -145,14 +127,20 @@ class Side:
 
     @property
     def shift(self) -> Tensor | None:
-        """log₂ of what takes the stored rows to the unit ones; leaves of the tree only."""
+        """log₂ of the ratio between unit rows and stored rows; leaves of the tree only."""
         if self._shift is None and self._whole is not None and self._whole.shift is not None:
             self._shift = self._whole.shift[self._cut]
         return self._shift
 
     @property
+    def rows(self) -> FactorRows:
+        """The factor of a Gram node on this side."""
+        assert isinstance(self.node, Gram)
+        return self.node.right if self.right else self.node.left
+
+    @property
     def level(self) -> bool:
-        """Whether no row has an exponent: unit rows are the true ones."""
+        """Whether all exponents are zero, so that the unit rows are the true rows."""
         if self._level is None:
             self._level = not bool(self.exponent.any())
         return self._level
@@ -165,8 +153,8 @@ class Side:
         return self._unshifted
 
     def lift(self, by: Tensor) -> None:
-        """Multiply the unit rows by 2^by, finite, and lower the exponents to match."""
-        assert self._block is None, "a side is lifted before its rows are gathered"
+        """Multiply the unit rows by 2^by, which is finite, and lower the exponents to match."""
+        assert self._block is None, "a side must be lifted before its rows are gathered"
         self._level = self._unshifted = None
         self.spread = math.inf
         self._exponent = self.exponent - by
@@ -180,56 +168,51 @@ class Side:
             self.parts[0].lift(by)
 
     def narrow(self, lo: int, hi: int) -> Side:
-        """Rows lo … hi−1 of this side, which must not be lifted any more."""
-        cut = Side(
-            self.node,
-            compose(self.index, range(lo, hi)),
-            self.right,
-            None,
-            None,
-            [part.narrow(lo, hi) for part in self.parts],
-        )
+        """Rows lo … hi−1 of this side, which must not be lifted afterwards."""
+        index = compose(self.index, range(lo, hi))
+        cut = Side(self.node, index, self.right, None, None, [part.narrow(lo, hi) for part in self.parts])
         cut._whole, cut._cut = self, slice(lo, hi)
-        cut._level, cut._unshifted = self.level or None, self.unshifted or None  # asked once for all blocks
+        cut._level, cut._unshifted = self.level or None, self.unshifted or None  # computed once for all slices
         return cut
 
     def unit_rows(self, dtype: torch.dtype) -> Tensor:
         """The unit rows of a Gram node, (b, r); gathered on first use and kept while the side lives."""
         if self._block is None:
-            assert isinstance(self.node, Gram)
-            raw = self.node.side_rows(self.right).take(self.index).to(dtype)
+            raw = self.rows.take(self.index).to(dtype)
             shift = None if self.unshifted else self.shift
             self._block = raw if shift is None else exp2_scale(raw, shift[:, None])
         return self._block
 
 
 class Node(ABC):
-    """A kernel on n × m pairs, as an expression. Final classes: Gram, Sum, Hadamard, Scaled, Select, OperatorNode."""
+    """An n × m kernel as an expression. Final classes: Gram, Sum, Hadamard, Scaled, Select, OperatorNode."""
 
     n: int
     m: int
     symmetric: bool
+    children: tuple[Node, ...] = ()
 
     @abstractmethod
     def side(self, index: Index, right: bool) -> Side:
-        """Rows (or, with ``right``, columns) of the node, exponents split off."""
-
-    def children(self) -> tuple[Node, ...]:
-        """Direct children."""
-        return ()
+        """Rows (with ``right``, columns) of the node, with exponents split off."""
 
     @property
     def rank(self) -> int | None:
         """Number of columns of explicit features Φ with K = Φ Ψᵀ; None if there are none."""
-        return None
+        ranks = [child.rank for child in self.children if child.rank is not None]
+        return self.combined_rank(ranks) if ranks and len(ranks) == len(self.children) else None
 
-    @abstractmethod
+    def combined_rank(self, ranks: list[int]) -> int:
+        """The rank that follows from those of the children."""
+        return sum(ranks)
+
     def entry_flops(self, gram: Callable[[Gram], float]) -> float:
         """Operations per entry of a tile, given those of a Gram node."""
+        return sum(child.entry_flops(gram) + 1 for child in self.children) - 1
 
-    @abstractmethod
     def buffers(self) -> int:
-        """Tile-sized buffers alive at once while a tile is computed, the result included."""
+        """Tile-sized buffers in use at once while a tile is computed, including the result."""
+        return max([self.children[0].buffers(), *(1 + child.buffers() for child in self.children[1:])])
 
     @abstractmethod
     def formula(self) -> str:
@@ -239,7 +222,7 @@ class Node(ABC):
         """Gram and OperatorNode nodes, left to right."""
         if isinstance(self, (Gram, OperatorNode)):
             yield self
-        for child in self.children():
+        for child in self.children:
             yield from child.leaves()
 
     def summands(self) -> list[Node]:
@@ -248,7 +231,7 @@ class Node(ABC):
 
 
 class Gram(Node):
-    """left · rightᵀ; symmetric exactly if both are the same object."""
+    """left · rightᵀ; symmetric if and only if both are the same object."""
 
     def __init__(self, name: str, left: FactorRows, right: FactorRows | None = None) -> None:
         self.name = name
@@ -257,14 +240,10 @@ class Gram(Node):
         self.symmetric = self.right is self.left
         if self.left.r != self.right.r:
             raise ShapeError(
-                f"GramSum: factor {name!r} has {self.left.r} columns on the left and {self.right.r} on "
-                f"the right. Record both with the same network."
+                f"GramSum: factor {name!r} has {self.left.r} columns on the left and {self.right.r} on the right. "
+                "Record both with the same network."
             )
-        if self.left.dtype != self.right.dtype or self.left.device != self.right.device:
-            raise DTypeError(
-                f"GramSum: factor {name!r} is {self.left.dtype} on {self.left.device} on the left and "
-                f"{self.right.dtype} on {self.right.device} on the right. Convert one of them."
-            )
+        require_alike(f"GramSum: factor {name!r}", ("left", "right"), self.left, self.right, "Convert one of them.")
         self.n, self.m, self.r = self.left.n, self.right.n, self.left.r
         self.binary = self.left.binary and self.right.binary
         self._balance = self._imbalance()
@@ -272,30 +251,23 @@ class Gram(Node):
     def _imbalance(self) -> float:
         """Exponent to move from the left to the right side of a cross kernel.
 
-        A sum aligns its terms by rows on each side alone. A term with huge left and tiny right rows would silence
-        another of equal size with moderate ones, were its scale not shared evenly first.
+        A sum aligns the exponents of its terms on each side separately. Without this balance, a term with huge left and
+        tiny right rows would make a term of equal size but moderate rows underflow.
         """
         if self.symmetric or self.left.streamed or self.right.streamed:
             return 0.0
         peaks = [float(rows.log2_norms(range(rows.n)).max()) for rows in (self.left, self.right)]
         return math.floor((peaks[0] - peaks[1]) / 2) if all(map(math.isfinite, peaks)) else 0.0
 
-    def side_rows(self, right: bool) -> FactorRows:
-        """The left or the right factor."""
-        return self.right if right else self.left
-
     def side(self, index: Index, right: bool) -> Side:
-        rows = self.side_rows(right)
+        rows = self.right if right else self.left
         log_norm = rows.log2_norms(index)
         if rows.spread <= _MODERATE and not self._balance:
             zero = torch.zeros_like(log_norm)
-            side = Side(self, index, right, zero, log_norm, shift=zero)
-            side._level = side._unshifted = True
-            side.spread = rows.spread
-            return side
+            return Side(self, index, right, zero, log_norm, (), zero, rows.spread, True, True)
         exponent = _row_exponents(log_norm)
         balance = self._balance if right else -self._balance
-        return Side(self, index, right, exponent + balance, log_norm - exponent, shift=-exponent)
+        return Side(self, index, right, exponent + balance, log_norm - exponent, (), -exponent)
 
     @property
     def rank(self) -> int | None:
@@ -314,16 +286,16 @@ class Gram(Node):
 def _check_shapes(children: Sequence[Node]) -> None:
     first = children[0]
     for child in children[1:]:
-        for axis, mine, theirs in (("rows", child.n, first.n), ("columns", child.m, first.m)):
-            if mine != theirs:
+        for axis, found, expected in (("rows", child.n, first.n), ("columns", child.m, first.m)):
+            if found != expected:
                 raise ShapeError(
-                    f"GramSum: {first_name(child)} has {mine} {axis}, expected {theirs} as in "
-                    f"{first_name(first)}. Record both on the same batch."
+                    f"GramSum: {first_name(child)} has {found} {axis}, expected {expected} as in {first_name(first)}. "
+                    "Record both on the same batch."
                 )
 
 
 def first_name(node: Node) -> str:
-    """What messages call a node: its first factor or operator."""
+    """The name of a node in messages: that of its first factor or operator."""
     leaf = next(node.leaves())
     return f"factor {leaf.name!r}" if isinstance(leaf, Gram) else f"operator {leaf.name!r}"
 
@@ -334,64 +306,51 @@ class _Combination(Node):
     def __init__(self, children: Sequence[Node]) -> None:
         flat: list[Node] = []
         for child in children:
-            flat.extend(child.children() if type(child) is type(self) else [child])
+            flat.extend(child.children if type(child) is type(self) else [child])
         _check_shapes(flat)
-        self._children = tuple(flat)
+        self.children = tuple(flat)
         self.n, self.m = flat[0].n, flat[0].m
         self.symmetric = all(child.symmetric for child in flat)
-
-    def children(self) -> tuple[Node, ...]:
-        return self._children
-
-    @property
-    def rank(self) -> int | None:
-        ranks = [child.rank for child in self._children if child.rank is not None]
-        if len(ranks) < len(self._children):
-            return None
-        return math.prod(ranks) if isinstance(self, Hadamard) else sum(ranks)
-
-    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
-        return sum(child.entry_flops(gram) + 1 for child in self._children) - 1
-
-    def buffers(self) -> int:
-        return max([self._children[0].buffers(), *(1 + child.buffers() for child in self._children[1:])])
 
 
 class Sum(_Combination):
     """Σ_t child_t. Nested sums are joined; nothing is multiplied out."""
 
     def side(self, index: Index, right: bool) -> Side:
-        parts = [child.side(index, right) for child in self._children]
+        parts = [child.side(index, right) for child in self.children]
         exponent = parts[0].exponent
         if not all(part.level for part in parts):
             finite = [torch.where(torch.isfinite(part.log_norm), part.exponent, _MINUS_INF) for part in parts]
             tops = torch.stack(finite).amax(0)
             exponent = torch.where(torch.isfinite(tops), tops, 0.0)
             for part, own in zip(parts, finite):
-                # the largest term keeps its unit rows; smaller ones shrink, and may vanish beside it; a zero row stays:
-                # raised with an exponent that nothing bounds, one of its factors could become infinite beside the zero
+                # The largest term keeps its unit rows; smaller ones shrink and may underflow. Zero rows are not lifted:
+                # their exponent is unbounded, and a factor could become infinite next to the zero.
                 part.lift(torch.where(torch.isfinite(own), own - exponent, 0.0))
                 part._exponent = exponent
         square = torch.stack([torch.exp2(2 * part.log_norm) for part in parts]).sum(0)
         return Side(self, index, right, exponent, 0.5 * torch.log2(square), parts)
 
     def formula(self) -> str:
-        shown = [child.formula() for child in self._children[:3]]
-        more = len(self._children) - len(shown)
+        shown = [child.formula() for child in self.children[:3]]
+        more = len(self.children) - len(shown)
         return " + ".join(shown) + (f" + … ({more} more terms)" if more else "")
 
     def summands(self) -> list[Node]:
-        return [part for child in self._children for part in child.summands()]
+        return [part for child in self.children for part in child.summands()]
 
 
 class Hadamard(_Combination):
     """∘_f child_f, the entrywise product. Nested products are joined."""
 
+    def combined_rank(self, ranks: list[int]) -> int:
+        return math.prod(ranks)
+
     def side(self, index: Index, right: bool) -> Side:
-        parts = [child.side(index, right) for child in self._children]
+        parts = [child.side(index, right) for child in self.children]
         running, exponent, spread = parts[0].log_norm, parts[0].exponent, parts[0].spread
         for part in parts[1:]:
-            # Moderate norms multiply up or down: hundreds of factors would leave the dtype, were it not given back.
+            # Norms of many factors multiply: without compensation hundreds of factors leave the range of the dtype.
             if spread > _DRIFT:
                 far = (running.abs() > _DRIFT) & torch.isfinite(running)
                 part.lift(torch.where(far, -torch.ceil(running), 0.0))
@@ -399,25 +358,23 @@ class Hadamard(_Combination):
             spread += part.spread
             if part._level is not True:
                 exponent = exponent + part.exponent
-        side = Side(self, index, right, exponent, running, parts)
-        side.spread = spread
-        side._level = True if all(part._level for part in parts) else None
-        return side
+        level = True if all(part._level for part in parts) else None
+        return Side(self, index, right, exponent, running, parts, None, spread, level)
 
     def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Children split into two groups of nearly equal total rank, for products AᵀDiag(v)B."""
-        order = sorted(range(len(self._children)), key=lambda f: -(self._children[f].rank or 0))
+        order = sorted(range(len(self.children)), key=lambda f: -(self.children[f].rank or 0))
         first: list[int] = []
         second: list[int] = []
         sizes = [1, 1]
         for f in order:
             at = 0 if sizes[0] <= sizes[1] else 1
             (first, second)[at].append(f)
-            sizes[at] *= self._children[f].rank or 1
+            sizes[at] *= self.children[f].rank or 1
         return tuple(first), tuple(second)
 
     def formula(self) -> str:
-        parts = [f"({c.formula()})" if isinstance(c, Sum) else c.formula() for c in self._children]
+        parts = [f"({c.formula()})" if isinstance(c, Sum) else c.formula() for c in self.children]
         if len(parts) > 6:
             parts = [*parts[:4], f"… ({len(parts) - 5} more factors)", parts[-1]]
         return " ∘ ".join(parts)
@@ -426,42 +383,31 @@ class Hadamard(_Combination):
 class _Wrapper(Node):
     """Base class of nodes with one child."""
 
-    child: Node
+    def __init__(self, child: Node) -> None:
+        self.child, self.children = child, (child,)
 
     @abstractmethod
-    def _around(self, child: Node) -> Node:
+    def around(self, child: Node) -> Node:
         """The same operation on another child."""
-
-    def children(self) -> tuple[Node, ...]:
-        return (self.child,)
-
-    @property
-    def rank(self) -> int | None:
-        return self.child.rank
-
-    def entry_flops(self, gram: Callable[[Gram], float]) -> float:
-        return self.child.entry_flops(gram)
-
-    def buffers(self) -> int:
-        return self.child.buffers()
 
     def summands(self) -> list[Node]:
         inner = self.child.summands()
-        return [self] if len(inner) == 1 else [self._around(part) for part in inner]
+        return [self] if len(inner) == 1 else [self.around(part) for part in inner]
 
 
 class Scaled(_Wrapper):
-    """A number times a node, held as mantissa · 4^half so that no size of number overflows."""
+    """A number times a node, stored as mantissa · 4^half so that no number overflows."""
 
     def __init__(self, mantissa: float, exponent: int, child: Node) -> None:
         fraction, power = math.frexp(mantissa)
         power += exponent
         if power % 2:
             fraction, power = fraction / 2, power + 1
-        self.mantissa, self.half, self.child = fraction, power // 2 if fraction else 0, child
+        super().__init__(child)
+        self.mantissa, self.half = fraction, power // 2 if fraction else 0
         self.n, self.m, self.symmetric = child.n, child.m, child.symmetric
 
-    def _around(self, child: Node) -> Node:
+    def around(self, child: Node) -> Node:
         return Scaled(self.mantissa, 2 * self.half, child)
 
     def side(self, index: Index, right: bool) -> Side:
@@ -484,13 +430,13 @@ class Select(_Wrapper):
     def __init__(self, child: Node, rows: Index, cols: Index) -> None:
         if isinstance(child, Select):
             rows, cols, child = compose(child.rows, rows), compose(child.cols, cols), child.child
-        self.child = child
+        super().__init__(child)
         self.rows: Index = rows
         self.cols: Index = cols
         self.n, self.m = len(rows), len(cols)
         self.symmetric = child.symmetric and (rows is cols or same_index(rows, cols))
 
-    def _around(self, child: Node) -> Node:
+    def around(self, child: Node) -> Node:
         return Select(child, self.rows, self.cols)
 
     def side(self, index: Index, right: bool) -> Side:
@@ -502,7 +448,7 @@ class Select(_Wrapper):
 
 
 class OperatorNode(Node):
-    """Another operator's tiles, taken as they come; a symmetric one is scaled by its diagonal."""
+    """The tiles of another operator, unchanged; a symmetric operator is scaled by its diagonal."""
 
     def __init__(self, operator: KernelOperator) -> None:
         self.operator = operator
@@ -512,33 +458,33 @@ class OperatorNode(Node):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the operator."""
         return self.operator.name
 
     def side(self, index: Index, right: bool) -> Side:
         if self._log_norms is None:
             if self.symmetric and self.operator.scaled:
                 norms = 0.5 * torch.log2(self.operator.diagonal().double().abs())
-                # It may be indefinite: a zero on its diagonal does not make the row zero, so no row is flagged.
+                # The operator may be indefinite: a zero on its diagonal does not imply a zero row.
                 self._log_norms = torch.where(torch.isfinite(norms), norms, 0.0)
             else:
                 self._log_norms = torch.zeros(max(self.n, self.m), dtype=torch.float64, device=self.operator.device)
         log_norm = self._log_norms[as_tensor(index, self._log_norms.device)]
         exponent = _row_exponents(log_norm)
-        return Side(self, index, right, exponent, log_norm - exponent, shift=-exponent)
+        return Side(self, index, right, exponent, log_norm - exponent, (), -exponent)
 
     def entry_flops(self, gram: Callable[[Gram], float]) -> float:
-        return 1.0  # what a tile of it costs is unknown; with no rank there is nothing to compare it with
+        return 1.0  # unknown; an operator without a rank has no factored form to compare with
 
     def buffers(self) -> int:
-        return 1 + self.operator.tile_buffers  # what the operator takes, and the copy of its result
+        return 1 + self.operator.tile_buffers  # the operator's own, and the copy of its result
 
     def formula(self) -> str:
         return self.operator.name
 
 
 def strip(node: Node, side: Side) -> tuple[Node, Side]:
-    """Look through selections: the node below and its side."""
+    """Skip selections: the first node below that is no selection, and its side."""
     while isinstance(node, Select):
         node, side = node.child, side.parts[0]
     return node, side

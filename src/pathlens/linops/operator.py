@@ -1,7 +1,6 @@
-"""Lazy kernel operators: the small contract, what is derived from it, and `GramSum`, the sum of products of Grams.
+"""Lazy kernel operators: the base class `KernelOperator`, `GramSum` for sums of products of Grams, and `nystrom`.
 
-An operator writes ``shape, dtype, device, symmetric, tile, diagonal`` and gets dense matrices, products, slices,
-algebra, solvers and pictures from here. Nothing knows of networks. May import only the errors and the rest of linops.
+Networks are not known here; `pathlens.kernels` builds operators from them.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import numbers
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,16 +26,16 @@ from pathlens.errors import (
     RowIndexError,
     ScaleError,
     ShapeError,
+    SolverError,
 )
 from pathlens.indexing import as_index
 from pathlens.linops import backends, counts, solvers
-from pathlens.linops.evaluate import Evaluator, overflow_error
-from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable
+from pathlens.linops.backends import new_tile
+from pathlens.linops.evaluate import Evaluator, overflow_error, true_number
+from pathlens.linops.factors import FLOATS, Factor, ResidentRows, RowTable, require_alike
 from pathlens.linops.matmul import matmul, plan_matmul
 from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Select, Sum, first_name
-from pathlens.linops.solvers import Eigenpairs, Solution
 from pathlens.plotting import get_axes
-from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class KernelOperator(ABC):
-    """A lazy n × m matrix of kernel values, known by its tiles. Not differentiable.
+    """A lazy n × m kernel matrix whose tiles are computed on demand. Not differentiable.
 
     A subclass sets `shape`, `dtype`, `device` and `symmetric` and defines `tile` and `diagonal`; the rest is derived.
 
@@ -56,14 +56,14 @@ class KernelOperator(ABC):
     symmetric
         Whether K_ij = K_ji by construction: both sides are the same object.
     max_bytes
-        Memory that may be allocated beyond the factors; None is half of what is free when asked.
+        Memory that may be allocated in addition to the factors; None is half of the free memory.
     backend
-        ``"auto"``, ``"torch"``, ``"popcount"``, or one of the fused kernels, ``"triton"`` in several precisions.
+        ``"auto"``, ``"torch"``, ``"popcount"``, or ``"triton"`` and its other precisions.
     tile_buffers
-        Tile-sized arrays that the operator's own `tile` holds at once, its result included.
+        Tile-sized arrays that `tile` holds at once, including its result.
     scaled
-        Products with other operators are kept in range by the diagonal of a symmetric one. False where the diagonal
-        costs as much as the entries: it is then asked for only when you ask.
+        Whether a symmetric operator is scaled by its diagonal in expressions, which keeps products in range. False if
+        the diagonal costs as much as all entries.
 
     Examples
     --------
@@ -89,9 +89,8 @@ class KernelOperator(ABC):
     backend: str = "auto"
     tile_buffers: int = 1
     scaled: bool = True
-    # numpy scalars would otherwise take `2.0 * K` apart before this class is asked
-    __array_ufunc__ = None
-    __iter__ = None  # Python would index 0, 1, 2 … and evaluate row by row
+    __array_ufunc__ = None  # so that NumPy numbers leave `number * K` to __rmul__
+    __iter__ = None  # Python would otherwise iterate over K[0], K[1], …
 
     # --- the contract ------------------------------------------------------------------------------------------
 
@@ -107,30 +106,27 @@ class KernelOperator(ABC):
 
     @property
     def name(self) -> str:
-        """What messages and ``repr`` call the operator."""
+        """Name in messages and in ``repr``."""
         return getattr(self, "_name", type(self).__name__)
 
     def _evaluator(self, max_bytes: int | None = None) -> Evaluator:
         budget = resolve_budget(self.max_bytes if max_bytes is None else max_bytes, self.device)
-        return Evaluator.make(expression(self), self.dtype, self.device, self.backend, budget)
+        node = expression(self)
+        backend = backends.load(backends.choose(self.backend, node, self.device, self.dtype))
+        return Evaluator(node, self.dtype, self.device, backend, budget)
 
-    def dense(self, *, max_bytes: int | None = None, exact: bool = False) -> Any:
-        """The whole matrix, exact to rounding; exactly symmetric where the kernel is.
+    def dense(self, *, max_bytes: int | None = None) -> Tensor:
+        """The whole matrix, (n, m), exact up to rounding; exactly symmetric if the kernel is.
 
         Parameters
         ----------
         max_bytes
-            Budget for the result and its scratch space; beyond it a `BudgetError` is raised.
-        exact
-            Integers for 0/1 factors, as `exact_counts`.
-
-        Returns
-        -------
-        Tensor of shape (n, m); with ``exact`` a numpy array.
+            Budget for the result and its scratch space; a `BudgetError` is raised if they do not fit.
 
         Notes
         -----
-        Costs n·m·Σ 2r operations, half of it where symmetric. Numbers beyond the dtype raise a `ScaleError`.
+        Costs n·m·Σ 2r operations, half of that if symmetric. Entries that overflow the dtype raise a `ScaleError`; for
+        path counts of any size use `exact_counts`.
 
         Examples
         --------
@@ -139,28 +135,17 @@ class KernelOperator(ABC):
         tensor([[25.,  4.],
                 [ 4.,  1.]])
         """
-        return self.exact_counts(max_bytes=max_bytes) if exact else self._evaluator(max_bytes).dense()
+        return self._evaluator(max_bytes).dense()
 
-    def exact_counts(self, *, max_bytes: int | None = None) -> np.ndarray:
-        """The kernel of 0/1 factors in exact integers: int64 where every entry must fit, else Python integers.
-
-        Examples
-        --------
-        >>> gates = torch.ones(2, 500, dtype=torch.bool)
-        >>> K = GramSum.from_factors([[("gate", gates)] * 20])
-        >>> K.exact_counts()[0, 1] == 500**20
-        True
-        """
-        with exact_precision():
-            return counts.exact_counts(self._evaluator(max_bytes))
+    exact_counts = counts.exact_counts
 
     def tiles(self, *, upper: bool = False, max_bytes: int | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Go through the matrix tile by tile: (rows, columns, tile of shape (a, b)), each tile a tensor of its own.
+        """Iterate over the tiles of the matrix as (rows, columns, tile of shape (a, b)); each tile is a new tensor.
 
         Parameters
         ----------
         upper
-            For a symmetric kernel, only tiles on and above the diagonal.
+            Only tiles on and above the diagonal; symmetric kernels only.
 
         Examples
         --------
@@ -185,7 +170,7 @@ class KernelOperator(ABC):
         return n
 
     def _scaled_trace(self) -> tuple[float, int]:
-        """(t, e) with trace = t · 2^e, t of moderate size or zero."""
+        """(t, e) with trace = t · 2^e and t moderate or zero."""
         self._square("trace")
         unit, exponent = self._evaluator().log_diagonal()
         top = float(torch.where(unit != 0, exponent, float("-inf")).max())
@@ -201,31 +186,25 @@ class KernelOperator(ABC):
         >>> GramSum.from_factors([[("x", torch.eye(3))]]).trace()
         3.0
         """
-        value, exponent = self._scaled_trace()
-        try:
-            return math.ldexp(value, exponent)
-        except OverflowError:
-            raise overflow_error("the trace", torch.float64, exponent) from None
+        return true_number(*self._scaled_trace(), "the trace")
 
     def matmul(self, v: Tensor, *, max_bytes: int | None = None) -> Tensor:
-        """K @ V with a budget of its own; see ``@``."""
-        return matmul(self._evaluator(max_bytes), v)
-
-    def __matmul__(self, v: Tensor) -> Tensor:
-        """K @ V for V of shape (m,) or (m, k), by tiles or by factors, whichever needs fewer operations.
+        """K @ V for V of shape (m,) or (m, k), by tiles or by factors, whichever takes fewer operations.
 
         A term A Aᵀ ∘ B Bᵀ costs 2(n+m)·k·r₁r₂ by factors and n·m·(2r₁ + 2r₂ + 2k) by tiles.
         """
-        return self.matmul(v)
+        return matmul(self._evaluator(max_bytes), v)
+
+    __matmul__ = matmul
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The whole matrix for numpy and what is built on it, as `dense` forms it: ``plt.imshow(K)``."""
+        """`dense` for functions that take NumPy arrays, such as ``plt.imshow(K)``."""
         if copy is False:
-            raise ValueError("a kernel has no memory to share: np.asarray(K) forms the matrix.")
+            raise ValueError("a kernel has no array to share without a copy. Call np.asarray(K).")
         return np.asarray(self.dense().cpu().numpy(), dtype=dtype)
 
     def __getitem__(self, key: Any) -> Any:
-        """K[rows, cols] stays lazy; two integers give a number. One integer alone keeps its axis."""
+        """K[rows, cols] is lazy; K[i, j] with two integers is a number. A single integer keeps its axis."""
         n, m = self.shape
         pair = key if isinstance(key, tuple) else (key, slice(None))
         if len(pair) != 2 or any(part is Ellipsis or part is None for part in pair):
@@ -235,11 +214,8 @@ class KernelOperator(ABC):
         if all(isinstance(part, (int, np.integer)) for part in pair):
             evaluator = self._evaluator()
             left, right = evaluator.side(rows, False, False), evaluator.side(cols, True, False)
-            unit, exponent = float(evaluator.unit_tile(left, right)), int(left.exponent + right.exponent)
-            try:
-                return math.ldexp(unit, exponent)
-            except OverflowError:
-                raise overflow_error(f"entry {pair}", torch.float64, exponent) from None
+            unit = float(evaluator.unit_tile(left, right))
+            return true_number(unit, int(left.exponent + right.exponent), f"entry {pair}")
         return self._derive(Select(expression(self), rows, cols))
 
     # --- algebra -----------------------------------------------------------------------------------------------
@@ -250,27 +226,24 @@ class KernelOperator(ABC):
         chosen = sorted({op.backend for op in operators} - {"auto"})
         if len(chosen) > 1:
             raise OptionError(
-                f"operators ask for different backends, {' and '.join(chosen)}. Set one with K.with_options(backend=…)."
+                f"the operators have different backends, {' and '.join(chosen)}. Set one: K.with_options(backend=…)."
             )
         return GramSum(
             node, self.dtype, self.device, max_bytes=min(budgets, default=None), backend=chosen[0] if chosen else "auto"
         )
 
-    def _together(self, other: KernelOperator, what: str) -> None:
-        if self.dtype != other.dtype or self.device != other.device:
-            mine, theirs = (first_name(expression(operator)) for operator in (self, other))
-            raise DTypeError(
-                f"{what}: {mine} is {self.dtype} on {self.device}, {theirs} is {other.dtype} on "
-                f"{other.device}. Convert the factors of one; nothing is promoted silently."
-            )
+    def _combine(self, kind: type[Sum] | type[Hadamard], other: KernelOperator, what: str) -> GramSum:
+        nodes = expression(self), expression(other)
+        remedy = "Convert the factors of one; nothing is promoted silently."
+        require_alike(what, (first_name(nodes[0]), first_name(nodes[1])), self, other, remedy)
+        return self._derive(kind(nodes), other)
 
     def __add__(self, other: Any) -> GramSum:
         if isinstance(other, numbers.Number) and other == 0:  # so that sum([K1, K2]) works
             return self._derive(expression(self))
         if not isinstance(other, KernelOperator):
             return NotImplemented
-        self._together(other, "K + K")
-        return self._derive(Sum([expression(self), expression(other)]), other)
+        return self._combine(Sum, other, "K + K")
 
     __radd__ = __add__
 
@@ -283,8 +256,7 @@ class KernelOperator(ABC):
     def __mul__(self, other: Any) -> GramSum:
         """Entrywise (Hadamard) product with another kernel, or scaling by a number."""
         if isinstance(other, KernelOperator):
-            self._together(other, "K * K")
-            return self._derive(Hadamard([expression(self), expression(other)]), other)
+            return self._combine(Hadamard, other, "K * K")
         if isinstance(other, Tensor) and other.ndim == 0:
             other = other.item()
         if not isinstance(other, numbers.Real):
@@ -304,7 +276,7 @@ class KernelOperator(ABC):
         return self * (1.0 / float(other))
 
     def normalised(self, to: str = "trace") -> GramSum:
-        """The kernel scaled so that its size no longer matters; works however large or small its numbers are.
+        """The kernel scaled to a fixed trace or diagonal; works for numbers of any size.
 
         Parameters
         ----------
@@ -324,8 +296,8 @@ class KernelOperator(ABC):
         trace, exponent = self._scaled_trace()
         if trace <= 0:
             raise ScaleError(
-                f"normalised: the trace is {trace:g}·2^{exponent}, so that no scale makes it positive. "
-                f"A kernel of zero rows, or a difference of kernels, cannot be normalised."
+                f"normalised: the trace is {trace:g}·2^{exponent}, expected a positive one. Kernels of zero rows and "
+                "differences of kernels cannot be normalised."
             )
         n = self.shape[0]
         scaled = self._derive(Scaled((1 if to == "trace" else n) / trace, -exponent, expression(self)))
@@ -334,12 +306,12 @@ class KernelOperator(ABC):
         unit, exponent_i = scaled._evaluator().log_diagonal()
         if bool((unit < 0).any()):
             raise ScaleError(
-                "normalised: the diagonal has negative entries. Only kernels with a diagonal ≥ 0 have cosines."
+                "normalised: the diagonal has negative entries. Cosines are defined for diagonals ≥ 0 only."
             )
         column = torch.where(unit > 0, 1 / unit.sqrt(), 0.0)
         rest = -exponent_i / 2
         factors: list[Node] = [expression(scaled)]
-        # Rows may differ by more than the dtype spans: powers of two beyond it go to rank-one factors of their own.
+        # Rows may differ by more than the range of the dtype: further powers of two become more rank-one factors.
         while True:
             step = rest.clamp(-100.0, 100.0)
             rows = ResidentRows("diag(K)^-½", (column * torch.exp2(step)).to(self.dtype)[:, None])
@@ -368,89 +340,8 @@ class KernelOperator(ABC):
 
     # --- solvers -----------------------------------------------------------------------------------------------
 
-    def solve(
-        self,
-        y: Tensor,
-        *,
-        ridge: float = 0.0,
-        method: str = "auto",
-        tol: float | None = None,
-        max_iter: int | None = None,
-        preconditioner: int | None = None,
-        max_bytes: int | None = None,
-    ) -> Solution:
-        """Solve (K + ridge·I) x = y for a symmetric kernel.
-
-        Parameters
-        ----------
-        y
-            (n,) or (n, c), of the kernel's dtype.
-        ridge
-            Added to the diagonal; nothing is added unasked.
-        method
-            ``"cholesky"``, ``"cg"``, or ``"auto"``: Cholesky where 2n² numbers fit the budget, else CG.
-        tol, max_iter
-            Of conjugate gradients: relative residual (default 1e-10, float32 1e-5) and number of products.
-        preconditioner
-            Rank of a Nyström sketch that speeds up conjugate gradients and does not change their answer; 0 for none,
-            None for one that suits n and the budget.
-
-        Returns
-        -------
-        `Solution` with ``solution``, ``residual``, ``iterations``, ``method``, ``preconditioner``.
-
-        Notes
-        -----
-        Cholesky costs n³/3 + 2n²c. A `SolverError` says when the matrix is not positive definite, or when conjugate
-        gradients do not converge.
-
-        Examples
-        --------
-        >>> K = GramSum.from_factors([[("x", torch.eye(2))]])
-        >>> K.solve(torch.tensor([2.0, 4.0]), ridge=1.0).solution
-        tensor([1., 2.])
-        """
-        with exact_precision():
-            return solvers.solve(
-                self._evaluator(max_bytes),
-                y,
-                ridge=ridge,
-                method=method,
-                tol=tol,
-                max_iter=max_iter,
-                preconditioner=preconditioner,
-            )
-
-    def eigsh(
-        self,
-        k: int = 6,
-        *,
-        method: str = "auto",
-        tol: float | None = None,
-        max_iter: int | None = None,
-        max_bytes: int | None = None,
-    ) -> Eigenpairs:
-        """The k largest eigenvalues of a symmetric kernel, descending, with orthonormal eigenvectors.
-
-        Parameters
-        ----------
-        k
-            1 … n.
-        method
-            ``"dense"`` (all eigenpairs, 9n³ operations, 4n² numbers), ``"lanczos"`` (products K @ v alone, ARPACK from
-            a fixed start vector), or ``"auto"``: dense where it fits the budget and costs less than Lanczos or about
-            half a minute. Lanczos may miss copies of a repeated eigenvalue; dense never does.
-        tol, max_iter
-            Of Lanczos: relative accuracy of the eigenvalues (default 1e-12, float32 1e-5) and restarts.
-
-        Examples
-        --------
-        >>> K = GramSum.from_factors([[("x", torch.diag(torch.tensor([1.0, 3.0, 2.0])))]])
-        >>> K.eigsh(2).values
-        tensor([9., 4.])
-        """
-        with exact_precision():
-            return solvers.eigsh(self._evaluator(max_bytes), k, method=method, tol=tol, max_iter=max_iter)
+    solve = solvers.solve
+    eigsh = solvers.eigsh
 
     # --- disk --------------------------------------------------------------------------------------------------
 
@@ -468,32 +359,32 @@ class KernelOperator(ABC):
     ) -> StoreReport:
         """Write the whole matrix to disk as a Zarr array, block by block, on all processors or on a cluster.
 
-        Every finished block is recorded with its checksum. After a crash, a killed worker or a full disk call again
-        with the same kernel and path: what is recorded is not computed again. Read it with
-        `pathlens.linops.from_zarr`, or with any Zarr library.
+        Every finished block is recorded with its checksum. If interrupted, call it again with the same kernel and path:
+        finished blocks are not computed again. Read the array with `pathlens.linops.from_zarr` or any Zarr library.
 
         Parameters
         ----------
         path
-            Folder of the array. One that holds another kernel is refused.
+            Folder of the array. A folder with another kernel raises a `StoreError`.
         client
-            ``"local"``: processes on this machine, started and stopped here, connected by pipes. ``"tcp://host:8786"``:
-            a Dask cluster that is there; its workers must see the folder under the same path. A
-            ``distributed.Client``: used as it is. False: no cluster, this process.
+            ``"local"``: processes on this machine, which are started and stopped here and connected by pipes.
+            ``"tcp://host:8786"``: a running Dask cluster; its workers must see the folder under the same path. A
+            ``distributed.Client``: that client. False: no cluster, this process only.
         workers
             Processes of ``"local"``; default: one per processor.
         block
-            Edge of a block, which is one chunk of the array. Default: chosen from a measured tile so that a block takes
-            about three seconds, fits the budget and leaves several for each worker. A store keeps its block size.
+            Edge of a block, which is one chunk of the array. Default: chosen by timing a tile, so that a block takes
+            about three seconds, fits the budget, and every worker gets several blocks. An existing array keeps its
+            block size.
         verify
-            Check the checksums of blocks found finished; damaged ones are computed again, with a `StoreWarning`.
+            Verify the checksums of finished blocks; damaged blocks are computed again, with a `StoreWarning`.
         overwrite
-            Discard what lies at the path.
+            Delete an existing array at the path.
         max_bytes
-            Memory for each worker. Default: half of what is free here, shared by the workers.
+            Memory for each worker. Default: half of the free memory, divided by the number of workers.
         timeout
-            Seconds without a sign of life after which a local process is replaced, and seconds that a Dask cluster
-            without workers is given to get some. A block itself may take any time.
+            Seconds without a heartbeat after which a local process is replaced, and seconds to wait for workers of a
+            Dask cluster. The time of a block is not limited.
 
         Returns
         -------
@@ -502,15 +393,15 @@ class KernelOperator(ABC):
         Raises
         ------
         ClusterError
-            Workers died repeatedly, or none came back in time. The store is unlocked and keeps its finished blocks.
+            Workers died repeatedly, or no worker responded in time. The finished blocks are kept.
         StoreError
-            The disk is full or not writable, another process writes there, or the store holds another kernel.
+            The disk is full or not writable, another process is writing the array, or it holds another kernel.
 
         Notes
         -----
-        Costs what `dense` costs, and n·m numbers on disk; blocks below the diagonal of a symmetric kernel are mirror
-        images. A kernel is known by the SHA-256 of its expression and factors; where rows are recomputed or tiles come
-        from a function, by 24 × 24 of its entries instead.
+        Costs as much as `dense`, and n·m numbers on disk; blocks below the diagonal of a symmetric kernel are
+        transposed copies. A kernel is identified by the SHA-256 of its expression and factors; streamed factors and
+        custom tiles cannot be hashed and are identified by 24 × 24 sampled entries.
 
         Examples
         --------
@@ -522,17 +413,17 @@ class KernelOperator(ABC):
         >>> first.blocks, first.computed, again.computed, again.kept
         (6, 6, 0, 6)
         """
-        from pathlens.linops.stored import write_kernel
+        from pathlens.linops.stored import prepare
+        from pathlens.stores import write_store
 
-        return write_kernel(
-            self,
-            path,
+        count = 1 if client is False else workers
+        return write_store(
+            Path(path),
+            *prepare(self, block, count, max_bytes),
             client=client,
             workers=workers,
-            block=block,
             verify=verify,
             overwrite=overwrite,
-            max_bytes=max_bytes,
             timeout=timeout,
         )
 
@@ -546,7 +437,7 @@ class KernelOperator(ABC):
         ax
             Axes to draw on; None makes a new figure.
         max_pixels
-            Above this many rows or columns, evenly spaced ones are shown, and the title says so.
+            With more rows or columns than this, evenly spaced ones are shown, which the title states.
         style
             Passed to ``imshow``.
         """
@@ -605,16 +496,16 @@ def _ranks(node: Node) -> str:
 
 
 def expression(operator: KernelOperator) -> Node:
-    """The expression of an operator: a `GramSum`'s own, or one leaf that asks the operator for tiles."""
+    """The expression of an operator: that of a `GramSum`, or one node with the operator."""
     return operator.root if isinstance(operator, GramSum) else OperatorNode(operator)
 
 
 class GramSum(KernelOperator):
-    """K = Σ_t ∘_f F_{t,f} G_{t,f}ᵀ, lazily: what `from_factors` builds and what algebra on operators returns.
+    """A lazy sum K = Σ_t ∘_f F_{t,f} G_{t,f}ᵀ, as built by `from_factors` and by algebra on operators.
 
     Entries are K_ij = sᵢ·K̂_ij·sⱼ with factor rows of moderate norm and log₂ s in float64 per row, so that products of
-    any number of factors neither overflow nor underflow; s is a power of two, which makes this exact. Factors are kept
-    by reference, detached, and must not be changed while the operator lives.
+    any number of factors neither overflow nor underflow; s is a power of two, which makes this exact. Factors are
+    detached and kept by reference; they must not be modified while the operator is in use.
 
     Examples
     --------
@@ -643,7 +534,7 @@ class GramSum(KernelOperator):
         backend: str = "auto",
     ) -> None:
         if max_bytes is not None:
-            resolve_budget(max_bytes, device)  # refuses what is not a number of bytes
+            resolve_budget(max_bytes, device)  # raises if it is not a number of bytes
         self.root, self._name = root, name
         self.shape, self.symmetric = (root.n, root.m), root.symmetric
         self.dtype, self.device = dtype, device
@@ -666,22 +557,23 @@ class GramSum(KernelOperator):
         ----------
         terms
             One list of factors per term; a factor is a `Factor` or a tuple (name, left) or (name, left, right).
-            ``left`` is (n, r), ``right`` (m, r); left out, or the same object, makes the factor symmetric. Either may
-            be recomputed in row blocks: an object with ``n`` and ``rows(lo, hi)``, or ``RowStream(source)[key]``.
+            ``left`` is (n, r), ``right`` (m, r); without ``right``, or with the same object, the factor is symmetric.
+            Either may be recomputed in row blocks: an object with ``n`` and ``rows(lo, hi)``, or
+            ``RowStream(source)[key]``.
         dtype
-            Needed only where all factors are bool (default: torch's default dtype). Bool factors take on the dtype of
-            the others; float factors must all have the same.
+            Only if all factors are bool (default: torch's default dtype). Bool factors are converted to the dtype of
+            the others; all float factors must have the same dtype.
         name
             For ``repr``.
         max_bytes
-            Memory that may be allocated beyond the factors; None is half of what is free.
+            Memory that may be allocated in addition to the factors; None is half of the free memory.
         backend
             ``"auto"``, ``"torch"``, ``"popcount"`` (0/1 factors on a CPU, needs numba), or ``"triton"`` and its other
             precisions (float32 on CUDA): `pathlens.linops.backends.known` lists them.
 
         Notes
         -----
-        Checking the factors costs one pass over them, n·r each; a tensor given several times is checked once.
+        Checking a factor costs one pass, n·r; a tensor that is given several times is checked once.
 
         Examples
         --------
@@ -696,7 +588,7 @@ class GramSum(KernelOperator):
         for t, term in enumerate(terms):
             factors = [item if isinstance(item, Factor) else _factor(item, t) for item in term]
             if not factors:
-                raise EmptyDataError(f"GramSum: term {t} has no factors. Leave it out, or give Factor.ones(n).")
+                raise EmptyDataError(f"GramSum: term {t} has no factors. Remove it, or give Factor.ones(n).")
             row = [
                 Gram(
                     f.name,
@@ -710,37 +602,27 @@ class GramSum(KernelOperator):
         if not grams:
             raise EmptyDataError("GramSum: no terms. Give at least one list of factors.")
         found = _one_dtype(grams)
-        if dtype is not None and dtype not in FLOATS:
-            raise DTypeError(f"GramSum: dtype must be torch.float32 or torch.float64, got {dtype}.")
         if found is not None and dtype is not None and found != dtype:
-            raise DTypeError(f"GramSum: dtype={dtype} was asked for, the factors are {found}. Convert the factors.")
-        # one shape check over all Grams, so that the message names the two factors that disagree
-        Sum(grams)
+            raise DTypeError(f"GramSum: dtype={dtype} was given, the factors are {found}. Convert the factors.")
+        Sum(grams)  # checks the shapes of all Grams, so that the message names the two factors that differ
         final = found or dtype or torch.get_default_dtype()
         if final not in FLOATS:
-            raise DTypeError(f"GramSum: torch's default dtype is {final}; pass dtype=torch.float32 or torch.float64.")
+            raise DTypeError(f"GramSum: dtype must be torch.float32 or torch.float64, got {final}. Pass dtype=….")
         root = Sum(summands) if len(summands) > 1 else summands[0]
         return cls(root, final, grams[0].left.device, name=name, max_bytes=max_bytes, backend=backend)
 
-    @staticmethod
-    def from_zarr(
-        path: str | os.PathLike[str], *, verify: bool = False, max_bytes: int | None = None
-    ) -> KernelOperator:
-        """The operator on a store that `to_zarr` wrote; see `pathlens.linops.from_zarr`."""
-        from pathlens.linops.stored import from_zarr
-
-        return from_zarr(path, verify=verify, max_bytes=max_bytes)
-
     def tile(self, rows: Any, cols: Any) -> Tensor:
-        """K on rows and columns given as slices or arrays, freshly computed, (a, b); not bounded by the budget."""
-        n, m = self.shape
-        return self._evaluator().index_tile(as_index(rows, n, "rows"), as_index(cols, m, "columns"))
+        """K on rows and columns given as slices or arrays, (a, b), in a new tensor; not limited by the budget."""
+        evaluator = self._evaluator()
+        left = evaluator.side(as_index(rows, self.shape[0], "rows"), False, True)
+        right = evaluator.side(as_index(cols, self.shape[1], "columns"), True, True)
+        return evaluator.tile(left, right, new_tile(len(left), len(right), self.dtype, self.device))
 
     def diagonal(self) -> Tensor:
         """K_ii, (n,), at a cost of n·Σ 2r."""
         self._square("diagonal")
         unit, exponent = self._evaluator().log_diagonal()
-        # |exponent| may exceed what one power of two holds; two halves cannot, for anything that fits float64
+        # 2^exponent may overflow although the entry does not; its square root does not
         half = torch.trunc(exponent / 2)
         out = (unit * torch.exp2(half) * torch.exp2(exponent - half)).to(self.dtype)
         if not bool(torch.isfinite(out).all()):
@@ -758,14 +640,11 @@ def _factor(item: Any, term: int) -> Factor:
 
 
 def _one_dtype(grams: Sequence[Gram]) -> torch.dtype | None:
-    """The dtype of the float factors, None if all are bool; mixtures of dtypes or devices raise."""
+    """The dtype of the float factors, None if all are bool; raises if dtypes or devices differ."""
     typed = [gram for gram in grams if gram.left.dtype != torch.bool]
     for gram in typed[1:]:
-        if gram.left.dtype != typed[0].left.dtype:
-            raise DTypeError(
-                f"GramSum: factor {gram.name!r} is {gram.left.dtype}, factor {typed[0].name!r} is "
-                f"{typed[0].left.dtype}. Convert one; nothing is promoted silently."
-            )
+        names = f"factor {gram.name!r}", f"factor {typed[0].name!r}"
+        require_alike("GramSum", names, gram.left, typed[0].left, "Convert one; nothing is promoted silently.")
     for gram in grams[1:]:
         if gram.left.device != grams[0].left.device:
             raise DTypeError(
@@ -773,3 +652,36 @@ def _one_dtype(grams: Sequence[Gram]) -> torch.dtype | None:
                 f"{grams[0].left.device}. Move one with `.to(device)`."
             )
     return typed[0].left.dtype if typed else None
+
+
+def nystrom(kernel: KernelOperator, rank: int, *, seed: int = 0) -> GramSum:
+    """Nyström approximation of a positive semi-definite kernel: one Gram matrix of the given rank.
+
+    K ≈ KΩ (ΩᵀKΩ)⁻¹ ΩᵀK for `rank` random directions Ω. It is never above K, and exact if K has this rank.
+
+    Parameters
+    ----------
+    kernel
+        Symmetric.
+    rank
+        1 … n. Costs one product K @ V with so many columns.
+    seed
+        Of the random directions.
+
+    Examples
+    --------
+    >>> K = GramSum.from_factors([[("x", torch.randn(50, 3, dtype=torch.float64))]])
+    >>> torch.allclose(nystrom(K, 3).dense(), K.dense())
+    True
+    """
+    n = kernel._square("nystrom")
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= n:
+        raise OptionError(f"nystrom: rank must be an integer from 1 to n = {n}, got {rank!r}.")
+    if not kernel.symmetric:
+        raise SolverError("nystrom needs a symmetric kernel; this one has different factors on its two sides.")
+    try:
+        vectors, values = solvers.sketch(kernel._evaluator(), rank, seed)
+    except torch.linalg.LinAlgError:
+        raise SolverError(f"nystrom: the {n} × {n} kernel is not positive semi-definite. Add a ridge to it.") from None
+    factor = Factor(f"nystrom[{rank}]", (vectors * values.sqrt()).to(kernel.dtype))
+    return GramSum.from_factors([[factor]], max_bytes=kernel.max_bytes)

@@ -1,34 +1,31 @@
-"""A kernel expression taken apart: what it is made of, its fingerprint, and any block of it rebuilt elsewhere.
+"""Blocks of a kernel expression for workers: its identity, its factors in files, and its restriction to a block.
 
-Workers get the shape of the expression, row streams and custom operators once, and read the rows of resident factors
-that a block needs from plain ``.npy`` files. Where blocks are written is not known here. May import only linops.
+Workers get the expression, row streams and custom operators once, and read the factor rows of a block from ``.npy``
+files.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pathlens.indexing import Index, as_tensor, compose, same_index
+from pathlens.indexing import Index, as_numpy, compose, same_index
 from pathlens.linops.factors import FactorRows, ResidentRows, StreamedRows
-from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Select, Sum
+from pathlens.linops.nodes import Gram, Node, OperatorNode, Scaled, Select, Sum
 
-if TYPE_CHECKING:
-    from pathlens.linops.operator import KernelOperator
-
-Spec: TypeAlias = tuple[Any, ...]  # ("gram", name, left, right), ("sum", children), …: see `take_apart`
-_CHUNK = 1 << 24  # bytes hashed together
+_CHUNK = 1 << 24  # bytes that are hashed at once
 
 
 @dataclass(frozen=True)
 class FileRows:
-    """A resident factor that lies in a file; stands for it in a worker."""
+    """A resident factor in a file, which replaces it in the expression of a worker."""
 
     name: str
     file: str
@@ -37,151 +34,116 @@ class FileRows:
     streamed: bool = False
 
     def take(self, index: Index) -> Tensor:
-        """The rows asked for, read from the file."""
+        """Rows of the factor, read from the file."""
         stored = np.load(self.file, mmap_mode="r", allow_pickle=False)
-        chosen = (
-            slice(index.start, index.stop)
-            if isinstance(index, range) and index.step == 1
-            else (as_tensor(index, torch.device("cpu")).numpy())
-        )
-        return torch.from_numpy(np.array(stored[chosen])).to(self.device)
+        return torch.from_numpy(np.array(stored[as_numpy(index)])).to(self.device)
 
 
-@dataclass
-class Parts:
-    """The pieces of an expression.
-
-    Attributes
-    ----------
-    spec
-        Its shape: nested tuples with numbers of rows and leaves in place of the objects.
-    rows
-        Distinct factor matrices: resident, streamed, or in files.
-    leaves
-        Operators that make their own tiles.
-
-    Examples
-    --------
-    >>> from pathlens.linops import GramSum
-    >>> K = GramSum.from_factors([[("x", torch.arange(8.0).reshape(4, 2))]])
-    >>> take_apart(K.root).block(range(2), range(1, 3))
-    <pathlens.linops.nodes.Gram object at ...>
-    """
-
-    spec: Spec
-    rows: list[Any]
-    leaves: list[KernelOperator]
-    _nodes: dict[int, OperatorNode] = field(default_factory=dict, repr=False)
-
-    @property
-    def opaque(self) -> bool:
-        """Whether some of it is known only by what it returns."""
-        return bool(self.leaves) or any(rows.streamed for rows in self.rows)
-
-    def block(self, rows: Index, cols: Index) -> Node:
-        """The expression on some rows and columns, holding only the factor rows that it needs."""
-        return self._build(self.spec, rows, cols, {})
-
-    def _build(self, spec: Spec, rows: Index, cols: Index, taken: dict[Any, FactorRows]) -> Node:
-        kind = spec[0]
-        if kind == "gram":
-            _, name, left, right = spec
-            if self.rows[left].streamed or self.rows[right].streamed:
-                return Select(Gram(name, self._whole(left), self._whole(right)), rows, cols)
-            here = self._taken(left, rows, taken)
-            same = left == right and same_index(rows, cols)
-            return Gram(name, here, None if same else self._taken(right, cols, taken))
-        if kind == "leaf":
-            # one node per process: it keeps the diagonal, which may be as dear as a block
-            node = self._nodes.setdefault(spec[1], OperatorNode(self.leaves[spec[1]]))
-            return Select(node, rows, cols)
-        if kind == "select":
-            return self._build(spec[3], compose(spec[1], rows), compose(spec[2], cols), taken)
-        if kind == "scale":
-            return Scaled(spec[1], spec[2], self._build(spec[3], rows, cols, taken))
-        children = [self._build(child, rows, cols, taken) for child in spec[1]]
-        return Sum(children) if kind == "sum" else Hadamard(children)
-
-    def _taken(self, k: int, index: Index, taken: dict[Any, FactorRows]) -> FactorRows:
-        key = (k, index) if isinstance(index, range) else (k, index.cpu().numpy().tobytes())
-        if key not in taken:
-            # in memory of torch's own, which begins at a multiple of 64: on some processors rows that lie otherwise
-            # round otherwise, and a block is to have the same bits whoever computes it
-            taken[key] = ResidentRows(self.rows[k].name, self.rows[k].take(index).clone())
-        return taken[key]
-
-    def _whole(self, k: int) -> FactorRows:
-        rows = self.rows[k]
-        return rows if isinstance(rows, FactorRows) else ResidentRows(rows.name, rows.take(range(rows.n)))
-
-    def in_files(self, folder: Path) -> Parts:
-        """The same with resident factors in files under ``folder``, so that little has to be sent to workers."""
-        folder.mkdir(parents=True, exist_ok=True)
-        rows: list[Any] = []
-        for k, one in enumerate(self.rows):
-            if one.streamed:
-                one.stream.forget()
-                rows.append(one)
-            else:
-                file = folder / f"{k}.npy"
-                np.save(file, one.tensor.cpu().numpy(), allow_pickle=False)
-                rows.append(FileRows(one.name, str(file), one.n, one.device))
-        return replace(self, rows=rows, _nodes={})
-
-    def digest(self) -> str:
-        """SHA-256 of the expression and of every resident factor. Names of factors do not count."""
-        found = hashlib.sha256()
-        for rows in self.rows:
-            found.update(f"{'stream' if rows.streamed else 'rows'} {rows.n} {rows.r} {rows.dtype};".encode())
-            if not rows.streamed:
-                step = max(_CHUNK // (rows.r * rows.dtype.itemsize), 1)
-                for lo in range(0, rows.n, step):
-                    found.update(np.ascontiguousarray(rows.tensor[lo : lo + step].cpu().numpy()).data)
-        for leaf in self.leaves:
-            found.update(f"leaf {leaf.name} {leaf.shape} {leaf.dtype} {leaf.symmetric};".encode())
-        found.update(_canonical(self.spec).encode())
-        return found.hexdigest()
-
-
-def _canonical(spec: Any) -> str:
-    if isinstance(spec, Tensor):
-        return hashlib.sha256(spec.cpu().numpy().tobytes()).hexdigest()
-    if isinstance(spec, tuple):
-        inner = spec[:1] + spec[2:] if spec[:1] == ("gram",) else spec
-        return "(" + ",".join(_canonical(part) for part in inner) + ")"
-    return repr(spec)
-
-
-def take_apart(node: Node) -> Parts:
-    """The pieces of an expression; nothing is copied.
+def distinct_rows(node: Node) -> list[Any]:
+    """The factors of an expression, each object once, in order.
 
     >>> from pathlens.linops import GramSum
     >>> x = torch.eye(2)
-    >>> take_apart((2 * GramSum.from_factors([[("x", x), ("y", x)]])).root).spec
-    ('scale', 0.5, 2, ('hadamard', (('gram', 'x', 0, 0), ('gram', 'y', 0, 0))))
+    >>> [rows.name for rows in distinct_rows(GramSum.from_factors([[("x", x), ("again", x)]]).root)]
+    ['x']
     """
-    rows: list[Any] = []
-    leaves: list[KernelOperator] = []
-    seen: dict[int, int] = {}
+    grams = [leaf for leaf in node.leaves() if isinstance(leaf, Gram)]
+    return list({id(rows): rows for gram in grams for rows in (gram.left, gram.right)}.values())
 
-    def number(thing: Any, among: list[Any]) -> int:
-        if id(thing) not in seen:
-            seen[id(thing)] = len(among)
-            among.append(thing)
-        return seen[id(thing)]
 
-    def visit(node: Node) -> Spec:
-        if isinstance(node, Gram):
-            return ("gram", node.name, number(node.left, rows), number(node.right, rows))
-        if isinstance(node, OperatorNode):
-            return ("leaf", number(node.operator, leaves))
-        if isinstance(node, Scaled):
-            return ("scale", node.mantissa, 2 * node.half, visit(node.child))
-        if isinstance(node, Select):
-            return ("select", node.rows, node.cols, visit(node.child))
-        assert isinstance(node, (Sum, Hadamard))
-        return ("sum" if isinstance(node, Sum) else "hadamard", tuple(visit(child) for child in node.children()))
+def _distinct_operators(node: Node) -> list[Any]:
+    return list({id(leaf.operator): leaf.operator for leaf in node.leaves() if isinstance(leaf, OperatorNode)}.values())
 
-    spec = visit(node)
-    assert all(isinstance(one, (ResidentRows, StreamedRows)) for one in rows)
-    return Parts(spec, rows, leaves)
+
+def is_opaque(node: Node) -> bool:
+    """Whether some of the expression cannot be hashed: streamed factors and custom operators."""
+    return any(isinstance(leaf, OperatorNode) for leaf in node.leaves()) or any(r.streamed for r in distinct_rows(node))
+
+
+def restrict(node: Node, rows: Index, cols: Index) -> Node:
+    """The expression on some rows and columns; it holds only the factor rows that it needs.
+
+    >>> from pathlens.linops import GramSum
+    >>> K = GramSum.from_factors([[("x", torch.arange(8.0).reshape(4, 2))]])
+    >>> restrict(K.root, range(2), range(1, 3)).m
+    2
+    """
+    return _restrict(node, rows, cols, {})
+
+
+def _restrict(node: Node, rows: Index, cols: Index, taken: dict[Any, FactorRows]) -> Node:
+    if isinstance(node, Gram):
+        if node.left.streamed or node.right.streamed:
+            left = _resident(node.left)
+            return Select(Gram(node.name, left, left if node.symmetric else _resident(node.right)), rows, cols)
+        same = node.symmetric and same_index(rows, cols)
+        return Gram(node.name, _take(node.left, rows, taken), None if same else _take(node.right, cols, taken))
+    if isinstance(node, OperatorNode):
+        return Select(node, rows, cols)
+    if isinstance(node, Select):
+        return _restrict(node.child, compose(node.rows, rows), compose(node.cols, cols), taken)
+    children = [_restrict(child, rows, cols, taken) for child in node.children]
+    return node.around(children[0]) if isinstance(node, Scaled) else type(node)(children)  # type: ignore[call-arg]
+
+
+def _resident(rows: FactorRows | FileRows) -> FactorRows:
+    return ResidentRows(rows.name, rows.take(range(rows.n))) if isinstance(rows, FileRows) else rows
+
+
+def _take(rows: FactorRows, index: Index, taken: dict[Any, FactorRows]) -> FactorRows:
+    key = (id(rows), index if isinstance(index, range) else index.cpu().numpy().tobytes())
+    if key not in taken:
+        # A copy is aligned to 64 bytes. On some processors other alignments round differently, and a block must have
+        # the same bits on every worker.
+        taken[key] = ResidentRows(rows.name, rows.take(index).clone())
+    return taken[key]
+
+
+def in_files(node: Node, folder: Path) -> Node:
+    """The same expression with its resident factors in files under ``folder``, so that it is small to send."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replaced: dict[int, Any] = {id(operator): operator for operator in _distinct_operators(node)}
+    for k, rows in enumerate(distinct_rows(node)):
+        if isinstance(rows, StreamedRows):
+            rows.stream.forget()
+            replaced[id(rows)] = rows
+        else:
+            file = folder / f"{k}.npy"
+            np.save(file, rows.tensor.cpu().numpy(), allow_pickle=False)
+            replaced[id(rows)] = FileRows(rows.name, str(file), rows.n, rows.device)
+    return copy.deepcopy(node, replaced)  # copies the nodes, and takes rows and operators from `replaced`
+
+
+def digest(node: Node) -> str:
+    """SHA-256 of the expression and of every resident factor. Names of factors do not count."""
+    found = hashlib.sha256()
+    factors, operators = distinct_rows(node), _distinct_operators(node)
+    for rows in factors:
+        found.update(f"{'stream' if rows.streamed else 'rows'} {rows.n} {rows.r} {rows.dtype};".encode())
+        if not rows.streamed:
+            step = max(_CHUNK // (rows.r * rows.dtype.itemsize), 1)
+            for lo in range(0, rows.n, step):
+                found.update(np.ascontiguousarray(rows.tensor[lo : lo + step].cpu().numpy()).data)
+    for operator in operators:
+        found.update(f"leaf {operator.name} {operator.shape} {operator.dtype} {operator.symmetric};".encode())
+    numbers = {id(thing): k for among in (factors, operators) for k, thing in enumerate(among)}
+    found.update(_canonical(node, numbers).encode())
+    return found.hexdigest()
+
+
+def _canonical(node: Node, numbers: dict[int, int]) -> str:
+    """The expression as text, with numbers in place of factors and operators."""
+    if isinstance(node, Gram):
+        return f"('gram',{numbers[id(node.left)]},{numbers[id(node.right)]})"
+    if isinstance(node, OperatorNode):
+        return f"('leaf',{numbers[id(node.operator)]})"
+    children = ",".join(_canonical(child, numbers) for child in node.children)
+    if isinstance(node, Scaled):
+        return f"('scale',{node.mantissa!r},{2 * node.half},{children})"
+    if isinstance(node, Select):
+        return f"('select',{_index_text(node.rows)},{_index_text(node.cols)},{children})"
+    return f"({'sum' if isinstance(node, Sum) else 'hadamard'!r},({children}))"
+
+
+def _index_text(index: Index) -> str:
+    return repr(index) if isinstance(index, range) else hashlib.sha256(index.cpu().numpy().tobytes()).hexdigest()

@@ -1,36 +1,34 @@
-"""Linear systems and eigenpairs of symmetric kernels: dense where it fits the budget, else by products K @ V.
+"""Linear systems and eigenpairs of symmetric kernels: dense if that fits the budget, else by products K @ V.
 
-Nothing is regularised unasked, and what does not converge raises. May import only the errors and the rest of linops.
+Nothing is regularised unless asked for, and a solver that does not converge raises. The public functions are methods of
+`KernelOperator`.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pathlens.budgets import human_bytes
-from pathlens.errors import (
-    BudgetError,
-    DTypeError,
-    NotFiniteError,
-    OptionError,
-    PrecisionWarning,
-    ShapeError,
-    SolverError,
-)
+from pathlens.budgets import require_budget
+from pathlens.errors import OptionError, PrecisionWarning, SolverError
 from pathlens.linops.evaluate import Evaluator
-from pathlens.linops.matmul import matmul, plan_matmul
+from pathlens.linops.matmul import check_vectors, matmul, plan_matmul
 from pathlens.precision import exact_precision
 from pathlens.progress import ProgressBar
 
-_ROUGH = 1e-2  # a direct solution that misses its right-hand side by more is told
-_DENSE_EIGH_FLOPS = 1e12  # half a minute on two cores: up to here a dense answer is worth more than a fast one
+if TYPE_CHECKING:
+    from pathlens.linops.operator import KernelOperator
+
+_LARGEST_RESIDUAL = 1e-2  # of Cholesky without a warning
+_DENSE_EIGH_FLOPS = 1e12  # half a minute on two cores: up to here, dense is preferred even if Lanczos is faster
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Solution:
     method
         ``"cholesky"`` or ``"cg"``.
     preconditioner
-        Rank of the preconditioner of conjugate gradients; 0 where there was none.
+        Rank of the preconditioner of conjugate gradients; 0 if there was none.
     """
 
     solution: Tensor
@@ -90,8 +88,8 @@ def _need_symmetric(evaluator: Evaluator, what: str) -> int:
     node = evaluator.node
     if not node.symmetric:
         raise SolverError(
-            f"{what} needs a symmetric kernel; this {node.n} × {node.m} kernel has different factors on "
-            f"its two sides. Give the same object (or None) as the right side of every factor."
+            f"{what} needs a symmetric kernel; this {node.n} × {node.m} kernel has different factors on its two sides. "
+            "Give the same object (or None) as the right side of every factor."
         )
     return node.n
 
@@ -104,61 +102,83 @@ def _option(name: str, value: str, allowed: tuple[str, ...]) -> None:
 # --- linear systems --------------------------------------------------------------------------------------------
 
 
+@exact_precision()
 def solve(
-    evaluator: Evaluator,
+    kernel: KernelOperator,
     y: Tensor,
     *,
-    ridge: float,
-    method: str,
-    tol: float | None,
-    max_iter: int | None,
-    preconditioner: int | None,
+    ridge: float = 0.0,
+    method: str = "auto",
+    tol: float | None = None,
+    max_iter: int | None = None,
+    preconditioner: int | None = None,
+    max_bytes: int | None = None,
 ) -> Solution:
-    """Solve (K + ridge·I) x = y; see `KernelOperator.solve`."""
+    """Solve (K + ridge·I) x = y for a symmetric kernel.
+
+    Parameters
+    ----------
+    y
+        (n,) or (n, c), of the kernel's dtype.
+    ridge
+        Added to the diagonal; nothing is added by default.
+    method
+        ``"cholesky"``, ``"cg"``, or ``"auto"``: Cholesky if 2n² numbers fit the budget, else conjugate gradients.
+    tol, max_iter
+        Of conjugate gradients: relative residual (default 1e-10, float32 1e-5) and number of products.
+    preconditioner
+        Rank of a Nyström sketch that speeds up conjugate gradients and does not change their answer; 0 for none,
+        None for a rank chosen from n and the budget.
+
+    Returns
+    -------
+    `Solution` with ``solution``, ``residual``, ``iterations``, ``method``, ``preconditioner``.
+
+    Notes
+    -----
+    Cholesky costs n³/3 + 2n²c. Raises a `SolverError` if the matrix is not positive definite, or if conjugate gradients
+    do not converge.
+
+    Examples
+    --------
+    >>> from pathlens.linops import GramSum
+    >>> K = GramSum.from_factors([[("x", torch.eye(2))]])
+    >>> K.solve(torch.tensor([2.0, 4.0]), ridge=1.0).solution
+    tensor([1., 2.])
+    """
+    evaluator = kernel._evaluator(max_bytes)
     n = _need_symmetric(evaluator, "solve")
     _option("method", method, ("auto", "cholesky", "cg"))
     if not math.isfinite(ridge) or ridge < 0:
         raise OptionError(f"solve: ridge must be a finite number ≥ 0, got {ridge!r}.")
-    if not isinstance(y, Tensor) or y.dtype != evaluator.dtype or y.device != evaluator.device:
-        came = f"{y.dtype} on {y.device}" if isinstance(y, Tensor) else type(y).__name__
-        raise DTypeError(
-            f"solve: y is {came}, expected a tensor of {evaluator.dtype} on {evaluator.device}. "
-            f"Convert it with `.to(K.device, K.dtype)`."
-        )
-    if y.ndim not in (1, 2) or y.shape[0] != n:
-        raise ShapeError(f"solve: y has shape {tuple(y.shape)}, expected ({n},) or ({n}, c).")
-    if not bool(torch.isfinite(y).all()):
-        raise NotFiniteError(f"solve: y of shape {tuple(y.shape)} contains NaN or infinity.")
+    rhs = check_vectors(evaluator, y, "solve", "y")
     if preconditioner is not None and (isinstance(preconditioner, bool) or not 0 <= preconditioner <= n):
         raise OptionError(f"solve: preconditioner must be a rank from 0 to n = {n}, or None, got {preconditioner!r}.")
-    rhs = y.detach().reshape(n, -1)
-    # columns of size about 1, whatever the numbers are: squares leave float64 early. Powers of two change no digit
+    # columns are scaled to size about 1, so that their squares stay in range; powers of two are exact
     most = 120 if evaluator.dtype == torch.float32 else 1000
     unit = torch.exp2(torch.frexp(rhs.abs().amax(0)).exponent.clamp(-most, most).to(evaluator.dtype))
     rhs = rhs / unit
     need = n * n * evaluator.dtype.itemsize * 2 + 4 * rhs.numel() * 8
-    if method == "cholesky" and need > evaluator.budget:
-        raise BudgetError(
-            f"solve: Cholesky needs {human_bytes(need)} for n = {n}, the budget is "
-            f"{human_bytes(evaluator.budget)}. Raise max_bytes, or use method='cg'."
-        )
+    if method == "cholesky":
+        remedy = "Raise max_bytes, or use method='cg'."
+        require_budget(f"solve: Cholesky with n = {n} needs", need, evaluator.budget, remedy)
     if method == "cholesky" or (method == "auto" and need <= evaluator.budget):
         x, iterations, way, rank = _cholesky(evaluator, rhs, ridge), 0, "cholesky", 0
     else:
-        way, rank = "cg", _good_rank(evaluator) if preconditioner is None else preconditioner
-        better = _Preconditioner.make(evaluator, rank, ridge) if rank else None
-        rank = 0 if better is None else better.vectors.shape[1]
-        x, iterations = _conjugate_gradients(evaluator, rhs, ridge, tol, max_iter, better)
+        way, rank = "cg", _default_rank(evaluator) if preconditioner is None else preconditioner
+        precondition = _preconditioner(evaluator, rank, ridge) if rank else None
+        rank = 0 if precondition is None else rank
+        x, iterations = _conjugate_gradients(evaluator, rhs, ridge, tol, max_iter, precondition)
     error, share = matmul(evaluator, x) + ridge * x - rhs, unit.double() / unit.double().max()
     size = float(torch.linalg.vector_norm(rhs * share))
     residual = float(torch.linalg.vector_norm(error * share)) / size if size else 0.0
-    if way == "cholesky" and residual > _ROUGH:  # conjugate gradients refuse such an answer themselves
+    if way == "cholesky" and residual > _LARGEST_RESIDUAL:  # conjugate gradients raise in this case
         warnings.warn(
             f"solve: the solution by Cholesky has a relative residual of {residual:.1e} (n = {n}, ridge = {ridge:g}): "
             f"the system is too close to singular for {evaluator.dtype}. Take the kernel in float64 "
             "(net.double(), X.double()), or a larger ridge.",
             PrecisionWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     return Solution((x * unit).reshape(y.shape), residual, iterations, way, rank)
 
@@ -188,14 +208,14 @@ def _cholesky(evaluator: Evaluator, rhs: Tensor, ridge: float) -> Tensor:
 def sketch(evaluator: Evaluator, rank: int, seed: int) -> tuple[Tensor, Tensor]:
     """(U, λ) of the Nyström approximation K ≈ U Diag(λ) Uᵀ from products with `rank` random vectors, in float64.
 
-    With Ω of orthonormal columns and Y = KΩ it is Y (ΩᵀY)⁻¹ Yᵀ. Raises `torch.linalg.LinAlgError` where K is not
-    positive semi-definite to rounding.
+    With Ω of orthonormal columns and Y = KΩ it is Y (ΩᵀY)⁻¹ Yᵀ. Raises `torch.linalg.LinAlgError` if K is not positive
+    semi-definite up to rounding.
     """
     n, device = evaluator.node.n, evaluator.device
     draws = torch.randn(n, rank, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(device)
     omega = torch.linalg.qr(draws).Q
     y = matmul(evaluator, omega.to(evaluator.dtype)).double()
-    # a shift of the size of rounding keeps the middle matrix definite; it is taken off the eigenvalues again
+    # a shift of the size of rounding keeps the middle matrix definite; it is subtracted from the eigenvalues below
     top = float(y.abs().max()) or 1.0
     shift = top * float(torch.linalg.matrix_norm(y / top)) * torch.finfo(evaluator.dtype).eps
     y += shift * omega
@@ -206,30 +226,22 @@ def sketch(evaluator: Evaluator, rank: int, seed: int) -> tuple[Tensor, Tensor]:
     return vectors, (values.square() - shift).clamp(min=0.0)
 
 
-@dataclass(frozen=True)
-class _Preconditioner:
-    """P⁻¹ for P ≈ K + ridge·I: exact on the leading eigenspace of a sketch, a multiple of the identity beside it."""
+def _preconditioner(evaluator: Evaluator, rank: int, ridge: float) -> Callable[[Tensor], Tensor] | None:
+    """P⁻¹ for P ≈ K + ridge·I: exact on the leading eigenspace of a sketch, a multiple of the identity elsewhere.
 
-    vectors: Tensor  # (n, r) float64
-    gains: Tensor  # (r,)
-
-    @classmethod
-    def make(cls, evaluator: Evaluator, rank: int, ridge: float) -> _Preconditioner | None:
-        """None where the kernel is too far from positive semi-definite for a sketch."""
-        try:
-            vectors, values = sketch(evaluator, rank, seed=0)
-        except torch.linalg.LinAlgError:
-            return None
-        base = max(ridge, float(values[0]) * torch.finfo(evaluator.dtype).eps)
-        return cls(vectors, (values[-1] + base) / (values + base) - 1.0)
-
-    def __call__(self, r: Tensor) -> Tensor:
-        part = self.vectors.T @ r.double()
-        return (r.double() + self.vectors @ (self.gains[:, None] * part)).to(r.dtype)
+    None if the kernel is too far from positive semi-definite for a sketch.
+    """
+    try:
+        vectors, values = sketch(evaluator, rank, seed=0)
+    except torch.linalg.LinAlgError:
+        return None
+    base = max(ridge, float(values[0]) * torch.finfo(evaluator.dtype).eps)
+    gains = (values[-1] + base) / (values + base) - 1.0
+    return lambda r: (r.double() + vectors @ (gains[:, None] * (vectors.T @ r.double()))).to(r.dtype)
 
 
-def _good_rank(evaluator: Evaluator) -> int:
-    """Rank of the preconditioner: products with many vectors come nearly free where the tiles are made anyway."""
+def _default_rank(evaluator: Evaluator) -> int:
+    """Default rank of the preconditioner; larger for products by tiles, where more vectors cost little."""
     n = evaluator.node.n
     if n < 2000:
         return 0
@@ -243,7 +255,7 @@ def _conjugate_gradients(
     ridge: float,
     tol: float | None,
     max_iter: int | None,
-    better: _Preconditioner | None,
+    precondition: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, int]:
     n = evaluator.node.n
     goal = (1e-5 if evaluator.dtype == torch.float32 else 1e-10) if tol is None else tol
@@ -261,32 +273,32 @@ def _conjugate_gradients(
     best = math.inf
     with ProgressBar("conjugate gradients", None) as bar:
         while True:
-            # Rounding makes the recursive residual drift from the true one: start again until the two agree.
+            # Rounding makes the recursive residual differ from the true one: restart until they agree.
             r = rhs - apply(x) if done else rhs.clone()
             rr = dots(r, r)
             gap = float((rr.sqrt() / target.clamp(min=1e-300)).max())
             if gap <= 1.0:
                 return x, done
-            if not gap < 0.5 * best or done >= limit:  # or not a number
+            if not gap < 0.5 * best or done >= limit:  # also if gap is NaN
                 raise SolverError(
                     f"solve: conjugate gradients reached a relative residual of {gap * goal:.1e} after "
                     f"{done} iterations, asked for {goal:.1e} (n = {n}, ridge = {ridge:g}). "
                     f"Pass a larger ridge or tol, more max_iter, or float64 factors."
                 )
             best = gap
-            z = r.clone() if better is None else better(r)
+            z = r.clone() if precondition is None else precondition(r)
             p, rz = z, dots(r, z)
             while done < limit and bool((rr.sqrt() > target).any()):
                 ap = apply(p)
                 curve = dots(p, ap)
-                live = rr.sqrt() > target  # finished columns stand still
+                live = rr.sqrt() > target  # converged columns do not change
                 if bool((curve[live] <= 0).any()):
                     raise _not_definite(n, ridge, f"negative curvature in iteration {done + 1} of conjugate gradients")
                 step = torch.where(live, rz / torch.where(live, curve, 1.0), 0.0)
                 x = x + p * step.to(x.dtype)
                 r = r - ap * step.to(x.dtype)
                 rr = dots(r, r)
-                z = r if better is None else better(r)
+                z = r if precondition is None else precondition(r)
                 new = dots(r, z)
                 p = z + p * torch.where(live, new / rz.clamp(min=1e-300), 0.0).to(x.dtype)
                 rz = new
@@ -298,13 +310,42 @@ def _conjugate_gradients(
 # --- eigenpairs ------------------------------------------------------------------------------------------------
 
 
-def eigsh(evaluator: Evaluator, k: int, *, method: str, tol: float | None, max_iter: int | None) -> Eigenpairs:
-    """The k largest eigenpairs; see `KernelOperator.eigsh`."""
+@exact_precision()
+def eigsh(
+    kernel: KernelOperator,
+    k: int = 6,
+    *,
+    method: str = "auto",
+    tol: float | None = None,
+    max_iter: int | None = None,
+    max_bytes: int | None = None,
+) -> Eigenpairs:
+    """The k largest eigenvalues of a symmetric kernel, descending, with orthonormal eigenvectors.
+
+    Parameters
+    ----------
+    k
+        1 … n.
+    method
+        ``"dense"`` (all eigenpairs, 9n³ operations, 4n² numbers), ``"lanczos"`` (only products K @ v, ARPACK from a
+        fixed start vector), or ``"auto"``: dense if it fits the budget and costs less than Lanczos or about half a
+        minute. Lanczos may miss copies of a repeated eigenvalue; dense never does.
+    tol, max_iter
+        Of Lanczos: relative accuracy of the eigenvalues (default 1e-12, float32 1e-5) and restarts.
+
+    Examples
+    --------
+    >>> from pathlens.linops import GramSum
+    >>> K = GramSum.from_factors([[("x", torch.diag(torch.tensor([1.0, 3.0, 2.0])))]])
+    >>> K.eigsh(2).values
+    tensor([9., 4.])
+    """
+    evaluator = kernel._evaluator(max_bytes)
     n = _need_symmetric(evaluator, "eigsh")
     _option("method", method, ("auto", "dense", "lanczos"))
     if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k <= n:
         raise OptionError(f"eigsh: k must be an integer from 1 to n = {n}, got {k!r}.")
-    # The matrix, its eigenvectors, and the workspace of divide and conquer.
+    # the matrix, its eigenvectors, and the workspace of divide and conquer
     need = 4 * n * n * evaluator.dtype.itemsize
     fits = need <= evaluator.budget
     steps = 10 * max(2 * k + 1, 20)
@@ -314,13 +355,9 @@ def eigsh(evaluator: Evaluator, k: int, *, method: str, tol: float | None, max_i
         dense = k >= n - 1 or (fits and 9.0 * n**3 <= max(lanczos, _DENSE_EIGH_FLOPS))
     else:
         dense = method == "dense"
-    if dense and not fits:
-        raise BudgetError(
-            f"eigsh: all eigenpairs of n = {n} need {human_bytes(need)}, the budget is "
-            f"{human_bytes(evaluator.budget)}. Raise max_bytes, or ask for fewer than n − 1 with "
-            f"method='lanczos'."
-        )
     if dense:
+        remedy = "Raise max_bytes, or ask for fewer than n − 1 with method='lanczos'."
+        require_budget(f"eigsh: all eigenpairs of n = {n} need", need, evaluator.budget, remedy)
         all_values, all_vectors = torch.linalg.eigh(evaluator.dense("kernel tiles for eigsh"))
         values, vectors = all_values[-k:].flip(0), all_vectors[:, -k:].flip(1)
     else:
@@ -337,22 +374,20 @@ def _lanczos(evaluator: Evaluator, k: int, tol: float | None, max_iter: int | No
 
     n, dtype, device = evaluator.node.n, evaluator.dtype, evaluator.device
     basis = min(n, max(2 * k + 1, 20))
-    inner = Evaluator(evaluator.node, dtype, device, evaluator.backend, evaluator.budget - n * 8 * (basis + 2 * k + 6))
-    if inner.budget <= 0:
-        raise BudgetError(
-            f"eigsh: {basis} Lanczos vectors of length {n} do not fit {human_bytes(evaluator.budget)}. Raise max_bytes."
-        )
+    held = n * 8 * (basis + 2 * k + 6)
+    require_budget(f"eigsh: {basis} Lanczos vectors of length {n} take", held + 1, evaluator.budget)
+    inner = replace(evaluator, budget=evaluator.budget - held)
     with ProgressBar("Lanczos products", None) as bar:
 
         def product(v: np.ndarray) -> np.ndarray:
             bar.advance()
             return matmul(inner, torch.from_numpy(v.reshape(n)).to(device, dtype)).double().cpu().numpy()
 
-        # Vectors in float64 for any dtype: only the products carry the rounding of the kernel.
+        # The vectors are float64 for any dtype: only the products have the rounding of the kernel.
         start = np.random.default_rng(0).standard_normal(n)
-        # ARPACK counts numbers below ε^⅔ as zero, whatever the kernel's own size: it gets one of size about 1.
+        # ARPACK treats numbers below ε^⅔ as zero, so the kernel is scaled to size about 1.
         largest = float(np.abs(product(start)).max())
-        if largest == 0:  # a symmetric kernel that takes a random vector to zero is zero
+        if largest == 0:  # a symmetric kernel that maps a random vector to zero is zero
             return torch.zeros(k, device=device, dtype=dtype), torch.eye(n, k, device=device, dtype=dtype)
         size = math.frexp(largest)[1]
         goal = (1e-5 if dtype == torch.float32 else 1e-12) if tol is None else tol

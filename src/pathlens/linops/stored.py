@@ -1,11 +1,11 @@
-"""Kernels on disk: `from_zarr` reads a stored kernel as an operator, `write_kernel` is behind ``K.to_zarr``."""
+"""Kernels on disk: `prepare` describes a kernel for ``K.to_zarr``, `from_zarr` opens a stored kernel."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,19 @@ from torch import Tensor
 from pathlens.budgets import human_bytes, resolve_budget
 from pathlens.errors import OptionError
 from pathlens.indexing import Index, as_index, as_tensor, same_index
-from pathlens.linops import backends
+from pathlens.linops import backends, parts
+from pathlens.linops.nodes import Node
 from pathlens.linops.operator import GramSum, KernelOperator, expression
-from pathlens.linops.parts import Parts, take_apart
-from pathlens.stores import MatrixDescription, Store, StoreReport, open_store, write_store
+from pathlens.stores import MatrixDescription, Store, open_store
 from pathlens.stores.executors import default_workers
 from pathlens.stores.layout import import_zarr
 
-BLOCK_SECONDS = 3.0  # work in a block: much more than the overhead of a task, little enough to lose
-LEAST_SECONDS = 0.25  # below this a block is not made smaller for the sake of balance
-BLOCKS_PER_WORKER = 6  # so that the last blocks do not leave workers idle
+BLOCK_SECONDS = 3.0  # per block: much more than the overhead of a task, and little is lost if a worker dies
+LEAST_SECONDS = 0.25  # blocks are not made smaller than this for load balance
+BLOCKS_PER_WORKER = 6  # so that few workers are idle at the end
 MOST_EDGE = 8192
-_COPIES = 4  # blocks in memory at once: the result, its padded form, its mirror image, and tiles
-_SAMPLE = 24  # rows and columns of the sample that identifies a kernel whose data cannot be hashed
+_COPIES = 4  # blocks in memory at once: the result, its padded form, its transpose, and tiles
+_SAMPLE = 24  # rows and columns of the sample that identifies a kernel that cannot be hashed
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ _SAMPLE = 24  # rows and columns of the sample that identifies a kernel whose da
 class KernelBlocks:
     """A kernel as a `BlockSource`."""
 
-    parts: Parts
+    node: Node
     dtype: torch.dtype
     device: torch.device
     backend: str
@@ -47,55 +47,40 @@ class KernelBlocks:
 
     def block(self, rows: range, cols: range) -> np.ndarray:
         """The entries on some rows and columns."""
-        node = self.parts.block(rows, cols)
+        node = parts.restrict(self.node, rows, cols)
         kernel = GramSum(node, self.dtype, self.device, max_bytes=self.max_bytes, backend=self.backend)
         values: np.ndarray = kernel.dense().cpu().numpy()
         return values
 
     def in_files(self, folder: Path) -> KernelBlocks:
         """The same with resident factors in files."""
-        return replace(self, parts=self.parts.in_files(folder))
+        return replace(self, node=parts.in_files(self.node, folder))
 
 
-def write_kernel(
-    kernel: KernelOperator,
-    path: str | os.PathLike[str],
-    *,
-    client: Any,
-    workers: int | None,
-    block: int | None,
-    max_bytes: int | None,
-    **options: Any,
-) -> StoreReport:
-    """See `KernelOperator.to_zarr`."""
+def prepare(
+    kernel: KernelOperator, block: int | None, workers: int | None, max_bytes: int | None
+) -> tuple[KernelBlocks, MatrixDescription, Callable[[], tuple[int, float]]]:
+    """A kernel's blocks, its description, and a function for the edge of a block and its seconds, for `write_store`."""
     import_zarr()
     if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
         raise OptionError(f"to_zarr: block must be a number of rows, at least 1, got {block!r}.")
-    count = 1 if client is False else workers or default_workers()
+    count = workers or default_workers()
     each = resolve_budget(kernel.max_bytes if max_bytes is None else max_bytes, kernel.device)
     if max_bytes is None:
         each = max(each // count, 1)
     root = expression(kernel)
-    parts = take_apart(root)
     description = MatrixDescription(
         name=kernel.name,
         formula=root.formula(),
         shape=kernel.shape,
         dtype=str(kernel.dtype).removeprefix("torch."),
         symmetric=kernel.symmetric,
-        fingerprint=parts.digest(),
-        sample=_sample(kernel) if parts.opaque else (),
+        fingerprint=parts.digest(root),
+        sample=_sample(kernel) if parts.is_opaque(root) else (),
     )
     backend = backends.choose(kernel.backend, root, kernel.device, kernel.dtype)
-    return write_store(
-        Path(path),
-        KernelBlocks(parts, kernel.dtype, kernel.device, backend, each),
-        description,
-        lambda: (block, 0.0) if block is not None else _choose_edge(kernel, count, each),
-        client=client,
-        workers=workers,
-        **options,
-    )
+    source = KernelBlocks(root, kernel.dtype, kernel.device, backend, each)
+    return source, description, lambda: (block, 0.0) if block is not None else _choose_edge(kernel, count, each)
 
 
 def _sample(kernel: KernelOperator) -> tuple[float, ...]:
@@ -108,7 +93,7 @@ def _sample(kernel: KernelOperator) -> tuple[float, ...]:
 
 
 def _choose_edge(kernel: KernelOperator, workers: int, max_bytes: int) -> tuple[int, float]:
-    """The edge of blocks that take some seconds, fit in memory and are enough for all workers; and their seconds."""
+    """The edge of a block and its seconds: a few seconds, within the memory, and enough blocks for all workers."""
     n, m = kernel.shape
     cost = _seconds_per_entry(kernel)
     by_time = math.sqrt(BLOCK_SECONDS / cost)
@@ -120,10 +105,10 @@ def _choose_edge(kernel: KernelOperator, workers: int, max_bytes: int) -> tuple[
 
 
 def _seconds_per_entry(kernel: KernelOperator) -> float:
-    """Measured on growing corners of the kernel, off the diagonal."""
+    """Seconds per entry, measured on growing corners of the kernel off the diagonal."""
     n, m = kernel.shape
     rows, cols = (torch.arange(size, device=kernel.device) for size in (n, m))
-    kernel.tile(rows[:1], cols[-1:])  # loads and compiles what is needed
+    kernel.tile(rows[:1], cols[-1:])  # imports and compiles the backend
     edge = 64
     while True:
         a, b = min(edge, n), min(edge, m)
@@ -149,7 +134,7 @@ class StoredKernel(KernelOperator):
     path
         Folder of the store.
     description
-        The description in the store.
+        Name, shape, dtype and blocks of the array.
     """
 
     def __init__(self, store: Store, max_bytes: int | None = None) -> None:
@@ -184,7 +169,7 @@ class StoredKernel(KernelOperator):
         return self._known_diagonal
 
     def verify(self) -> None:
-        """Read every block and compare it with its checksum; a `FileFormatError` names damaged blocks.
+        """Read every block and compare it with its checksum; raises a `FileFormatError` that names damaged blocks.
 
         Examples
         --------
@@ -205,8 +190,8 @@ class StoredKernel(KernelOperator):
 
 
 def _by_block(index: Index, edge: int) -> Iterator[tuple[int, Any, Any]]:
-    """(block, places in the result, rows inside the block) for every block that an index touches."""
-    if isinstance(index, Tensor):  # most tensors are consecutive rows, which are read as slices
+    """(block, positions in the result, rows inside the block) for every block that an index needs."""
+    if isinstance(index, Tensor):  # usually consecutive rows, which are read as slices
         run = range(int(index[0]), int(index[0]) + len(index))
         index = run if same_index(index, run) else index
     if isinstance(index, range) and index.step == 1:
@@ -222,21 +207,21 @@ def _by_block(index: Index, edge: int) -> Iterator[tuple[int, Any, Any]]:
 
 
 def from_zarr(path: str | os.PathLike[str], *, verify: bool = False, max_bytes: int | None = None) -> StoredKernel:
-    """Open a kernel that `KernelOperator.to_zarr` wrote; its entries are read when they are needed.
+    """Open a kernel that `KernelOperator.to_zarr` wrote; its entries are read on demand.
 
     Parameters
     ----------
     path
         Folder of the store.
     verify
-        Read every block now and compare it with its checksum. Without it only the sizes of the files are checked.
+        Read every block and compare it with its checksum. By default only the sizes of the files are checked.
     max_bytes
         Memory budget, as for every operator.
 
     Raises
     ------
     FileFormatError
-        There is no store, or it has another format or version, is damaged, or is not finished.
+        The array does not exist, has another format or version, is damaged, or is incomplete.
 
     Examples
     --------

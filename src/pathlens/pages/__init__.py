@@ -18,7 +18,7 @@ from pathlens.files import write_atomically
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["page_path", "render", "save_page"]
+__all__ = ["page_path", "render", "save_page", "write_file"]
 
 
 def render(template: str, /, **values: Any) -> str:
@@ -57,14 +57,16 @@ def page_path(out: str | os.PathLike[str]) -> Path:
 
 def save_page(text: str, out: str | os.PathLike[str]) -> Path:
     """Write a page atomically to a file that ends in .html, or to index.html in a folder, and return its path."""
-    path = page_path(out)
+    return write_file(page_path(out), text.encode())
+
+
+def write_file(path: Path, data: bytes) -> Path:
+    """Write a file atomically, create its folder, and return its path; an `ArtifactError` if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
+        write_atomically(path, data)
     except OSError as error:
-        raise ArtifactError(
-            f"The page {path} cannot be written: {error.strerror or error}. Choose another folder."
-        ) from error
+        raise ArtifactError(f"{path} cannot be written: {error.strerror or error}. Choose another folder.") from error
     return path
 
 

@@ -1,7 +1,7 @@
-"""Results on disk: what an experiment measured, next to what the paper claims, as one JSON and one NPZ file.
+"""The saved result of an experiment: its measurements and the paper's claims, as one JSON and one NPZ file.
 
-Verdicts and the REDUCED mark are computed from the numbers and are never typed. Nothing here runs or draws an
-experiment, and torch is not imported, so a page can be rebuilt on a machine that cannot train.
+Verdicts and the REDUCED mark are computed from the numbers. Torch is not imported, so that pages can be made on a
+machine that cannot train.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -30,7 +30,7 @@ from pathlens.files import locked, parse_json, read_npz, verify_checksum, with_c
 from pathlens.papers.claim import Claim, Deviation, Verdict, check_texts, combine_verdicts
 from pathlens.papers.panels import Panel
 
-__all__ = ["SCHEMA", "Artifact", "environment", "float32", "load", "load_folder"]
+__all__ = ["SCALES", "SCHEMA", "Artifact", "environment", "float32", "load", "load_folder", "natural_order"]
 
 SCHEMA = 2
 _FORMAT = "pathlens-artifact"
@@ -38,7 +38,7 @@ _MOST_BYTES = 1 << 28  # of all arrays of an artifact together: a small file fro
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(\.[a-z0-9_]+)+")
 _GATES = re.compile(r"(soft|hard)\b.*")
-_SCALES = ("quick", "paper")
+SCALES = ("quick", "paper")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Artifact:
     Examples
     --------
     >>> import tempfile, numpy as np
-    >>> claim = Claim("half", threshold=0.4, comparison="<", null=0.5, measured=(0.1, 0.2, 0.1))
+    >>> claim = Claim("half", below=0.4, null=0.5, measured=(0.1, 0.2, 0.1))
     >>> a = Artifact("hs.fig2", "Circle", "half-space", "quick", config={"width": 16}, seeds=(0, 1, 2),
     ...              claims=(claim,), arrays={"y": np.zeros(3, np.float32)}, paper_config={"width": 16, "seeds": 1})
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +110,7 @@ class Artifact:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise OptionError(f"{where}: a name is lower-case words joined by dots, such as 'hs.fig2'.")
         check_texts(self, ("title", "paper", "created", "source"), where)
-        if self.scale not in _SCALES:
+        if self.scale not in SCALES:
             raise OptionError(f"{where}: scale must be 'quick' or 'paper', got {self.scale!r}.")
         for name in ("config", "metrics", "paper_config", "paper_numbers", "environment", "gates"):
             value = _plain(getattr(self, name), f"{where}.{name}")
@@ -234,49 +234,36 @@ class Artifact:
 # --- the JSON file ---------------------------------------------------------------------------------------------
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the file: every field must be there, and no other."""
-
-
-class _ArrayEntry(_Entry, frozen=True):
+class _ArrayEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
     dtype: str
 
 
-class _ArraysEntry(_Entry, frozen=True):
+class _ArraysEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str
     sha256: str
     contents: dict[str, _ArrayEntry]
 
 
-_ClaimEntry = msgspec.defstruct(
-    "_ClaimEntry", [*get_type_hints(Claim).items(), ("verdict", str)], frozen=True, forbid_unknown_fields=True
+def _entry(name: str, fields: Mapping[str, Any]) -> Any:
+    """A part of the file that has all of these fields and no other."""
+    return msgspec.defstruct(name, list(fields.items()), frozen=True, forbid_unknown_fields=True)
+
+
+_CLAIM_FIELDS = {name: kind for name, kind in get_type_hints(Claim).items() if not isinstance(kind, InitVar)}
+_ClaimEntry = _entry("_ClaimEntry", _CLAIM_FIELDS | {"verdict": str})
+_Document = _entry(
+    "_Document",
+    {
+        "format": str,
+        "schema": int,
+        "verdict": str,
+        "reduced": bool,
+        **get_type_hints(Artifact),
+        "claims": tuple[_ClaimEntry, ...],  # type: ignore[valid-type]
+        "arrays": _ArraysEntry,
+    },
 )
-
-
-class _Document(_Entry, frozen=True):
-    format: str
-    schema: int
-    name: str
-    title: str
-    paper: str
-    scale: str
-    verdict: str
-    reduced: bool
-    config: dict[str, Any]
-    paper_config: dict[str, Any]
-    seeds: tuple[int, ...]
-    claims: tuple[_ClaimEntry, ...]  # type: ignore[valid-type]
-    metrics: dict[str, Any]
-    paper_numbers: dict[str, Any]
-    gates: dict[str, str]
-    deviations: tuple[Deviation, ...]
-    duration_seconds: float
-    created: str
-    environment: dict[str, Any]
-    source: str
-    figures: tuple[Panel, ...]
-    arrays: _ArraysEntry
 
 
 def _list_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, _ArrayEntry]:
@@ -323,7 +310,7 @@ def load(path: str | os.PathLike[str]) -> Artifact:
             f"untouched. Restore it from a copy. {_AGAIN}"
         ) from error
     try:
-        found = msgspec.convert(content, _Document)
+        found: Any = msgspec.convert(content, _Document)
         values = {one.name: getattr(found, one.name) for one in dataclasses.fields(Artifact)}
         stored = [msgspec.structs.asdict(claim) for claim in found.claims]
         verdicts = [claim.pop("verdict") for claim in stored]
@@ -360,13 +347,14 @@ def load_folder(folder: str | os.PathLike[str]) -> list[Artifact]:
     if not path.is_dir():
         raise ArtifactError(f"No folder of artifacts at {path}. Run `pathlens run NAME --out …` first.")
     found = [load(file) for file in path.glob("*.json")]
-    return sorted(found, key=lambda artifact: (_natural(artifact.name), artifact.scale))
+    return sorted(found, key=lambda artifact: (natural_order(artifact.name), artifact.scale))
 
 
 _AGAIN = "Run the experiment again to replace it."
 
 
-def _natural(name: str) -> list[tuple[int, str | int]]:
+def natural_order(name: str) -> list[tuple[int, Any]]:
+    """A key to sort names by, numbers in numeric order."""
     return [(1, int(part)) if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name) if part]
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -57,10 +57,9 @@ class Claim:
     ----------
     text : str
         The claim in words.
-    threshold : float
-        τ, finite.
-    comparison : {"<", "<=", ">", ">="}
-        How a value is compared with τ: ``value comparison threshold``.
+    above, below, at_least, at_most : float
+        The threshold τ, finite: one of the four, which says how a value is compared with it. It is stored as
+        ``threshold`` and ``comparison`` (">", "<", ">=", "<=").
     null : float
         The value to expect if the claim were false. It must fail the comparison, or nothing could refute the claim.
     null_text : str
@@ -86,7 +85,7 @@ class Claim:
 
     Examples
     --------
-    >>> ratio = Claim("more paths on top", threshold=2.0, comparison=">", null=1.0, null_text="as many as below")
+    >>> ratio = Claim("more paths on top", above=2.0, null=1.0, null_text="as many as below")
     >>> ratio.measure([31.0, 11.0, 74.0]).verdict
     'reproduced'
     >>> ratio.measure([31.0, 1.2, float("nan")]).verdict
@@ -108,16 +107,32 @@ class Claim:
     agree: float = 0.8
     origin: str | None = None
     reduced: bool = False
+    above: InitVar[float | None] = None
+    below: InitVar[float | None] = None
+    at_least: InitVar[float | None] = None
+    at_most: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(
+        self, above: float | None, below: float | None, at_least: float | None, at_most: float | None
+    ) -> None:
         where = f"Claim {self.text!r}"
+        thresholds = zip(_COMPARISONS, (below, at_most, above, at_least))
+        given = [(comparison, value) for comparison, value in thresholds if value is not None]
+        if len(given) > 1:
+            raise OptionError(f"{where} has {len(given)} thresholds. Give one of above, below, at_least and at_most.")
+        for comparison, value in given:
+            object.__setattr__(self, "comparison", comparison)
+            object.__setattr__(self, "threshold", value)
         check_texts(self, ("text", "null_text", "paper", "unit", "row"), where)
         if self.origin is not None and self.origin not in ORIGINS:
             raise OptionError(f"{where}: origin must be one of {', '.join(ORIGINS)}, or None, got {self.origin!r}.")
         if not isinstance(self.reduced, bool):
             raise OptionError(f"{where}: reduced must be True or False, got {self.reduced!r}.")
         if self.comparison not in _COMPARISONS:
-            raise OptionError(f"{where}: comparison must be one of {', '.join(_COMPARISONS)}, got {self.comparison!r}.")
+            raise OptionError(
+                f"{where}: comparison must be one of {', '.join(_COMPARISONS)}, got {self.comparison!r}. "
+                "Give the threshold as above, below, at_least or at_most."
+            )
         for name in ("threshold", "null"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
@@ -143,6 +158,11 @@ class Claim:
         ``reduced`` marks the row REDUCED where it was measured at other sizes than the rest of the artifact.
         """
         return dataclasses.replace(self, measured=tuple(values), row=row or self.row, reduced=reduced or self.reduced)
+
+    @property
+    def statement(self) -> tuple[str, float, str, float]:
+        """Text, threshold, comparison and null: the claim without its measurements."""
+        return self.text, self.threshold, self.comparison, self.null
 
     @property
     def met(self) -> tuple[bool | None, ...]:
@@ -181,9 +201,9 @@ class Deviation:
     """One line of the deviation ledger: what the paper says, what its code does where known, what we do, and why."""
 
     paper: str
-    authors_code: str
     ours: str
     why: str
+    authors_code: str = "–"
 
     def __post_init__(self) -> None:
         check_texts(self, ("paper", "authors_code", "ours", "why"), "Deviation")
@@ -197,7 +217,7 @@ def check_texts(holder: Any, names: Iterable[str], where: str) -> None:
 
 
 def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict for several: any failure is a failure, all successes a success, anything else cannot be told.
+    """One verdict for several: any failure is a failure, all successes a success, anything else is 'cannot tell'.
 
     Examples
     --------

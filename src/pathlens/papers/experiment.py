@@ -15,7 +15,6 @@ import importlib.util
 import json
 import os
 import pkgutil
-import re
 import shutil
 import sys
 import time
@@ -25,15 +24,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from pathlens import papers
 from pathlens.errors import OptionError, unknown_name
-from pathlens.papers.artifact import Artifact, environment
+from pathlens.papers.artifact import SCALES, Artifact, environment, natural_order
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.panels import Panel
+
+if TYPE_CHECKING:
+    from pathlens.training import Checkpoints
 
 __all__ = ["Experiment", "Progress", "Run", "experiment", "find", "load_file", "names", "perform", "register", "select"]
 
@@ -42,22 +44,6 @@ T = TypeVar("T")
 Progress = Callable[[str, float, float], None]
 """``progress(what, done, total)``: called while something runs; the command line turns it into a bar."""
 
-_SCALES = ("quick", "paper")
-_LEGACY = [
-    "half_space_circle",
-    "half_space_fashion",
-    "half_space_early",
-    "half_space_remedies",
-    "half_space_regions",
-    "half_space_kernels",
-    "half_space_failures",
-    "deep_gated_synthetic",
-    "deep_gated_images",
-    "deep_gated_training",
-    "path_features_toy",
-    "path_features_images",
-    "localisation_runs_all",
-]
 _NOT_EXPERIMENTS = ("checks", "pages")  # the other packages of pathlens.papers
 
 
@@ -100,20 +86,20 @@ class Experiment:
 
     def sizes_at(self, scale: str) -> dict[str, Any]:
         """Sizes at a scale, and the number of seeds under ``"seeds"`` unless the experiment has no randomness."""
-        at = _SCALES.index(scale)
+        at = SCALES.index(scale)
         found = {key: size[at] if isinstance(size, tuple) else size for key, size in self.sizes.items()}
         return found if self.seeds is None else {**found, "seeds": self.seeds[at]}
 
     def seed_count(self, scale: str) -> int:
         """Default number of seeds of a run."""
-        return 5 if self.seeds is None else self.seeds[_SCALES.index(scale)]
+        return 5 if self.seeds is None else self.seeds[SCALES.index(scale)]
 
     def estimate(self, run: Run) -> tuple[float | None, float]:
         """Floating-point operations (None if not counted) and minutes of a run.
 
         If sizes are changed, minutes are scaled by the operations.
         """
-        minutes = self.minutes[_SCALES.index(run.scale)]
+        minutes = self.minutes[SCALES.index(run.scale)]
         if run.scale == "quick":
             return None, minutes
         if not callable(self.flops):
@@ -185,7 +171,7 @@ def experiment(
 
     Examples
     --------
-    >>> claim = Claim("two is more than one", threshold=1.5, comparison=">", null=1.0, needs=1)
+    >>> claim = Claim("two is more than one", above=1.5, null=1.0, needs=1)
     >>> @experiment("doc.two", title="Two", what="an example", claims=[claim], sizes={"width": (2, 16)})
     ... def two(run):
     ...     return run.artifact(claims=[claim.measure([run.sizes["width"]])])
@@ -194,15 +180,6 @@ def experiment(
     """
 
     def add(function: Callable[[Run], Artifact]) -> Callable[[Run], Artifact]:
-        nonlocal sizes, seeds
-        if sizes is None:  # TODO: gone when every experiment is one file
-            from pathlens.papers.sizes import SIZES
-
-            rows = SIZES.get(name, {"quick": {}, "paper": {}})
-            sizes = {k: (rows["quick"][k], rows["paper"][k]) for k in rows["paper"] if k != "seeds"}
-            if name in SIZES:
-                count = rows["paper"].get("seeds")
-                seeds = None if count is None else (rows["quick"].get("seeds", count), count)
         register(
             Experiment(
                 name,
@@ -237,6 +214,13 @@ def _checked_sizes(name: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- one run ---------------------------------------------------------------------------------------------------
+
+
+def checkpoints_in(folder: Path | None, every: int) -> Checkpoints | None:
+    """The option `checkpoints` of `train` for a folder, or None if there is no folder."""
+    from pathlens.training import Checkpoints
+
+    return None if folder is None else Checkpoints(folder, every=every)
 
 
 @dataclass
@@ -283,7 +267,7 @@ class Run:
     _parts: dict[tuple[int, ...], Run] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.scale not in _SCALES:
+        if self.scale not in SCALES:
             raise OptionError(f"Run: scale must be 'quick' or 'paper', got {self.scale!r}.")
         self.seeds = tuple(int(seed) for seed in self.seeds)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -359,6 +343,7 @@ class Run:
         if chosen not in self._parts:
             part = self._parts[chosen] = copy.copy(self)
             part.seeds, part._results, part._parts = chosen, {}, {}
+        self._parts[chosen].current = self.current
         return self._parts[chosen]
 
     def checkpoint(self, *words: str) -> Path | None:
@@ -439,9 +424,9 @@ def perform(entry: Experiment, run: Run) -> Artifact:
             f"{where} returned the artifact {artifact.name!r} at scale {artifact.scale!r}, expected its own name at "
             f"scale {run.scale!r}. Return run.artifact(…)."
         )
-    measured = {(claim.text, claim.threshold, claim.comparison, claim.null) for claim in artifact.claims}
+    measured = {claim.statement for claim in artifact.claims}
     for claim in entry.claims:
-        if (claim.text, claim.threshold, claim.comparison, claim.null) not in measured:
+        if claim.statement not in measured:
             raise OptionError(
                 f"{where} did not measure its claim {claim.text!r} as registered. Return `claim.measure(values)` for "
                 "each of its claims; a missing value is NaN."
@@ -471,8 +456,6 @@ def _discover() -> None:
 
     Modules whose names start with an underscore are left out: they may load torch.
     """
-    for legacy in _LEGACY:  # TODO: gone when every experiment is one file
-        importlib.import_module(f"pathlens.papers.{legacy}")
     for folder in pkgutil.iter_modules(papers.__path__, "pathlens.papers."):
         if folder.ispkg and folder.name.rpartition(".")[2] not in _NOT_EXPERIMENTS:
             package = importlib.import_module(folder.name)
@@ -486,12 +469,7 @@ def names() -> list[str]:
     _discover()
     order = {prefix: i for i, prefix in enumerate(papers.PAPERS)}
 
-    def place(name: str) -> tuple[Any, ...]:
-        prefix, _, rest = name.partition(".")
-        parts = [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", rest) if part]
-        return order.get(prefix, len(order)), prefix, parts
-
-    return sorted(_REGISTERED, key=place)
+    return sorted(_REGISTERED, key=lambda name: (order.get(name.partition(".")[0], len(order)), natural_order(name)))
 
 
 def find(name: str) -> Experiment:

@@ -1,12 +1,13 @@
-"""What the trainings on image sets share: data, options of `train`, accuracies, hard gates at test.
+"""Shared parts of the experiments on image sets: data, options of `train`, accuracies, results of finished seeds.
 
-The experiments themselves live beside it, one module per paper and kind of data. Torch is imported inside functions.
+Torch is imported inside functions.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 
 from pathlens.errors import CheckpointError
 from pathlens.files import parse_json, write_atomically
-from pathlens.papers.experiment import Run
+from pathlens.papers.experiment import Run, checkpoints_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "accuracies",
     "accuracy",
+    "concatenate_runs",
     "each_seed",
     "hard_accuracies",
     "hardened",
@@ -43,7 +45,7 @@ __all__ = [
 
 
 def images(name: str, rows: int | None = None, rows_test: int | None = None, *, flatten: bool = False) -> DataSet:
-    """An image set by name, standardised, or the same subsample of it every time (``None`` keeps all rows)."""
+    """An image set by name, standardised, or a fixed subsample of it (``None`` keeps all rows)."""
     from pathlens import data
 
     full: DataSet = getattr(data, name)(flatten=flatten, standardise=True)
@@ -51,7 +53,7 @@ def images(name: str, rows: int | None = None, rows_test: int | None = None, *, 
 
 
 def shrunk(data: DataSet, side: int) -> DataSet:
-    """The same images averaged down to `side` × `side` pixels; those of that size already are returned as they are."""
+    """The same images averaged down to `side` × `side` pixels; data of that size is returned unchanged."""
     import torch
 
     if data.x.shape[-1] == side:
@@ -63,25 +65,34 @@ def shrunk(data: DataSet, side: int) -> DataSet:
     return dataclasses.replace(data, x=small(data.x), x_test=small(data.x_test))
 
 
-def options(run: Run, label: str, *checkpoint: str) -> dict[str, Any]:
-    """Options of `train` that every image experiment uses: where it runs, its precision, checkpoints, progress.
+def options(
+    run: Run,
+    label: str,
+    *checkpoint: str,
+    keep: Sequence[int] = (),
+    evaluate: str = "running",
+    every: int = 1,
+    reduced_precision: bool = True,
+) -> dict[str, Any]:
+    """Options of `train` that every image experiment uses: device, precision, checkpoints, progress.
 
-    On a GPU the forward pass is in bfloat16, the weights and their updates in float32. The loss of an epoch is the mean
-    over its batches; the test accuracy is taken at the end of every epoch.
+    On a GPU the forward pass is in bfloat16 (unless `reduced_precision` is False), the weights and their updates in
+    float32. The loss of an epoch is the mean over its batches; the test accuracy is measured at the end of every epoch.
+    Weights are kept after the epochs of `keep`, and saved in a checkpoint after `every` epochs.
     """
     import torch
+
+    from pathlens.training import Execution, Keep
 
     on_gpu = run.device.startswith("cuda")
     return {
         "loss": "cross_entropy",
         "seeds": run.seeds,
         "device": run.device,
-        "evaluate": "running",
-        "autocast": torch.bfloat16 if on_gpu else None,
-        "checkpoint": run.checkpoint(*checkpoint),
-        "checkpoint_every": 1,
-        "progress": run.progress,
-        "label": label,
+        "keep": Keep(keep, evaluate=evaluate),
+        "execution": Execution(autocast=torch.bfloat16 if on_gpu and reduced_precision else None),
+        "checkpoints": checkpoints_in(run.checkpoint(*checkpoint), every=every),
+        "progress": functools.partial(run.progress, label),
     }
 
 
@@ -96,11 +107,11 @@ def train_each(
 ) -> Runs:
     """Train a convolutional network from all of the run's seeds, or from those given; `more` are options of `train`.
 
-    On a GPU all at once, on the CPU one after the other: there its steps are large enough, so that stacking gains
-    nothing, and it takes k times the memory. A member ends with the same weights either way. The checkpoint depends on
-    what this training depends on and on nothing else, so that runs of other rows find it too.
+    All seeds are trained at once on a GPU, and one after the other on the CPU, where stacking k networks takes k times
+    the memory and saves no time. The weights are the same either way. The name of the checkpoint depends only on what
+    this training depends on, so that other runs find it too.
     """
-    from pathlens.training import Runs, train
+    from pathlens.training import train
 
     on_gpu = run.device.startswith("cuda")
     parts: list[Any] = []
@@ -108,44 +119,52 @@ def train_each(
     for at_once in [list(seeds)] if on_gpu else [[seed] for seed in seeds]:
         words = "-".join(str(seed) for seed in at_once)
         given = options(run, label if on_gpu else f"{label}, seed {words}")
-        # capturing a step costs more than it gains on the CPU, where convolutions outweigh dispatch
-        given |= {"seeds": at_once, "compile": on_gpu, **more}
-        given["checkpoint"] = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
+        # on the CPU, capturing a step takes longer than it saves: convolutions outweigh dispatch
+        given |= {"seeds": at_once, "execution": dataclasses.replace(given["execution"], compile=on_gpu), **more}
+        folder = own_folder(run, *checkpoint, f"seed{words}", data=tuple(data.x.shape), **more)
+        given["checkpoints"] = checkpoints_in(folder, every=1)
         parts.append(train(net, data, **given))
+    return concatenate_runs(parts)
+
+
+def concatenate_runs(parts: Sequence[Runs]) -> Runs:
+    """The runs of several trainings as one."""
+    from pathlens.training import Runs
+
     return Runs(
-        [t for part in parts for t in part],
-        [n for part in parts for n in part.networks],
-        [s for part in parts for s in part.settings],
+        [trajectory for part in parts for trajectory in part],
+        [net for part in parts for net in part.networks],
+        [settings for part in parts for settings in part.settings],
     )
 
 
 def own_folder(run: Run, *words: str, **settings: Any) -> Path | None:
-    """Folder for what depends on these words and settings alone, not on the run's other changes and seeds."""
+    """Folder for results that depend only on these words and settings, not on the run's other changes and seeds."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:8]
     return run.checkpoint_folder(*words, digest)
 
 
 def remembered(file: Path | None, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """``compute()``, plain numbers and lists, or what an earlier call wrote to the file."""
+    """The result of ``compute()``, plain numbers and lists, which is written to the file and read from it later."""
     if file is None:
         return compute()
     if not file.exists():
         result = compute()
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(result).encode())
-    return _numbers_in(file)
+    return _read_results(file)
 
 
-def _numbers_in(file: Path) -> dict[str, Any]:
-    """What was written to a file of results, if it is whole."""
+def _read_results(file: Path) -> dict[str, Any]:
+    """The contents of a file of results; a damaged file raises an error."""
     try:
         found: Any = parse_json(file.read_bytes())
     except ValueError:
         found = None
     if not isinstance(found, dict):
         raise CheckpointError(
-            f"{file}: finished results, which cannot be read; the file was left untouched. Restore "
-            "it from a copy, or delete it to compute them again."
+            f"{file}: finished results cannot be read; the file was not changed. Restore it from a copy, or delete it "
+            "to compute them again."
         )
     return found
 
@@ -153,10 +172,10 @@ def _numbers_in(file: Path) -> dict[str, Any]:
 def each_seed(
     run: Run, folder: Path | None, compute: Callable[[Run], Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Arrays by name, an entry for each of the run's seeds first.
+    """Arrays by name, whose first axis is the run's seeds.
 
-    Seeds that an earlier run finished are read from the folder, however many it had; ``compute(part)`` takes the run
-    of the others, all at once, and what it returns is put there.
+    Results of seeds that an earlier run finished are read from the folder. ``compute(part)`` is called once, with the
+    run of the other seeds, and its results are written there.
     """
     found = read_seeds(folder)
     missing = [seed for seed in run.seeds if seed not in found]
@@ -164,23 +183,23 @@ def each_seed(
         made = {name: np.asarray(values) for name, values in compute(run.with_seeds(missing)).items()}
         found |= {seed: {name: values[i] for name, values in made.items()} for i, seed in enumerate(missing)}
         if folder is not None:
-            told = {str(seed): {name: value.tolist() for name, value in found[seed].items()} for seed in missing}
+            rows = {str(seed): {name: value.tolist() for name, value in found[seed].items()} for seed in missing}
             folder.mkdir(parents=True, exist_ok=True)
             words = "-".join(str(seed) for seed in missing)
-            write_atomically(folder / f"seeds-{words}.json", json.dumps(told).encode())
+            write_atomically(folder / f"seeds-{words}.json", json.dumps(rows).encode())
     return {name: np.stack([np.asarray(found[seed][name]) for seed in run.seeds]) for name in found[run.seeds[0]]}
 
 
 def read_seeds(folder: Path | None) -> dict[int, dict[str, Any]]:
-    """What `each_seed` put into a folder, by seed."""
+    """The results that `each_seed` wrote to a folder, by seed."""
     found: dict[int, dict[str, Any]] = {}
     for path in [] if folder is None else sorted(folder.glob("seeds-*.json")):
-        found |= {int(seed): told for seed, told in _numbers_in(path).items()}
+        found |= {int(seed): results for seed, results in _read_results(path).items()}
     return found
 
 
 def spread(values: np.ndarray) -> dict[str, Any]:
-    """Mean, standard deviation over the seeds (none for one), and the values themselves."""
+    """Mean, standard deviation over the seeds (None for one seed), and the values themselves."""
     values = np.asarray(values, dtype=float)
     sd = float(values.std(ddof=1)) if len(values) > 1 else None
     return {"mean": float(values.mean()), "sd": sd, "seeds": values.tolist()}

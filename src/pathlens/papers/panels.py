@@ -106,9 +106,9 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     x_label, y_label : str
         Names of the axes with their units. For strips y is the rows' own; for matrices they name columns and rows.
     x_scale, y_scale : {"linear", "log", "sqrt"}
-        On a logarithmic axis what is not above zero stands at the edge, and the caption says so; an x-axis begins at
-        zero if there are zeros. For matrices ``y_scale`` is the scale of the colours, and only there may it be
-        ``"sqrt"``, which also clips the largest .2 % of the entries.
+        On a logarithmic axis values that are not above zero are drawn at the edge, which the caption mentions; an
+        x-axis begins at zero if there are zeros. For matrices ``y_scale`` is the scale of the colours, and only there
+        may it be ``"sqrt"``, which also clips the largest .2 % of the entries.
     marks : sequence of (float, str)
         Reference lines across the values (of y; of x for strips; of rows and columns for matrices), with a word each.
     diagonal : bool
@@ -116,7 +116,7 @@ class Panel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     slope : float or None
         For lines on two logarithmic axes: draw y ∝ x^slope through the first series.
     ordered : bool
-        Colours follow an order (depth, time) rather than telling kinds apart.
+        Colours follow an order (depth, time) instead of distinguishing kinds.
     note : str
         A few sentences under the panel: what to see.
     x_ticks : sequence of (float, str)

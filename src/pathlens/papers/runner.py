@@ -124,13 +124,13 @@ def finished(entry: Experiment, plan: Plan) -> Artifact | None:
     run = plan.run(entry)
     sizes = run.sizes_of(entry)
     config = Artifact(entry.name, "", "", plan.scale, {key: v for key, v in sizes.items() if key != "seeds"}).config
-    claims = {(claim.text, claim.threshold, claim.null) for claim in there.claims}
+    claims = {claim.statement for claim in there.claims}
     same = (
         there.environment.get("pathlens") == __version__
         and there.environment.get("device") == plan.device
         and there.seeds in (run.seeds, ())  # an experiment without randomness has no seeds
         and all(there.config.get(key) == value for key, value in config.items())
-        and all((claim.text, claim.threshold, claim.null) in claims for claim in entry.claims)
+        and all(claim.statement in claims for claim in entry.claims)
         and there.source == entry.source
     )
     return there if same else None

@@ -127,7 +127,7 @@ class Trajectory:
                 return m
         kept = [m.epoch for m in self.moments]
         last = max(map(len, self.history.values()), default=0) - 1
-        remedy = f"The training ended at epoch {last}" if 0 <= last < epoch else f"Train with keep_at=[{epoch}]"
+        remedy = f"The training ended at epoch {last}" if 0 <= last < epoch else f"Train with keep=[{epoch}]"
         raise RecordError(f"Trajectory: nothing was kept at epoch {epoch}; kept: {kept}. {remedy}.")
 
     def plot(self, name: str = "loss", ax: Any = None) -> Any:

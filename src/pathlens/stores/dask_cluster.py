@@ -19,8 +19,8 @@ import distributed
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import KilledWorker
 
-from pathlens.errors import ClusterError, OptionError
-from pathlens.stores.executors import Executor, Item, pickle_error, repeated_death_error
+from pathlens.errors import ClusterError
+from pathlens.stores.executors import Executor, Item, client_error, pickle_error, repeated_death_error
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class DaskExecutor(Executor):
             self.workers = len(_within(CONNECT_SECONDS, client.nthreads))
         except TimeoutError:
             raise ClusterError(
-                f"{place}: no worker came within {timeout:.0f} s. Start some with `dask worker "
+                f"{place}: no worker connected within {timeout:.0f} s. Start some with `dask worker "
                 f"{_address(client)}`, or use client='local'."
             ) from None
 
@@ -208,10 +208,7 @@ def connect(client: Any, timeout: float) -> Iterator[DaskExecutor]:
         yield DaskExecutor(client, f"the cluster at {_address(client)}", timeout)
         return
     if not isinstance(client, str):
-        raise OptionError(
-            f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or "
-            f"False for this process; got {type(client).__name__}."
-        )
+        raise client_error(client)
     try:
         connected = distributed.Client(client, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Executors run many independent tasks in this process, in processes of this machine, or on a Dask cluster.
 
 `open_executor` turns the ``client=`` argument of public functions into an `Executor`. Processes and Dask are imported
-when they are asked for.
+when they are used.
 """
 
 from __future__ import annotations
@@ -82,10 +82,18 @@ def pickle_error(error: Exception) -> ClusterError:
     )
 
 
+def client_error(client: Any) -> OptionError:
+    """The error for a ``client=`` that is none."""
+    return OptionError(
+        f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or False for this "
+        f"process; got {type(client).__name__} {client!r:.80}."
+    )
+
+
 def open_executor(
     client: Client = "local", workers: int | None = None, timeout: float = TIMEOUT
 ) -> AbstractContextManager[Executor]:
-    """A context manager for the executor that ``client`` stands for.
+    """A context manager for the executor of a ``client``.
 
     Parameters
     ----------
@@ -117,10 +125,7 @@ def open_executor(
     if client is False:
         return nullcontext(SerialExecutor())
     if client is None or client is True:
-        raise OptionError(
-            f"client must be 'local', an address such as 'tcp://host:8786', a distributed.Client, or "
-            f"False for this process; got {client!r}."
-        )
+        raise client_error(client)
     if isinstance(client, str) and client == "local":
         from pathlens.stores.processes import ProcessExecutor
 

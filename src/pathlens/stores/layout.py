@@ -6,7 +6,6 @@ when a store is created or opened.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -18,20 +17,16 @@ from typing import Any
 import numpy as np
 
 from pathlens.budgets import blocks
-from pathlens.errors import FileFormatError, need_extra
-from pathlens.files import Document, from_json, read_document, sync_folder, to_json, write_document
-from pathlens.progress import ProgressBar
+from pathlens.errors import FileFormatError, import_extra
+from pathlens.files import Document, file_checksum, from_json, read_document, sync_folder, to_json, write_document
+from pathlens.progress import track
 
 RESUME = "Call K.to_zarr(path) again with the same kernel: finished blocks are kept, missing and damaged ones computed."
 
 
 def import_zarr() -> Any:
-    """The zarr module; without it, an error that names the extra."""
-    try:
-        import zarr
-    except ImportError as error:
-        raise need_extra("scale", "zarr", "a matrix on disk") from error
-    return zarr
+    """The zarr module."""
+    return import_extra("zarr", "a matrix on disk")
 
 
 class MatrixDescription(Document, tag="pathlens.matrix", frozen=True, kw_only=True):
@@ -230,13 +225,8 @@ class Store:
             return False
 
         pairs = sorted(self.finished)
-        damaged = []
-        with ThreadPoolExecutor(4) as threads, ProgressBar("checking blocks", len(pairs)) as bar:
-            for pair, bad in zip(pairs, threads.map(is_damaged, pairs)):
-                bar.advance()
-                if bad:
-                    damaged.append(pair)
-        return damaged
+        with ThreadPoolExecutor(4) as threads:
+            return [pair for pair, bad in zip(track(pairs, "checking blocks"), threads.map(is_damaged, pairs)) if bad]
 
     def check_complete(self, verify: bool) -> None:
         """Raise a `FileFormatError` if blocks are missing or damaged; with ``verify``, read and check all blocks."""
@@ -257,12 +247,6 @@ class Store:
             raise FileFormatError(
                 f"{self.path}: block {damaged[0]} and {len(damaged) - 1} others are missing or truncated. {RESUME}"
             )
-
-
-def file_checksum(file: Path) -> str:
-    """SHA-256 of a file."""
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def create_store(path: Path, description: MatrixDescription) -> Store:

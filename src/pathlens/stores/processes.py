@@ -1,4 +1,4 @@
-"""Worker processes on this machine, run by loky: connected by pipes, so that nobody else can send them work.
+"""Worker processes on this machine, run by loky and connected by pipes, so that no other process can send them work.
 
 Loky is used in place of `concurrent.futures.ProcessPoolExecutor` because that one imports the user's script again in
 every worker, which fails for scripts without a main guard.
@@ -101,7 +101,7 @@ def _run(item: bytes) -> bytes:
 
 
 class _Worker:
-    """A pool of one process: when it dies, the tasks of other workers go on."""
+    """A pool of one process: when it dies, other workers continue."""
 
     def __init__(self, folder: Path, number: int, task: bytes) -> None:
         self._heartbeat = folder / str(number)

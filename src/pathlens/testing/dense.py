@@ -20,24 +20,22 @@ def dense_gram_sum(terms: Sequence[Sequence[Pair]]) -> Tensor:
     tensor([[ 1.,  4.],
             [ 4., 16.]], dtype=torch.float64)
     """
-    products = []
-    for term in terms:
-        grams = [left.double() @ right.double().T for left, right in term]
-        products.append(torch.stack(grams).prod(0))
-    return torch.stack(products).sum(0)
+    return _sum_of_products([[left.double() @ right.double().T for left, right in term] for term in terms])
+
+
+def _sum_of_products(terms: Sequence[Sequence[Tensor]]) -> Tensor:
+    return torch.stack([torch.stack(list(factors)).prod(0) for factors in terms]).sum(0)
 
 
 def self_kernels(terms: Sequence[Sequence[Pair]]) -> Pair:
-    """(k_ii of the rows, k_jj of the columns): the scales that errors are measured by, also for cross kernels.
+    """(k_ii of the rows, k_jj of the columns): the scales of errors, also for cross kernels.
 
     >>> x = torch.tensor([[3.0, 4.0]])
     >>> self_kernels([[(x, x)]])[0]
     tensor([25.], dtype=torch.float64)
     """
-    rows = sum(torch.stack([left.double().square().sum(1) for left, _ in term]).prod(0) for term in terms)
-    cols = sum(torch.stack([right.double().square().sum(1) for _, right in term]).prod(0) for term in terms)
-    assert isinstance(rows, Tensor) and isinstance(cols, Tensor)
-    return rows, cols
+    rows, cols = ([[pair[side].double().square().sum(1) for pair in term] for term in terms] for side in (0, 1))
+    return _sum_of_products(rows), _sum_of_products(cols)
 
 
 def dense_counts(terms: Sequence[Sequence[Pair]]) -> np.ndarray:
@@ -47,13 +45,9 @@ def dense_counts(terms: Sequence[Sequence[Pair]]) -> np.ndarray:
     >>> dense_counts([[(ones, ones)] * 20])[0, 0] == 500**20
     True
     """
-    total: np.ndarray | int = 0
-    for term in terms:
-        product: np.ndarray | int = 1
-        for left, right in term:
-            x, y = (side.double().numpy().astype(int).astype(object) for side in (left, right))
-            gram = x @ y.T
-            product = product * gram
-        total = total + product
-    assert isinstance(total, np.ndarray)
-    return total
+
+    def integers(bits: Tensor) -> np.ndarray:
+        return bits.double().numpy().astype(int).astype(object)
+
+    grams = [[integers(left) @ integers(right).T for left, right in term] for term in terms]
+    return np.sum([np.prod(factors, axis=0) for factors in grams], axis=0)

@@ -1,15 +1,15 @@
 """Reference versions of the network kernels for any module: Jacobians by autograd, paths by enumeration.
 
-Slow, dense, float64, for tiny networks; shares no code with `kernels`. Networks given by weights alone live in
-reference.
+Slow, dense, float64, for tiny networks; shares no code with `kernels`. Networks given by weights are in reference.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,9 +80,8 @@ def _fixed(net: GatedNetwork, X: Tensor, hard: bool) -> tuple[nn.Module, list[Te
     for m in values.modules():
         if isinstance(m, nn.modules.batchnorm._BatchNorm):
             m.eps = 0.0
-    handle = net.values.register_forward_pre_hook(lambda m, inputs: caught.append(inputs[0]))
-    net(X)
-    handle.remove()
+    with net.values.register_forward_pre_hook(lambda m, inputs: caught.append(inputs[0])):
+        net(X)
     return values, list(net.gates(X, hard=hard).values()), caught[0].detach()
 
 
@@ -130,14 +129,11 @@ def _direct(
     def run(x: Tensor, *hidden: Tensor) -> tuple[Tensor, ...]:
         read: list[Tensor] = []
 
-        def cut(i: int) -> Callable[[Tensor, float], Tensor]:
-            def site(q: Tensor, slope: float) -> Tensor:
-                read.append(q.flatten())
-                return hidden[i]
+        def cut(h: Tensor, q: Tensor, slope: float) -> Tensor:
+            read.append(q.flatten())
+            return h
 
-            return site
-
-        out = torch.func.functional_call(values, state, (x, *[cut(i) for i in range(len(shapes))]))
+        out = torch.func.functional_call(values, state, (x, *[functools.partial(cut, h) for h in hidden]))
         return (*read, out[:, 0])
 
     points = (torch.ones_like(entered), *[torch.ones(s, dtype=X.dtype) for s in shapes])
@@ -175,15 +171,13 @@ def count_shared_paths(net: GatedNetwork, X: Tensor) -> Tensor:
                     total += int(column[target]) * walk(after, target, active)
         return total
 
-    n = len(X)
-    out = torch.zeros(n, n, dtype=torch.long)
-    for s, t in itertools.combinations_with_replacement(range(n), 2):
+    out = torch.zeros(len(X), len(X), dtype=torch.long)
+    for s, t in itertools.combinations_with_replacement(range(len(X)), 2):
         active = [(b[s] & b[t]).tolist() for b in bits]
-        paths = sum(
+        out[s, t] = out[t, s] = sum(
             walk(site, unit, active)
             for site in range(len(bits))
             for unit in starts[site].nonzero()[:, 0].tolist()
             if active[site][unit]
         )
-        out[s, t] = out[t, s] = paths
     return out

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathlens.training.run import derive_seed
+from pathlens.training.members import derive_seed
 
 
 def train_plainly(
@@ -27,20 +27,16 @@ def train_plainly(
     seed: int,
     clip: float | None = None,
     rate: Callable[[float], float] = lambda progress: 1.0,
-    total: int | None = None,
     rows: bool = False,
     **options: Any,
-) -> list[float]:
-    """Train `net` in place for a number of steps; returns the loss of each batch before its step."""
+) -> None:
+    """Train `net` in place for a number of steps; `rate` scales the learning rate, `rows` also passes row numbers."""
     n = len(x)
     batch = batch_size or n
     shuffle = torch.Generator().manual_seed(derive_seed(seed, "shuffle"))
     trained = [p for p in net.parameters() if p.requires_grad]
     optimiser = optimizer(trained, **options)
-    base = options["lr"]
-    total = total or steps
     net.train()
-    losses: list[float] = []
     order = torch.arange(n)
     per_epoch = math.ceil(n / batch)
     for step in range(steps):
@@ -49,12 +45,9 @@ def train_plainly(
             order = torch.randperm(n, generator=shuffle)
         index = order[at * batch : (at + 1) * batch]
         for group in optimiser.param_groups:
-            group["lr"] = base * rate(step / total)
+            group["lr"] = options["lr"] * rate(step / steps)
         optimiser.zero_grad()
-        value = loss(net(x[index], index) if rows else net(x[index]), y[index])
-        value.backward()
+        loss(net(x[index], index) if rows else net(x[index]), y[index]).backward()
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(trained, clip)
         optimiser.step()
-        losses.append(float(value.detach()))
-    return losses

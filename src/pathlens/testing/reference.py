@@ -124,6 +124,12 @@ def path_activity(gates: Weights, p: Tensor) -> Tensor:
     return A
 
 
+def shared_paths(gates: Weights) -> Tensor:
+    """|A(x) ∩ A(x′)|: the number of paths of hidden units that are active for both inputs, by enumeration, (n, n)."""
+    A = path_activity(gates, all_paths([1, *(g.shape[1] for g in gates)]))
+    return A @ A.T
+
+
 def path_features(weights: Weights, gates: Weights, X: Tensor) -> Tensor:
     """φ_x(p) = x[p_0] A(x, p), (n, P)."""
     p = chain_paths(weights)

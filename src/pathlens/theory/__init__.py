@@ -1,6 +1,6 @@
 """Gated linear networks in closed form: gradient flows, ReLU flows with changing gates, best gates, localisation.
 
-Functions accept tensors, arrays and data sets, and return float64 NumPy arrays. Deep gated networks live in
+Functions accept tensors, arrays and data sets, and return float64 NumPy arrays. Deep gated networks are in
 `pathlens.theory.deep_gated`.
 """
 

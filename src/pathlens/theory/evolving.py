@@ -1,7 +1,7 @@
 """Gradient flow of a one-layer ReLU network, exact from event to event: gates flip, and may slide on their boundary.
 
 Between two events the network is a gated linear one, so its weights are a power series in t whose terms follow from
-each other. The closed form for fixed gates lives in flow, roots of polynomials in roots.
+each other. The closed form for fixed gates is in flow.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from pathlens.errors import NotFiniteError, OptionError, PathlensWarning
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 from pathlens.theory.inputs import WeightedRows, as_times, check_positive, float_array, initial_weights
-from pathlens.theory.roots import bernstein_table, first_violation
-
-__all__ = ["OFF", "ON", "SLIDING", "ReluFlow", "relu_flow"]
+from pathlens.theory.roots import first_violation
 
 OFF, ON, SLIDING = 0, 1, 2
 _EVENT = np.dtype([("time", "f8"), ("row", "i4"), ("unit", "i4"), ("before", "i1"), ("after", "i1")])
@@ -38,8 +36,8 @@ class ReluFlow:
         The weights at the given times.
     events : structured array (time, row, unit, before, after)
         Every change of a gate, in order; before and after are OFF = 0, ON = 1 or SLIDING = 2.
-    state : int8 array (n, K)
-        The gates at the end.
+    state, start : int8 arrays (n, K)
+        The gates at the end and at t = 0.
     steps, fallbacks : int
         Number of power series summed, and of plain gradient steps taken where too many events shared one instant.
     seconds : float
@@ -118,12 +116,12 @@ def relu_flow(
     projection that keeps sliding rows at w_k·x_s = 0. All w_k·x_s are polynomials; the earliest sign change is isolated
     by their Bernstein coefficients, which cannot miss one. At a crossing with ẇ_k·x_s > 0 when off and < 0 when on,
     both sides push back: the pair slides, with a gate α ∈ [0, 1] that holds it there, until α leaves [0, 1]. Several
-    events may share an instant: one crossing can release other rows of its unit, and they settle one by one.
+    events may share an instant: one crossing can release other rows of its unit, which are then handled one by one.
 
     Parameters
     ----------
     data : DataSet, (X, y), (X, y, p) or SinglePulse
-        WeightedRows on one ray from the origin have equal gates and are computed as one; opposite rows swap theirs.
+        Rows on one ray from the origin have equal gates and are computed as one; opposite rows have opposite gates.
     w0 : array (K, d)
     times : float or increasing array (T,)
         Times at which the weights are returned; the flow ends at the last.
@@ -163,14 +161,15 @@ def relu_flow(
     first = run.gates()
     found = np.empty((len(report_times), *start.shape))
     with ProgressBar("exact ReLU flow", 100) as meter:
-        done = 0
         percent = 0
-        while done < len(report_times):
-            done = run.advance(report_times, done, found)
-            reached = int(100 * run.t / report_times[-1]) if report_times[-1] > 0 else 100
-            if progress and reached > percent:
-                meter.advance(reached - percent)
-                percent = reached
+        for i, t in enumerate(report_times):
+            while run.t < t:
+                run.advance(float(t))
+                reached = int(100 * run.t / report_times[-1])
+                if progress and reached > percent:
+                    meter.advance(reached - percent)
+                    percent = reached
+            found[i] = run.W
     if run.fallbacks:
         warnings.warn(
             f"relu_flow: events piled up at one instant, so {run.fallbacks} plain gradient steps of {run.fallback:.1e} "
@@ -230,10 +229,8 @@ class _FlowState:
         self.just_left: set[tuple[int, int]] = set()
         # the rate of any mode is at most λ_max⟨xxᵀ⟩/(Kτ), whatever the gates
         second = (self.x * self.scale[:, None]).T @ self.x
-        self.rate = float(np.linalg.eigvalsh(second)[-1])
-        self.longest = _REACH / max(self.rate, 1e-300)
+        self.longest = self.gap = _REACH / max(float(np.linalg.eigvalsh(second)[-1]), 1e-300)
         self.fallback = fallback if fallback is not None else 1e-4 * self.longest
-        self.gap = self.longest
         self.events: list[tuple[float, int, int, int, int]] = []
         self.at_once = self.steps = self.fallbacks = 0
 
@@ -267,38 +264,27 @@ class _FlowState:
                 p = j + 1
         return W[: p + 1], h[: p + 1], error[: p + 1], {k: f[:p] for k, f in force.items()}
 
-    def advance(self, report_times: np.ndarray, done: int, found: np.ndarray) -> int:
-        """Advance to the next event or as far as the series reaches; store the weights at the report times passed."""
-        while done < len(report_times) and report_times[done] <= self.t:
-            found[done] = self.W
-            done += 1
-        if done == len(report_times):
-            return done
-        left = float(report_times[-1]) - self.t
-        D = min(self.longest, 2 * self.gap, left)
+    def advance(self, end: float) -> None:
+        """Advance to the next event, or as far as the series reaches, and at most to `end`."""
+        D = min(self.longest, 2 * self.gap, end - self.t)
         W, h, error, force = self.series(D)
         if not np.isfinite(W).all():
             raise NotFiniteError(f"relu_flow: the weights overflow at t={self.t:g}. Scale X, y or w0 down.")
         self.steps += 1
         s, event = self.earliest(h, error, force)
-        powers = np.arange(len(W))
-        until = self.t + D * s if event is not None or left > D else float(report_times[-1])
-        while done < len(report_times) and report_times[done] <= until:
-            found[done] = np.tensordot(((report_times[done] - self.t) / D) ** powers, W, 1)
-            done += 1
-        self.W = np.tensordot(s**powers, W, 1)
+        powers = s ** np.arange(len(W))
+        self.W = np.tensordot(powers, W, 1)
         self.at_once = self.at_once + 1 if D * s <= 1e-14 * max(self.t, D) else 0
         if s > 0:
             self.just_left.clear()
         # the next series reaches twice as far as events have lately lain apart
-        gap = 0.7 * self.gap + 0.3 * D * s if event is not None else 1.5 * D
+        gap = 0.7 * self.gap + 0.3 * D * s if event is not None else max(self.gap, 1.5 * D)
         self.gap = min(self.longest, max(gap, 1e-6 * self.longest))
-        self.t = until
+        self.t = end if event is None and end - self.t == D else self.t + D * s
         if event is not None:
-            self.handle(event, s**powers @ error)
+            self.handle(event, powers @ error)
             if self.at_once > _AT_ONCE:
                 self.plain_step()
-        return done
 
     # --- events ------------------------------------------------------------------------------------------------
 
@@ -327,7 +313,7 @@ class _FlowState:
             bounds[0, :, :-1] = np.where(self.opposite[at, None] < 0, 0.0, -pull[self.opposite[at]]) - beta
             bounds[1, :, :-1] = beta - pull[at]
             found = np.concatenate([found, bounds.reshape(-1, len(h))])
-        s, first = first_violation(found, bernstein_table(len(h) - 1))
+        s, first = first_violation(found)
         if first < 0:
             return 1.0, None
         if first < len(pairs):

@@ -1,13 +1,13 @@
 """Gradient flow of a gated linear network in closed form: weights at any time, the limit, and gradient descent.
 
 The model is ŷ = (1/K) x̃·w with x̃ = g(x) ⊗ x and the loss ½⟨(y − ŷ)²⟩, so τ ẇ = b/K − A w/K² with A = ⟨x̃x̃ᵀ⟩ and
-b = ⟨x̃y⟩. Gates that change during training live in evolving.
+b = ⟨x̃y⟩. Gates that change during training are in evolving.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,8 +19,6 @@ from pathlens.data import NLGP
 from pathlens.errors import DivergedError, OptionError, ShapeError
 from pathlens.theory.gates import gate_table, gated_inputs
 from pathlens.theory.inputs import WeightedRows, as_times, check_finite, check_positive, float_array, initial_weights
-
-__all__ = ["GDLN", "Moments", "nlgp_moments"]
 
 CUTOFF = 1e-12  # eigenvalues below this share of the largest are zero; b has no part there but for rounding
 
@@ -55,7 +53,7 @@ class Moments:
 
     @classmethod
     def from_data(cls, gates: Any, data: Any, *, allow_dead: bool = False) -> Moments:
-        """Of rows, or of a distribution that can be enumerated (single pulse); O(n K² d²)."""
+        """From gates and data, both as in `GDLN.from_data`; O(n K² d²)."""
         rows = WeightedRows.from_data(data)
         g = gate_table(gates, rows.x, allow_dead=allow_dead)
         features = gated_inputs(g, rows.x)
@@ -98,9 +96,9 @@ def nlgp_moments(sampler: NLGP, units: Sequence[str], *, coordinate: int = 0) ->
     >>> bool(np.allclose(moments.block(0, 0), NLGP(d=20).second_moment() / 2)), float(np.abs(moments.block(0, 1)).max())
     (True, 0.0)
     """
-    known = {"open", "+", "-"}
-    if not units or set(units) - known:
-        raise OptionError(f"nlgp_moments: units={list(units)}, expected a list of {sorted(known)}.")
+    signs = {"open": 0.0, "+": 1.0, "-": -1.0}
+    if not units or set(units) - set(signs):
+        raise OptionError(f"nlgp_moments: units={list(units)}, expected a list of {sorted(signs)}.")
     if not 0 <= coordinate < sampler.d:
         raise OptionError(f"nlgp_moments: coordinate={coordinate}, expected 0 to {sampler.d - 1}.")
     both = float_array(sampler.second_moment())
@@ -109,7 +107,6 @@ def nlgp_moments(sampler: NLGP, units: Sequence[str], *, coordinate: int = 0) ->
     )
     targets = {1: 1.0, 0: 0.0 if sampler.labels == "01" else -1.0}
     side = sum(0.5 * target * 0.5 * _sign_moment(sampler, label, coordinate) for label, target in targets.items())
-    signs = {"open": 0.0, "+": 1.0, "-": -1.0}
     b = np.concatenate([signs[u] * side for u in units])
     return Moments(np.kron(table, both), b, sum(0.5 * t**2 for t in targets.values()), len(units))
 
@@ -118,8 +115,7 @@ def _sign_moment(sampler: NLGP, label: int, c: int) -> np.ndarray:
     """⟨sign(x_c) x⟩ of one class, shape (d,)."""
     root = float_array(replace(sampler, dtype=torch.float64)._roots[0 if label == 1 else 1])
     C = root.T @ root
-    slope = 2.0 if sampler.convention == "lufkin" else 1.0
-    a = slope * sampler.gain**2
+    a = (2.0 if sampler.convention == "lufkin" else 1.0) * sampler.gain**2
     scale = math.sqrt(2 / math.pi * math.asin(a / (1 + a)))
     inner = np.sqrt(a) * C[c] / np.sqrt(C[c, c] * (1 + a * np.diag(C)))
     return 2 / math.pi * np.arcsin(inner) / scale
@@ -127,11 +123,11 @@ def _sign_moment(sampler: NLGP, label: int, c: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class _Modes:
-    """w = w0 + B (s(λ) ∘ r): rates λ, drive r, directions B as a function of coefficients, energies of the loss."""
+    """w = w0 + B (s(λ) ∘ r) for nonzero eigenvalues λ of A, drive r and directions B, a function of coefficients."""
 
-    rates: np.ndarray
+    eigenvalues: np.ndarray
     drive: np.ndarray
-    combine: Any
+    combine: Callable[[np.ndarray], np.ndarray]
     energy: np.ndarray  # loss(t) = rest + ½ Σ energy e^{−2z}
     rest: float
 
@@ -158,8 +154,8 @@ class GDLN:
 
     Notes
     -----
-    One eigendecomposition, O((Kd)³) or O(n³), when first asked; then O((Kd)²) or O(n² + nKd) per time. The equations
-    5, 8 to 11 and 19 to 32 of the note are one factor 1/K short; these are the corrected ones.
+    One eigendecomposition, O((Kd)³) or O(n³), at the first call; then O((Kd)²) or O(n² + nKd) per time. Equations 5, 8
+    to 11 and 19 to 32 of the note lack a factor 1/K; these are the corrected ones.
 
     Examples
     --------
@@ -200,9 +196,9 @@ class GDLN:
             A single-pulse sampler is enumerated: exact.
         w0 : array (K, d), optional
         form : {"auto", "primal", "dual"}
-            Dual where there are fewer rows than weights, unless asked for.
+            "auto" is dual where there are fewer rows than weights.
         allow_dead : bool
-            Let pass gates that are off on every row; their weights stay.
+            Accept gates that are off on every row; their weights stay at their initial values.
         """
         rows = WeightedRows.from_data(data)
         table = gate_table(gates, rows.x, allow_dead=allow_dead)
@@ -227,43 +223,43 @@ class GDLN:
     def _modes(self) -> _Modes:
         if self.moments is not None:
             A, b = self.moments.A, self.moments.b
-            rates, P = np.linalg.eigh(A)
-            kept = rates > CUTOFF * max(rates[-1], 0.0)
-            rates, P = rates[kept], P[:, kept]
+            values, P = np.linalg.eigh(A)
+            kept = values > CUTOFF * max(values[-1], 0.0)
+            values, P = values[kept], P[:, kept]
             drive = P.T @ (b - A @ self.w0.reshape(-1) / self.K)
-            rest = self.moments.square - float(((P.T @ b) ** 2 / rates).sum())
-            return _Modes(rates, drive, lambda v: P @ v, drive**2 / rates, max(rest, 0.0) / 2)
+            rest = self.moments.square - float(((P.T @ b) ** 2 / values).sum())
+            return _Modes(values, drive, lambda v: P @ v, drive**2 / values, max(rest, 0.0) / 2)
         g, x, y = self._rows  # type: ignore[misc]
-        rates, V = np.linalg.eigh((g @ g.T) * (x @ x.T))
-        kept = rates > CUTOFF * max(rates[-1], 0.0)
+        values, V = np.linalg.eigh((g @ g.T) * (x @ x.T))
+        kept = values > CUTOFF * max(values[-1], 0.0)
         error = V.T @ (y - ((x @ self.w0.T) * g).sum(1) / self.K)
 
         def combine(v: np.ndarray) -> np.ndarray:
             return ((g * (V[:, kept] @ v)[:, None]).T @ x).reshape(-1)
 
         rest = float((error[~kept] ** 2).sum()) / 2
-        return _Modes(rates[kept], error[kept], combine, error[kept] ** 2, rest)
+        return _Modes(values[kept], error[kept], combine, error[kept] ** 2, rest)
 
     @property
     def eigenvalues(self) -> np.ndarray:
         """The nonzero eigenvalues of A, ascending."""
-        return self._modes.rates.copy()
+        return self._modes.eigenvalues.copy()
 
-    def _at(self, factor: np.ndarray) -> np.ndarray:
-        return self.w0 + self._modes.combine(factor * self._modes.drive).reshape(self.w0.shape)
+    @property
+    def _rates(self) -> np.ndarray:
+        """λ/(K²τ): a mode decays like e^{−rate·t}."""
+        return self._modes.eigenvalues / (self.K**2 * self.tau)
+
+    def _at(self, done: np.ndarray) -> np.ndarray:
+        """The weights where each mode has gone the given share of its way."""
+        m = self._modes
+        return self.w0 + m.combine(done * self.K / m.eigenvalues * m.drive).reshape(self.w0.shape)
 
     def w(self, t: Any) -> np.ndarray:
         """Weights at time t ≥ 0, shape (K, d), or (T, K, d) for T times; ``inf`` is the limit."""
         times = as_times(t, "GDLN.w")
-        if times.ndim == 0:
-            return self._at(self._factor(float(times)))
-        return np.stack([self.w(one) for one in times]) if len(times) else np.empty((0, self.K, self.d))
-
-    def _factor(self, t: float) -> np.ndarray:
-        """(t/(Kτ)) φ(z), z = λt/(K²τ): what the drive has moved each mode by."""
-        with np.errstate(invalid="ignore"):
-            z = self._modes.rates * (t / (self.K**2 * self.tau))
-        return -np.expm1(-z) * self.K / self._modes.rates
+        found = [self._at(-np.expm1(-self._rates * one)) for one in times.ravel()]
+        return np.reshape(found, (*times.shape, self.K, self.d))
 
     def limit(self) -> np.ndarray:
         """w(∞) = K A⁺b + (I − A⁺A) w(0), shape (K, d)."""
@@ -272,15 +268,13 @@ class GDLN:
     def loss(self, t: Any) -> Any:
         """½⟨(y − ŷ)²⟩ at time t: a float, or an array (T,) for T times; O(modes) each."""
         times = as_times(t, "GDLN.loss")
-        m = self._modes
-        decay = np.exp(-2 * np.multiply.outer(times, m.rates / (self.K**2 * self.tau)))
-        losses = m.rest + 0.5 * decay @ m.energy
+        losses = self._modes.rest + 0.5 * np.exp(-2 * np.multiply.outer(times, self._rates)) @ self._modes.energy
         return float(losses) if times.ndim == 0 else losses
 
     def iterate(self, k: int, step: float) -> np.ndarray:
         """The exact k-th iterate of gradient descent w ← w − step·∇loss/τ, without running it; (K, d).
 
-        With a = step·λ/(K²τ) each mode is moved by (K/λ)(1 − (1 − a)^k).
+        With a = step·λ/(K²τ) each mode has gone the share 1 − (1 − a)^k of its way.
 
         Raises
         ------
@@ -290,25 +284,23 @@ class GDLN:
         if k < 0 or int(k) != k:
             raise OptionError(f"GDLN.iterate: k={k!r}, expected a count of steps ≥ 0.")
         check_positive("GDLN.iterate", step=step)
-        m = self._modes
-        a = step * m.rates / (self.K**2 * self.tau)
+        a = step * self._rates
         if len(a) and a[-1] >= 2:
             raise DivergedError(
-                f"GDLN.iterate: step={step:g} diverges; the largest eigenvalue of A is "
-                f"{m.rates[-1]:.4g}. Take a step below {self.largest_step:.4g}."
+                f"GDLN.iterate: step={step:g} diverges; the largest eigenvalue of A is {self.eigenvalues[-1]:.4g}. "
+                f"Take a step below {self.largest_step:.4g}."
             )
         # for a < 1 through logarithms, which keeps all digits where a is small; beyond, powers of a negative number
         small = np.minimum(a, 0.5)
-        done = np.where(a <= 0.5, -np.expm1(k * np.log1p(-small)), 1 - (1 - a) ** int(k))
-        return self._at(done * self.K / m.rates)
+        return self._at(np.where(a <= 0.5, -np.expm1(k * np.log1p(-small)), 1 - (1 - a) ** int(k)))
 
     @property
     def largest_step(self) -> float:
         """2K²τ/λ_max: gradient descent converges below it."""
-        return 2 * self.K**2 * self.tau / self._modes.rates[-1] if len(self._modes.rates) else math.inf
+        return 2 / self._rates[-1] if len(self._rates) else math.inf
 
     def __repr__(self) -> str:
-        m = self._modes
-        slow = f", slowest time {self.K**2 * self.tau / m.rates[0]:.3g}" if len(m.rates) else ""
+        rates = self._rates
+        slow = f", slowest time {1 / rates[0]:.3g}" if len(rates) else ""
         form = "primal" if self.moments is not None else "dual"
-        return f"GDLN(K={self.K} units, d={self.d} inputs, τ={self.tau:g}; {form} form, {len(m.rates)} modes{slow})"
+        return f"GDLN(K={self.K} units, d={self.d} inputs, τ={self.tau:g}; {form} form, {len(rates)} modes{slow})"

@@ -17,8 +17,6 @@ from pathlens.errors import OptionError, ShapeError
 from pathlens.recording import record
 from pathlens.theory.inputs import check_finite, float_array
 
-__all__ = ["Gates", "exclusive", "gate_table", "half_spaces", "random_half_spaces", "redundant", "single", "tiling"]
-
 
 @dataclass(frozen=True)
 class Gates:
@@ -125,7 +123,7 @@ def exclusive(normals: Any) -> Gates:
 
 
 def tiling(direction: Any, edges: Any) -> Gates:
-    """Exclusive slabs along one direction: gate k is on where edges[k−1] < v·x ≤ edges[k]; the outer two have no end.
+    """Exclusive slabs along one direction: gate k is on where edges[k−1] < v·x ≤ edges[k]; outer slabs are unbounded.
 
     Parameters
     ----------
@@ -179,7 +177,7 @@ def gate_table(gates: Any, X: np.ndarray, *, allow_dead: bool = False) -> np.nda
     if isinstance(gates, nn.Module):
         table = _of_network(gates, X)
     elif callable(gates):
-        table = gates(X) if isinstance(gates, Gates) else Gates(gates)(X)
+        table = (gates if isinstance(gates, Gates) else Gates(gates))(X)
     else:
         table = float_array(gates)
     if table.ndim != 2 or len(table) != len(X) or table.shape[1] == 0:

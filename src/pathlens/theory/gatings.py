@@ -1,7 +1,6 @@
 """Which gates are best: the least loss that a gating allows, in closed form, and searches for gatings that lower it.
 
-For fixed gates the best weights are a regression of y on x̃ = g(x) ⊗ x, so each gating has one least loss. Constructors
-of gates live in gates, their dynamics in flow.
+For fixed gates the best weights are a regression of y on x̃ = g(x) ⊗ x, so each gating has one least loss.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ import torch
 from pathlens.errors import LabelError, OptionError, ShapeError, unknown_name
 from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
-from pathlens.theory.flow import CUTOFF
+from pathlens.theory.flow import CUTOFF, Moments
 from pathlens.theory.gates import Gates, gate_table, gated_inputs, half_spaces, random_half_spaces, single, tiling
 from pathlens.theory.inputs import WeightedRows
-
-__all__ = ["Gating", "GatingTable", "class_separation", "gating_loss", "off_diagonal_mass", "search_gatings"]
 
 
 def gating_loss(gates: Any, data: Any, *, test: Any = None) -> Any:
@@ -35,7 +32,7 @@ def gating_loss(gates: Any, data: Any, *, test: Any = None) -> Any:
         Gates that never fire add nothing and are allowed. With `test`, not a table.
     data : DataSet, (X, y), (X, y, p) or SinglePulse
     test : the same, optional
-        WeightedRows to score the fitted weights on.
+        Rows to score the fitted weights on.
 
     Returns
     -------
@@ -76,7 +73,7 @@ def class_separation(gates: Any, data: Any) -> float:
     Raises
     ------
     LabelError
-        Where y holds anything but 0 and 1, or one class is absent. Classes are weighted equally, whatever their share.
+        Where y holds anything but 0 and 1, or one class is absent. Both classes have weight ½, whatever their share.
 
     Examples
     --------
@@ -91,12 +88,10 @@ def class_separation(gates: Any, data: Any) -> float:
             f"class_separation: targets hold {present[:5].tolist()}, expected both labels 0 and 1. For other targets "
             "use gating_loss."
         )
-    features = gated_inputs(gate_table(gates, rows.x, allow_dead=True), rows.x)
     one = rows.y == 1
-    p = np.where(one, rows.p / rows.p[one].sum(), rows.p / rows.p[~one].sum())
-    second = (features * p[:, None]).T @ features
-    mean = p[one] @ features[one]
-    return float(mean @ np.linalg.pinv(second, rcond=CUTOFF, hermitian=True) @ mean)
+    balanced = np.where(one, rows.p / rows.p[one].sum(), rows.p / rows.p[~one].sum()) / 2
+    m = Moments.from_data(gates, WeightedRows(rows.x, rows.y, balanced), allow_dead=True)  # b = m₁/2
+    return float(2 * m.b @ np.linalg.pinv(m.A, rcond=CUTOFF, hermitian=True) @ m.b)
 
 
 def off_diagonal_mass(gates: Any, data: Any) -> float:
@@ -108,12 +103,9 @@ def off_diagonal_mass(gates: Any, data: Any) -> float:
     >>> off_diagonal_mass(tiling([1.0, 0.0], [0.0]), (X, y))
     0.0
     """
-    rows = WeightedRows.from_data(data)
-    table = gate_table(gates, rows.x, allow_dead=True)
-    features = gated_inputs(table, rows.x)
-    plus = np.linalg.pinv((features * rows.p[:, None]).T @ features, rcond=1e-10, hermitian=True)
-    K, d = table.shape[1], rows.d
-    blocks = (plus.reshape(K, d, K, d) ** 2).sum((1, 3))
+    m = Moments.from_data(gates, data, allow_dead=True)
+    plus = np.linalg.pinv(m.A, rcond=1e-10, hermitian=True)
+    blocks = (plus.reshape(m.K, m.d, m.K, m.d) ** 2).sum((1, 3))
     total = blocks.sum()
     return float(1 - np.trace(blocks) / total) if total > 0 else 0.0
 

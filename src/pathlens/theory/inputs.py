@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pathlens.data import NLGP, DataSet, SinglePulse
+from pathlens.data import NLGP, DataSet, SinglePulse, as_pair
 from pathlens.errors import EmptyDataError, LabelError, NotFiniteError, OptionError, ShapeError
 
 
@@ -54,7 +54,7 @@ class WeightedRows:
 
     @classmethod
     def from_data(cls, data: Any) -> WeightedRows:
-        """From a DataSet, ``(X, y)``, ``(X, y, p)``, or a SinglePulse sampler, whose inputs are enumerated exactly.
+        """From data with targets in any form, ``(X, y, p)``, or a SinglePulse sampler, whose inputs are enumerated.
 
         Raises
         ------
@@ -63,26 +63,22 @@ class WeightedRows:
         """
         if isinstance(data, WeightedRows):
             return data
-        if isinstance(data, SinglePulse):
-            data = data.enumerate()
-        elif isinstance(data, NLGP):
+        if isinstance(data, NLGP):
             raise OptionError(
                 "theory: an NLGP sampler has infinitely many inputs. Draw rows with sampler.sample(n), "
                 "or take nlgp_moments(sampler, …) for gates whose moments are known exactly."
             )
-        elif isinstance(data, DataSet):
-            if data.task != "regression":
-                raise LabelError(
-                    f"theory: {data.name!r} holds class labels; a flow needs real targets. Pass "
-                    "(data.x, data.y.double()) for two classes 0 and 1."
-                )
-            data = (data.x, data.y)
-        if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
-            raise ShapeError(
-                f"theory: data must be a DataSet, (X, y), (X, y, p) or a SinglePulse sampler, got "
-                f"{type(data).__name__}."
+        if isinstance(data, DataSet) and data.task != "regression":
+            raise LabelError(
+                f"theory: {data.name!r} holds class labels; a flow needs real targets. Pass "
+                "(data.x, data.y.double()) for two classes 0 and 1."
             )
-        x, y = float_array(data[0]), float_array(data[1])
+        if isinstance(data, SinglePulse):
+            data = data.enumerate()
+        weights = None
+        if isinstance(data, (tuple, list)) and len(data) == 3:
+            *data, weights = data
+        x, y = (float_array(part) for part in as_pair(data, where="theory"))
         n = len(x) if x.ndim else 0
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
@@ -90,7 +86,7 @@ class WeightedRows:
             raise ShapeError(f"theory: expected X (n, d) and y (n,) or (n, 1), got {x.shape} and {y.shape}.")
         if x.size == 0:
             raise EmptyDataError(f"theory: no rows: X has shape {x.shape}. Give at least one.")
-        p = float_array(data[2]) if len(data) == 3 else np.full(n, 1 / n)
+        p = np.full(n, 1 / n) if weights is None else float_array(weights)
         check_finite("theory: X or y", x, y)
         if p.shape != (n,) or not (p >= 0).all() or abs(p.sum() - 1) > 1e-9:
             raise OptionError(
@@ -125,7 +121,7 @@ def initial_weights(w0: Any, K: int, d: int, where: str) -> np.ndarray:
 
 
 def as_times(t: Any, where: str) -> np.ndarray:
-    """Times as a float64 array; raises OptionError for negative times and NaN, infinity stands for the limit."""
+    """Times as a float64 array, infinity included; raises OptionError for negative times and NaN."""
     times = float_array(t)
     if not (times >= 0).all():
         raise OptionError(f"{where}: t={t!r}, expected times ≥ 0. The flow starts at t = 0.")

@@ -14,16 +14,6 @@ import numpy as np
 from pathlens.errors import OptionError, ShapeError
 from pathlens.theory.inputs import check_finite, float_array
 
-__all__ = [
-    "arc90",
-    "centre_of_mass",
-    "circular_correlation",
-    "ipr",
-    "ipr_references",
-    "kurtosis",
-    "sign_alternation",
-]
-
 
 def _fields(w: Any, where: str, centre: str | None) -> np.ndarray:
     fields = float_array(w)

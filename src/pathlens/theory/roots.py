@@ -1,23 +1,22 @@
 """The first root of many polynomials on [0, 1], without missing one.
 
 By the variation-diminishing property a polynomial has no more roots in (0, 1) than its Bernstein coefficients change
-sign, so equal signs prove that there is none, and one change isolates a single root. Imports nothing of the package.
+sign, so equal signs prove that there is none, and one change isolates a single root.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from math import comb
 
 import numpy as np
-
-__all__ = ["bernstein_table", "first_violation"]
 
 _DEEPEST = 50  # halvings of [0, 1]: a cell of 1e-15 that is still undecided is a root touched without crossing
 _GRID = 16
 
 
 @cache
-def bernstein_table(degree: int) -> np.ndarray:
+def bernstein_table(p: int) -> np.ndarray:
     """T (p+1, p+1) with ``c @ T`` the Bernstein coefficients of Σ_j c_j s^j: T_ji = C(i, j)/C(p, j).
 
     Examples
@@ -25,21 +24,16 @@ def bernstein_table(degree: int) -> np.ndarray:
     >>> np.array([0.0, 1.0, 0.0]) @ bernstein_table(2)
     array([0. , 0.5, 1. ])
     """
-    from math import comb
-
-    p = degree
     return np.array([[comb(i, j) / comb(p, j) for i in range(p + 1)] for j in range(p + 1)])
 
 
-def first_violation(coefficients: np.ndarray, table: np.ndarray) -> tuple[float, int]:
-    """The smallest s in [0, 1] at which any of m polynomials turns negative, and which; (1, −1) where none does.
+def first_violation(coefficients: np.ndarray) -> tuple[float, int]:
+    """The smallest s in [0, 1] at which any of m polynomials turns negative, and its index; (1, −1) if none does.
 
     Parameters
     ----------
     coefficients : array (m, p+1)
-        Of Σ_j c_j s^j, each non-negative at 0; one that is negative there violates at once.
-    table : array (p+1, p+1)
-        `bernstein_table(p)`.
+        Of Σ_j c_j s^j, each non-negative at 0; s = 0 for one that is negative there.
 
     Notes
     -----
@@ -48,17 +42,18 @@ def first_violation(coefficients: np.ndarray, table: np.ndarray) -> tuple[float,
 
     Examples
     --------
-    >>> first_violation(np.array([[1.0, -2.0, 0.0], [1.0, 0.0, 0.0]]), bernstein_table(2))
+    >>> first_violation(np.array([[1.0, -2.0, 0.0], [1.0, 0.0, 0.0]]))
     (0.5..., 0)
     >>> dip = np.polynomial.polynomial.polyfromroots([0.7, 0.701])[None]   # negative on a thousandth of the interval
-    >>> round(first_violation(dip, bernstein_table(2))[0], 12)
+    >>> round(first_violation(dip)[0], 12)
     0.7
     """
-    b = coefficients @ table
+    b = coefficients @ bernstein_table(coefficients.shape[1] - 1)
     some = np.flatnonzero((b < 0).any(1))
     if len(some) == 0:
         return 1.0, -1
-    at_zero = some[_negative_at_zero(coefficients[some])]
+    leading = (coefficients[some] != 0).argmax(1)  # the first coefficient that is not zero has the sign just after 0
+    at_zero = some[coefficients[some, leading] < 0]
     if len(at_zero):
         return 0.0, int(at_zero[0])
     single = (_changes(b[some]) == 1) & (b[some, -1] < 0)
@@ -70,8 +65,9 @@ def first_violation(coefficients: np.ndarray, table: np.ndarray) -> tuple[float,
         values = coefficients[once] @ (grid ** np.arange(coefficients.shape[1])[:, None])
         values[:, -1] = -1.0
         cell = (values < 0).argmax(1)
-        for i in once[cell == cell.min()]:
-            s = _bracketed(coefficients[i].tolist(), int(cell.min()) / _GRID, (int(cell.min()) + 1) / _GRID)
+        low = int(cell.min())
+        for i in once[cell == low]:
+            s = _bracketed(coefficients[i].tolist(), low / _GRID, (low + 1) / _GRID)
             if s < best or which < 0:
                 best, which = s, int(i)
     for i in some[~single]:
@@ -79,12 +75,6 @@ def first_violation(coefficients: np.ndarray, table: np.ndarray) -> tuple[float,
         if found is not None and (found < best or which < 0):
             best, which = found, int(i)
     return best, which
-
-
-def _negative_at_zero(c: np.ndarray) -> np.ndarray:
-    """Whether the first coefficient that is not zero is negative."""
-    first = (c != 0).argmax(1)
-    return c[np.arange(len(c)), first] < 0
 
 
 def _changes(b: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Random shifts and flips of images, drawn per member and row, applied while a batch is fetched.
 
-What is drawn is one integer per row, so that the whole step, fetching included, can be one CUDA graph.
+One integer per row is drawn, so that the whole step, fetching included, can be one CUDA graph.
 """
 
 from __future__ import annotations

@@ -1,60 +1,65 @@
-"""Where the batches of an epoch come from: rows in memory, a Dataset, a DataLoader or a sampler.
-
-A source gives, for each step, some rows and which of them each member takes. Steps themselves live in `run`.
-"""
+"""Sources of the batches of an epoch: rows in memory, a Dataset, a DataLoader or a sampler."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from pathlens.data.inputs import as_numbers
+from pathlens.data.inputs import as_numbers, pair_of
 from pathlens.errors import EmptyDataError, OptionError, PathlensError, ShapeError
-from pathlens.training.inputs import Data, checked, prepare
-from pathlens.training.stack import Loss
+from pathlens.training.fingerprints import digest
+from pathlens.training.inputs import Data, DataReader
 
-_CANNOT_STACK = (
-    "each tensor to be equal size",
-    "resize storage that is not resizable",
-)  # torch's, here and in a worker
+# messages of torch for rows of different shapes, in this process and in a worker
+_DIFFERENT_SHAPES = ("each tensor to be equal size", "resize storage that is not resizable")
 
 
-class Rows:
-    """Rows in memory: every member takes all of them in each epoch, in an order of its own.
+class _Default(int):
+    """A number that the caller did not give."""
+
+
+DEFAULT_BATCH_SIZE = _Default(32)
+
+
+class RowBatches:
+    """Batches of rows in memory: every member reads all rows in each epoch, in its own order.
 
     Attributes
     ----------
     data : Data
-        What networks are tried on before training, and evaluated on.
+        The rows on which networks are checked and evaluated.
     batch : int
-        Rows of a batch; the last of an epoch may have fewer.
+        Rows of a batch; the last batch of an epoch may have fewer.
+    batch_size : int or None
+        The option of `train`, or of the DataLoader.
     steps : int or None
-        Batches of an epoch; None where the number is not known before its end.
+        Batches of an epoch; None if their number is not known before its end.
     fixed : bool
         Whether every epoch has the same rows.
-    at_hand : bool
-        Whether `data` holds all rows of an epoch, so that evaluating them reads nothing more.
+    complete : bool
+        Whether `data` holds all rows of an epoch.
     """
 
-    fixed = at_hand = True
+    fixed = complete = True
     steps: int | None
+    _generators: Sequence[torch.Generator] | None = None  # of random data; None if reading it draws no random numbers
+    _fresh = True  # whether the data of the first epoch, which was read early, is still to be used
 
     def __init__(self, data: Data, batch_size: int | None) -> None:
         n = len(data.x)
-        self.data, self.batch = data, min(batch_size or n, n)
+        self.data, self.batch_size, self.batch = data, batch_size, min(batch_size or n, n)
         self.steps = math.ceil(n / self.batch)
 
     def batches(self, shuffles: Sequence[torch.Generator]) -> Iterator[tuple[Data, Tensor]]:
-        """For each step of one epoch some rows, and which of them each member takes: integers of shape (k, B).
+        """For each step of one epoch some rows, and the indices of those that each member reads, (k, B).
 
-        `shuffles` has the generator of each of the k members.
+        `shuffles` holds the generator of each of the k members.
         """
         n = len(self.data.x)
         if self.batch == n:
@@ -69,31 +74,40 @@ class Rows:
         yield self.data
 
     def fingerprint(self) -> str:
-        """What a checkpoint knows the data by."""
+        """A text that identifies the data in a checkpoint."""
         return self.data.fingerprint()
 
-    def one_row_left(self) -> str:
-        """How a batch of one row comes about, and how to avoid it."""
+    def explain_single_row(self) -> str:
+        """Why there is a batch of one row, and how to avoid it."""
         return (
             f"{len(self.data.x)} rows in batches of {self.batch} leave one over. Choose another batch_size, or leave "
             "out a row."
         )
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint has to hold, so that the epochs to come have the same rows."""
-        return {}
+        """The random state that decides the rows of the next epochs, for a checkpoint."""
+        if self._generators is None:
+            return {}
+        states = {f"rows/{i}": g.get_state() for i, g in enumerate(self._generators)}
+        return {"rows/torch": torch.get_rng_state()} | states
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state that a checkpoint holds."""
+        self._fresh = False
+        if self._generators is not None:
+            torch.set_rng_state(tensors["rows/torch"])
+            for i, g in enumerate(self._generators):
+                g.set_state(tensors[f"rows/{i}"])
 
 
-class Sampled(Rows):
+class SamplerBatches(RowBatches):
     """A fresh batch for each member in every step, from the member's own generator; an epoch is one step."""
 
     fixed = False
 
-    def __init__(self, data: Data, sampler: Any) -> None:
-        super().__init__(data, None)
+    def __init__(self, sampler: Any, batch_size: int | None, reader: DataReader, seed: int) -> None:
+        drawn = sampler.sample(batch_size or 1000, torch.Generator().manual_seed(seed))
+        super().__init__(reader.read(drawn), batch_size or 1000)
         self.sampler = sampler
 
     def batches(self, shuffles: Sequence[torch.Generator]) -> Iterator[tuple[Data, Tensor]]:
@@ -103,73 +117,62 @@ class Sampled(Rows):
         yield Data(x, y), torch.arange(len(x), device=x.device).view(len(drawn), self.batch)
 
 
-class Fetched(Rows):
-    """Rows of a Dataset, all fetched anew for every epoch, so that random augmentation is drawn anew.
+class DatasetBatches(RowBatches):
+    """Rows of a Dataset, all read again in every epoch, so that random augmentation is drawn again.
 
-    An epoch's rows are in memory together and shared by all members; the rows that networks are tried on first are
-    those of the first epoch.
+    The rows of an epoch are in memory together and shared by all members. `data` holds those of the first epoch at
+    first.
     """
 
     fixed = False
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        batch_size: int | None,
-        net: nn.Module,
-        loss: str | Loss,
-        device: torch.device,
-        weights: Any = None,
-    ) -> None:
-        self._dataset, self._arguments = dataset, (net, loss, device)
+    def __init__(self, dataset: Dataset[Any], batch_size: int | None, reader: DataReader) -> None:
+        self._dataset, self._reader = dataset, reader
         self._generators = _generators(dataset)
-        super().__init__(prepare(_items(dataset), *self._arguments, weights), batch_size)
-        self._unused = True
+        super().__init__(reader.read(_items(dataset)), batch_size)
 
     def batches(self, shuffles: Sequence[torch.Generator]) -> Iterator[tuple[Data, Tensor]]:
-        if not self._unused:
-            new = prepare(_items(self._dataset), *self._arguments)
-            for own, fetched in ((self.data.x, new.x), (self.data.y, new.y)):
+        if not self._fresh:
+            new = self._reader.read(_items(self._dataset))
+            for own, fetched in ((self.data.x, new.x), (self.data.y, new.y), (self.data.weights, new.weights)):
+                if own is None or fetched is None:
+                    continue
                 if own.shape != fetched.shape:
                     raise ShapeError(
                         f"train: the {type(self._dataset).__name__} gave rows of shape {tuple(fetched.shape)}, and "
                         f"{tuple(own.shape)} in the first epoch. Every epoch must have as many rows of one shape; give "
                         "a DataLoader where they differ."
                     )
-                own.copy_(fetched)  # a CUDA graph holds on to these very tensors
-        self._unused = False
+                own.copy_(fetched)  # in place: a CUDA graph reads these tensors
+        self._fresh = False
         yield from super().batches(shuffles)
 
     def fingerprint(self) -> str:
-        return _described(self._dataset, self.data)
-
-    def state(self) -> dict[str, Tensor]:
-        return _random_state(self._generators)
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        self._unused = False
-        _set_random_state(self._generators, tensors)
+        return _dataset_digest(self._dataset, self.data)
 
 
-class Loaded(Rows):
-    """The batches of a DataLoader, as it makes them, in every epoch anew; all members share them.
+class LoaderBatches(RowBatches):
+    """The batches of a DataLoader, made anew in every epoch and shared by all members.
 
-    The first batch is read at once, to try networks on, and is that of the first epoch: nothing is read twice.
+    The first batch is read at once, to check networks on it, and is used in the first epoch: nothing is read twice.
     """
 
-    fixed = at_hand = False
+    fixed = complete = False
 
-    def __init__(
-        self, loader: DataLoader[Any], kind: str, net: nn.Module, loss: str | Loss, device: torch.device
-    ) -> None:
-        self.loader, self._kind, self._arguments = loader, kind, (net, loss, device)
+    def __init__(self, loader: DataLoader[Any], kind: str, reader: DataReader) -> None:
+        if getattr(reader.net, "needs_rows", False):
+            raise OptionError(
+                f"train: a table of gates knows examples by their numbers, and the batches of a {kind} do not have "
+                "them. Give the rows as (X, y) or a Dataset."
+            )
+        self.loader, self._kind, self._reader = loader, kind, reader
         samplers = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
         self._generators = _generators(loader, *samplers, loader.dataset)
-        self._outputs: dict[tuple[int, ...], int] = {}
-        begun = self._read()
-        first = next(begun)
+        rest = self._read()
+        first = next(rest)
         super().__init__(Data(first.x.clone(), first.y.clone()), None)
-        self._begun: Iterator[Data] | None = chain([self.data], begun)
+        self.batch_size = loader.batch_size
+        self._first_pass: Iterator[Data] = chain([self.data], rest)
         self.steps = _length(loader)
 
     def _read(self) -> Iterator[Data]:
@@ -178,16 +181,16 @@ class Loaded(Rows):
         try:
             for number, item in enumerate(self.loader):
                 where = f"batch {number} of the {self._kind}"
-                x, y = _pair(item, where)
+                pair = pair_of(item, where, "train")
                 try:
-                    found = checked(x, y, *self._arguments, self._outputs)
+                    found = self._reader.pair(*pair)
                 except PathlensError as error:
                     raise type(error)(f"{error} This is {where}.") from error
                 yield Data(*found)
         except RuntimeError as error:
-            if not any(reason in str(error) for reason in _CANNOT_STACK):
+            if not any(reason in str(error) for reason in _DIFFERENT_SHAPES):
                 raise
-            reason = str(error).strip().splitlines()[-1]  # before it stands where a worker was
+            reason = str(error).strip().splitlines()[-1]  # the traceback of a worker comes before it
             raise ShapeError(
                 f"train: rows of batch {number + 1} of the {self._kind} have different shapes: {reason}. Make them "
                 "equal, or give the DataLoader a collate_fn."
@@ -199,74 +202,47 @@ class Loaded(Rows):
             )
 
     def evaluated(self) -> Iterator[Data]:
-        begun, self._begun = self._begun, None
-        yield from self._read() if begun is None else begun
+        batches = self._first_pass if self._fresh else self._read()
+        self._first_pass, self._fresh = iter(()), False
+        yield from batches
 
     def batches(self, shuffles: Sequence[torch.Generator]) -> Iterator[tuple[Data, Tensor]]:
         for data in self.evaluated():
             yield data, torch.arange(len(data.x), device=data.x.device).expand(len(shuffles), -1)
 
     def fingerprint(self) -> str:
-        return _described(self.loader.dataset, self.data)
+        return _dataset_digest(self.loader.dataset, self.data)
 
-    def one_row_left(self) -> str:
+    def explain_single_row(self) -> str:
         return f"the {self._kind} gave one. Give it drop_last=True, or another batch_size."
 
-    def state(self) -> dict[str, Tensor]:
-        return _random_state(self._generators)
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        self._begun = None
-        _set_random_state(self._generators, tensors)
-
-
-def source_of(
-    data: Any,
-    batch_size: int | None,
-    chosen: bool,
-    net: nn.Module,
-    loss: str | Loss,
-    device: torch.device,
-    weights: Any,
-) -> Rows:
-    """Where the batches of `train` come from; `chosen` says whether the caller gave the batch size."""
+def make_source(data: Any, batch_size: int | None, reader: DataReader, seed: int) -> RowBatches:
+    """The source of batches for the data of `train`; the seed is that of the evaluation rows of a sampler."""
+    kind = type(data).__name__
+    if hasattr(data, "sample"):
+        return SamplerBatches(data, batch_size, reader, seed)
     if isinstance(data, DataLoader):
-        if chosen:
+        if batch_size is not DEFAULT_BATCH_SIZE:
             raise OptionError(
-                f"train: batch_size={batch_size} was given with a DataLoader, which makes batches of its own "
+                f"train: batch_size={batch_size} was given with a DataLoader, which makes its own batches "
                 f"(batch_size={data.batch_size}). Leave it out, or give the data alone: "
                 f"train(net, loader.dataset, batch_size={batch_size})."
             )
-        return _loaded(data, type(data).__name__, net, loss, device, weights)
+        return LoaderBatches(data, kind, reader)
     if isinstance(data, IterableDataset):
         if batch_size is None:
             raise OptionError(
                 "train: batch_size=None takes all rows at once, and an IterableDataset gives them one by one. Give a "
                 "number, or its rows as (X, y)."
             )
-        return _loaded(DataLoader(data, batch_size=batch_size), type(data).__name__, net, loss, device, weights)
+        return LoaderBatches(DataLoader(data, batch_size=batch_size), kind, reader)
     if isinstance(data, Dataset):
         tensors = _tensors(data)
         if tensors is None:
-            return Fetched(data, batch_size, net, loss, device, weights)
-        data = _pair(tensors, f"an item of the {type(data).__name__}")
-    return Rows(prepare(data, net, loss, device, weights), batch_size)
-
-
-def _loaded(
-    loader: DataLoader[Any], kind: str, net: nn.Module, loss: str | Loss, device: torch.device, weights: Any
-) -> Loaded:
-    if weights is not None:
-        raise OptionError(
-            f"train: weights belong to the rows of a data set, and a {kind} does not say which rows "
-            "its batches have. Give the rows as (X, y) or a Dataset."
-        )
-    if getattr(net, "needs_rows", False):
-        raise OptionError(
-            f"train: a table of gates knows examples by their numbers, and a {kind} does not say "
-            "which rows its batches have. Give the rows as (X, y) or a Dataset."
-        )
-    return Loaded(loader, kind, net, loss, device)
+            return DatasetBatches(data, batch_size, reader)
+        data = tensors if len(tensors) == 3 else pair_of(tensors, f"an item of the {kind}", "train")
+    return RowBatches(reader.read(data), batch_size)
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
@@ -277,29 +253,18 @@ def _length(loader: DataLoader[Any]) -> int | None:
         return None
 
 
-def _pair(item: Any, where: str) -> tuple[Any, Any]:
-    if isinstance(item, (tuple, list)) and len(item) == 2:
-        return item[0], item[1]
-    got = f"{len(item)} items" if isinstance(item, (tuple, list)) else type(item).__name__
-    if isinstance(item, dict):
-        got = f"a dict with {', '.join(map(repr, item))}"
-    raise ShapeError(
-        f"train: expected (input, target), {where} is {got}. Return pairs from the Dataset, or from the collate_fn of "
-        "a DataLoader."
-    )
-
-
-def _items(dataset: Any) -> tuple[Tensor, Tensor]:
-    """All rows of a Dataset, stacked."""
+def _items(dataset: Any) -> list[Tensor]:
+    """All rows of a Dataset of (input, target) or (input, target, weight), stacked."""
     kind = type(dataset).__name__
-    pairs = [_pair(dataset[i], f"item {i} of the {kind}") for i in range(len(dataset))]
-    if not pairs:
+    items = [dataset[i] for i in range(len(dataset))]
+    if not items:
         raise EmptyDataError(f"train: the {kind} has no items.")
+    if not all(isinstance(item, (tuple, list)) and len(item) == 3 for item in items):
+        items = [pair_of(item, f"item {i} of the {kind}", "train") for i, item in enumerate(items)]
     try:
-        x, y = (torch.stack([as_numbers(p[i]) for p in pairs]) for i in (0, 1))
+        return [torch.stack([as_numbers(entry) for entry in column]) for column in zip(*items)]
     except RuntimeError as error:
         raise ShapeError(f"train: items of the data have different shapes: {error}. Make them equal.") from error
-    return x, y
 
 
 def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
@@ -312,15 +277,11 @@ def _tensors(dataset: Any) -> tuple[Tensor, ...] | None:
     return None
 
 
-def _described(dataset: Any, data: Data) -> str:
-    """A number that changes with the rows of a Dataset where they are known, else with its kind, size and shapes."""
-    digest = hashlib.sha256()
-    for t in _tensors(dataset) or ():
-        digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+def _dataset_digest(dataset: Any, data: Data) -> str:
+    """Changes with the rows of a Dataset if they are tensors, else with its class, size and shapes."""
     size = len(dataset) if hasattr(dataset, "__len__") else None
     shapes = [(t.shape[1:], t.dtype) for t in (data.x, data.y)]
-    digest.update(f"{type(dataset).__name__} {size} {shapes}".encode())
-    return digest.hexdigest()[:16]
+    return digest([f"{type(dataset).__name__} {size} {shapes}", *(_tensors(dataset) or ())])
 
 
 def _generators(*owners: Any) -> list[torch.Generator]:
@@ -332,16 +293,3 @@ def _generators(*owners: Any) -> list[torch.Generator]:
             found |= {id(v): v for v in values if isinstance(v, torch.Generator)}
             owner = getattr(owner, "dataset", None) if isinstance(owner, Dataset) else None
     return list(found.values())
-
-
-def _random_state(generators: Sequence[torch.Generator]) -> dict[str, Tensor]:
-    return {"rows/torch": torch.get_rng_state()} | {f"rows/{i}": g.get_state() for i, g in enumerate(generators)}
-
-
-def _set_random_state(generators: Sequence[torch.Generator], tensors: dict[str, Tensor]) -> None:
-    if "rows/torch" not in tensors:  # checkpoints of earlier versions do not have it
-        return
-    torch.set_rng_state(tensors["rows/torch"])
-    for i, g in enumerate(generators):
-        if f"rows/{i}" in tensors:
-            g.set_state(tensors[f"rows/{i}"])

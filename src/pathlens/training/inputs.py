@@ -1,8 +1,7 @@
-"""What training takes: losses, and data checked and moved to where training happens."""
+"""Losses, and data that is checked against a network and moved to the training device."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathlens.data import DataSet
-from pathlens.data.inputs import as_numbers
+from pathlens.data.inputs import as_numbers, as_pair
 from pathlens.errors import DTypeError, LabelError, NotFiniteError, OptionError, ShapeError
 from pathlens.recording import as_rows
 from pathlens.recording.inputs import computes_in, output_width
+from pathlens.training.fingerprints import digest
 from pathlens.training.stack import Loss
 
 
@@ -42,41 +42,8 @@ class Data:
     weights: Tensor | None = None
 
     def fingerprint(self) -> str:
-        """Changes when any training row, target or weight does: a checkpoint belongs to one data set."""
-        digest = hashlib.sha256()
-        for t in (self.x, self.y, *(() if self.weights is None else (self.weights,))):
-            digest.update(str(tuple(t.shape)).encode())
-            digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
-
-
-def prepare(data: Any, net: nn.Module, loss: str | Loss, device: torch.device, weights: Any = None) -> Data:
-    """Rows and targets of a DataSet or a pair, and weights, checked and on the training device."""
-    x_test = y_test = None
-    if isinstance(data, DataSet):
-        x, y, x_test, y_test = data.x, data.y, data.x_test, data.y_test
-    elif isinstance(data, (tuple, list)) and len(data) == 2:
-        x, y = data
-    else:
-        raise ShapeError(
-            "train: data must be a DataSet, an (X, y) pair, a Dataset, a DataLoader or a sampler, got "
-            f"{type(data).__name__}."
-        )
-    x, y = checked(x, y, net, loss, device)
-    if x_test is not None and y_test is not None:
-        x_test, y_test = checked(x_test, y_test, net, loss, device)
-    return Data(x, y, x_test, y_test, None if weights is None else _checked_weights(weights, x, net))
-
-
-def prepare_validation(validation: Any, net: nn.Module, loss: str | Loss, device: torch.device) -> Data:
-    """Held-out rows as (X, y) or (X, y, weights)."""
-    if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
-        raise ShapeError(
-            f"train: validation must be (X, y) or (X, y, weights), got {type(validation).__name__}"
-            + (f" of length {len(validation)}." if isinstance(validation, (tuple, list)) else ".")
-        )
-    x, y = checked(validation[0], validation[1], net, loss, device)
-    return Data(x, y, weights=None if len(validation) == 2 else _checked_weights(validation[2], x, net))
+        """Changes with any training row, target or weight."""
+        return digest(t for t in (self.x, self.y, self.weights) if t is not None)
 
 
 def as_device(device: Any, where: str) -> torch.device:
@@ -93,6 +60,69 @@ def as_device(device: Any, where: str) -> torch.device:
     return found
 
 
+class DataReader:
+    """Checks data against a network and a loss, and moves it to a device."""
+
+    def __init__(self, net: nn.Module, loss: str | Loss, device: torch.device) -> None:
+        self.net, self.loss, self.device = net, loss, device
+        self._outputs: dict[tuple[int, ...], int] = {}  # the network's outputs, for each shape of a row
+
+    def read(self, data: Any) -> Data:
+        """Rows in memory: a DataSet, (X, y) or (X, y, weights)."""
+        if isinstance(data, DataSet):
+            tested = data.x_test is not None and data.y_test is not None
+            return Data(*self.pair(data.x, data.y), *(self.pair(data.x_test, data.y_test) if tested else ()))
+        if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+            got = f"{len(data)} items" if isinstance(data, (tuple, list)) else type(data).__name__
+            raise ShapeError(
+                "train: data must be a DataSet, (X, y), (X, y, weights), a Dataset, a DataLoader or a sampler, got "
+                f"{got}."
+            )
+        x, y = self.pair(data[0], data[1])
+        return Data(x, y, weights=None if len(data) == 2 or data[2] is None else self._weights(data[2], x))
+
+    def read_validation(self, validation: Any) -> Data:
+        """Held-out rows in any form of data; all of a Dataset or a DataLoader is read into memory."""
+        if isinstance(validation, (tuple, list)) and len(validation) == 3:
+            return self.read(validation)
+        return self.read(as_pair(validation, where="train: validation"))
+
+    def pair(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        """Inputs and targets that the network and the loss accept, on the device."""
+        x = as_rows(x, like=self.net).to(self.device)
+        y = _numbers(y, "targets").to(self.device)
+        if y.shape[:1] != x.shape[:1]:
+            raise ShapeError(
+                f"train: {x.shape[0]} inputs and {y.shape[0] if y.ndim else 'no'} targets. They must match row by row."
+            )
+        c = self.outputs(x)
+        if self.loss == "cross_entropy":
+            return x, _labels(y, c)
+        return x, _real_targets(y, c, self.loss).to(computes_in(self.net, x)) if isinstance(self.loss, str) else y
+
+    def outputs(self, x: Tensor) -> int:
+        """The number of outputs of the network for these rows."""
+        shape = tuple(x.shape[1:])
+        if shape not in self._outputs:
+            self._outputs[shape] = output_width(self.net, x, "train")
+        return self._outputs[shape]
+
+    def _weights(self, weights: Any, x: Tensor) -> Tensor:
+        """Weights of the rows of x, divided by their mean."""
+        w = _numbers(weights, "weights")
+        if w.shape != x.shape[:1]:
+            raise ShapeError(
+                f"train: weights have shape {tuple(w.shape)}, expected ({x.shape[0]},): one number for each row."
+            )
+        bad = ~torch.isfinite(w) | (w < 0)
+        if bad.any():
+            i = int(bad.nonzero()[0])
+            raise NotFiniteError(f"train: weights must be finite and at least 0, weight {i} is {float(w[i]):g}.")
+        if not bool((w > 0).any()):
+            raise OptionError("train: every weight is zero. At least one row must count.")
+        return (w.double() / w.double().mean()).to(x.device, computes_in(self.net, x))
+
+
 def _numbers(value: Any, what: str) -> Tensor:
     try:
         return as_numbers(value)
@@ -102,71 +132,34 @@ def _numbers(value: Any, what: str) -> Tensor:
         ) from error
 
 
-def _checked_weights(weights: Any, x: Tensor, net: nn.Module) -> Tensor:
-    """Weights of the rows of x in units of their mean."""
-    w = _numbers(weights, "weights")
-    if w.shape != x.shape[:1]:
-        raise ShapeError(
-            f"train: weights have shape {tuple(w.shape)}, expected ({x.shape[0]},): one number for each row."
+def _labels(y: Tensor, c: int) -> Tensor:
+    """Class labels below c."""
+    if y.dtype.is_floating_point or y.dtype == torch.bool or y.ndim != 1:
+        raise LabelError(
+            f"train: cross-entropy needs integer labels of shape (n,), got {y.dtype} of shape {tuple(y.shape)}. "
+            "Use loss='mse' for real targets."
         )
-    bad = ~torch.isfinite(w) | (w < 0)
-    if bad.any():
-        i = int(bad.nonzero()[0])
-        raise NotFiniteError(f"train: weights must be finite and at least 0, weight {i} is {float(w[i]):g}.")
-    if not bool((w > 0).any()):
-        raise OptionError("train: every weight is zero. At least one row must count.")
-    return (w.double() / w.double().mean()).to(x.device, computes_in(net, x))
-
-
-def checked(
-    x: Any,
-    y: Any,
-    net: nn.Module,
-    loss: str | Loss,
-    device: torch.device,
-    outputs: dict[tuple[int, ...], int] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Rows and targets that the network and the loss take, on the device.
-
-    `outputs` remembers the network's number of outputs for each shape of a row, so that it is asked once.
-    """
-    x = as_rows(x, like=net).to(device)
-    y = _numbers(y, "targets").to(device)
-    if y.shape[:1] != x.shape[:1]:
-        raise ShapeError(
-            f"train: {x.shape[0]} inputs and {y.shape[0] if y.ndim else 'no'} targets. They must match row by row."
+    y = y.long()
+    if int(y.min()) < 0 or int(y.max()) >= c:
+        raise LabelError(
+            f"train: labels run from {int(y.min())} to {int(y.max())}, the network has {c} outputs. "
+            f"Labels must be 0…{c - 1}."
         )
-    outputs = {} if outputs is None else outputs
-    shape = tuple(x.shape[1:])
-    if shape not in outputs:
-        outputs[shape] = output_width(net, x, "train")
-    c = outputs[shape]
-    if loss == "cross_entropy":
-        if y.dtype.is_floating_point or y.dtype == torch.bool or y.ndim != 1:
-            raise LabelError(
-                f"train: cross-entropy needs integer labels of shape (n,), got {y.dtype} of shape {tuple(y.shape)}. "
-                "Use loss='mse' for real targets."
-            )
-        y = y.long()
-        if int(y.min()) < 0 or int(y.max()) >= c:
-            raise LabelError(
-                f"train: labels run from {int(y.min())} to {int(y.max())}, the network has {c} outputs. "
-                f"Labels must be 0…{c - 1}."
-            )
-        return x, y
-    if isinstance(loss, str):
-        if not y.dtype.is_floating_point:
-            raise LabelError(
-                f"train: loss {loss!r} needs real targets, got {y.dtype}. Use loss='cross_entropy' for class labels, "
-                "or y.float()."
-            )
-        if y.ndim == 1:
-            y = y[:, None]
-        if y.shape != (x.shape[0], c):
-            raise ShapeError(f"train: targets have shape {tuple(y.shape)}, the network's outputs ({x.shape[0]}, {c}).")
-        if not torch.isfinite(y).all():
-            raise NotFiniteError(
-                f"train: targets contain NaN or infinity, first in row {int((~torch.isfinite(y)).any(1).nonzero()[0])}."
-            )
-        y = y.to(computes_in(net, x))
-    return x, y
+    return y
+
+
+def _real_targets(y: Tensor, c: int, loss: str) -> Tensor:
+    """Finite targets of shape (n, c)."""
+    if not y.dtype.is_floating_point:
+        raise LabelError(
+            f"train: loss {loss!r} needs real targets, got {y.dtype}. Use loss='cross_entropy' for class labels, "
+            "or y.float()."
+        )
+    y = y[:, None] if y.ndim == 1 else y
+    if y.shape != (len(y), c):
+        raise ShapeError(f"train: targets have shape {tuple(y.shape)}, the network's outputs ({len(y)}, {c}).")
+    if not torch.isfinite(y).all():
+        raise NotFiniteError(
+            f"train: targets contain NaN or infinity, first in row {int((~torch.isfinite(y)).any(1).nonzero()[0])}."
+        )
+    return y

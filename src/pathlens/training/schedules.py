@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pathlens.errors import OptionError, unknown_name
+from pathlens.errors import OptionError
 
 Schedule = Callable[[float], float]  #: progress in [0, 1] → value
 
@@ -48,13 +48,4 @@ def one_cycle(progress: float) -> float:
     return progress / 0.2 if progress < 0.2 else max(0.0, (1 - progress) / 0.8)
 
 
-_RATES: dict[str, Schedule] = {"constant": constant, "cosine": cosine, "one_cycle": one_cycle}
-
-
-def rate_schedule(schedule: str | Schedule) -> Schedule:
-    """A factor on the learning rate from its name, or the function itself."""
-    if callable(schedule):
-        return schedule
-    if schedule not in _RATES:
-        raise unknown_name("learning-rate schedule", schedule, _RATES)
-    return _RATES[schedule]
+SCHEDULES: dict[str, Schedule] = {"constant": constant, "cosine": cosine, "one_cycle": one_cycle}

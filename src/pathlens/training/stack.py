@@ -2,14 +2,14 @@
 
 A single network is a stack of one. The forward pass is `torch.func.vmap` over `functional_call`; the whole gradient
 step is captured once as a flat list of tensor operations and replayed, which removes most of the dispatch cost that
-dominates small networks. Convolutions on a GPU are faster one member at a time, several at once (`lone_step`). Data,
-epochs and files are not known here.
+dominates small networks. Convolutions on a GPU are faster one member at a time, in parallel.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from numbers import Number
 from types import FunctionType
@@ -31,10 +31,15 @@ Penalty = Callable[[nn.Module], Tensor]
 _DROPOUTS = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
 
 
+def tensor_bytes(t: Tensor) -> bytes:
+    """The numbers of a tensor as bytes."""
+    return t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
 class _DropoutFromDraws(TorchFunctionMode):
     """Dropout whose uniform numbers are given, so that each network of a stack has its own generator.
 
-    Without draws it drops nothing and writes down which shapes it would have needed.
+    Without draws it drops nothing and records the shapes of the numbers that it would have needed.
     """
 
     def __init__(self, draws: Sequence[Tensor] | None) -> None:
@@ -65,8 +70,8 @@ class _DropoutFromDraws(TorchFunctionMode):
 def weighted_mean(loss: Loss, output: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Mean over rows of w_i ℓ_i, with ℓ_i the loss of row i alone.
 
-    Weights have mean one in all of the data. To divide by their sum in each batch would raise those of a batch that has
-    few of the heavy rows: where one row in a hundred has half of all weight, most steps would be of the others alone.
+    Weights have mean one over all of the data. Dividing by their sum in each batch would raise the weights of batches
+    with few of the heavy rows: if one row in a hundred has half of all weight, most steps would ignore it.
     """
     rows = vmap(lambda o, t: loss(o[None], t[None]))(output, target)
     return (weights * rows).mean()
@@ -89,23 +94,23 @@ class Stack:
     Attributes
     ----------
     flat : Tensor (k, p)
-        The trained weights of every member, one row each; the optimiser works on it.
-    fixed : dict name → Tensor (k, ...)
-        Frozen parameters.
+        The trained weights of every member, one row each; the optimizer changes it.
+    rest : dict name → Tensor (k, ...)
+        Frozen parameters and buffers.
     buffers : dict name → Tensor (k, ...)
+        The buffers alone.
     """
 
     def __init__(self, members: Sequence[nn.Module], device: torch.device, trained: str | None = None) -> None:
         first = members[0]
         self.k = len(members)
         self.device = device
-        shapes = {n: p.shape for n, p in first.named_parameters()}
         common = _structure(first, trained is None)
         for i, m in enumerate(members):
             if _structure(m, trained is None) != common:
                 raise ShapeError(
-                    f"train: network {i} does not have the architecture of network 0, or not its gate function or what "
-                    "is trained of it. Only networks that differ in their parameters and buffers alone can be trained "
+                    f"train: network {i} differs from network 0 in its architecture, its gate function or its trained "
+                    "parts. Only networks that differ in nothing but their parameters and buffers can be trained "
                     "together; train the others one by one."
                 )
         self.pattern = copy.deepcopy(first).to(device)
@@ -117,34 +122,36 @@ class Stack:
             raise OptionError("train: the network has no trainable parameters.")
         for p in self.pattern.parameters():
             p.requires_grad_(False)
-        self.names, self.shapes = names, [shapes[n] for n in names]
+        parameters = [dict(m.named_parameters()) for m in members]
+        buffers = [dict(m.named_buffers()) for m in members]  # also those that are not in the state of a module
+        self.names, self.shapes = names, [parameters[0][n].shape for n in names]
         self.sizes = [s.numel() for s in self.shapes]
-        rows = [
-            torch.cat([p.detach().reshape(-1) for n, p in m.named_parameters() if n in set(names)]) for m in members
-        ]
-        self.flat = torch.stack(rows).to(device)
-        states = [m.state_dict() for m in members]
-        buffers = [dict(m.named_buffers()) for m in members]  # those too that are in no state
-        self.fixed = {n: torch.stack([s[n] for s in states]).to(device) for n in shapes if n not in set(names)}
+        self.flat = torch.stack([torch.cat([p[n].detach().reshape(-1) for n in names]) for p in parameters]).to(device)
+        fixed = [n for n in parameters[0] if n not in set(names)]
+        self.rest = {n: torch.stack([p[n].detach() for p in parameters]).to(device) for n in fixed}
         self.buffers = {n: torch.stack([b[n] for b in buffers]).to(device) for n in buffers[0]}
+        self.rest |= self.buffers
         self.needs_rows = bool(getattr(first, "needs_rows", False))
         self._edits_rows: bool | None = None  # not known yet
 
     # --- weights in and out ------------------------------------------------------------------------------------
 
-    def state(self, i: int) -> dict[str, Tensor]:
-        """Member i's weights by name (views)."""
-        parts = self.flat[i].split(self.sizes)
-        out = {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes)}
-        return out | {n: t[i] for n, t in self.fixed.items()} | {n: t[i] for n, t in self.buffers.items()}
+    def rest_of(self, i: int) -> list[Tensor]:
+        """Frozen parameters and buffers of member i (views)."""
+        return [t[i] for t in self.rest.values()]
 
     def write(self, i: int, net: nn.Module) -> None:
         """Copy member i's weights into a network."""
-        state = {n: t.detach().clone() for n, t in self.state(i).items()}
-        # a tied weight is in the state under each of its names, and here under the first alone
-        net.load_state_dict(state, strict=False)
-        for name, buffer in net.named_buffers():  # those too that are in no state
+        state = {n: t.detach().clone() for n, t in self._named(self.flat[i], self.rest_of(i)).items()}
+        net.load_state_dict(
+            state, strict=False
+        )  # a tied weight is in the state under each of its names, here under one
+        for name, buffer in net.named_buffers():  # also those that are not in the state of a module
             buffer.copy_(state[name])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights and buffers of the stack by name (not copied)."""
+        return {"flat": self.flat} | {f"rest/{n}": t for n, t in self.rest.items()}
 
     def set_buffer(self, suffix: str, value: float) -> None:
         """Set a scalar buffer (β) of every member; the buffer keeps its place in memory."""
@@ -160,7 +167,7 @@ class Stack:
 
     def _named(self, vec: Tensor, rest: Sequence[Tensor]) -> dict[str, Tensor]:
         params = {n: p.view(s) for n, p, s in zip(self.names, vec.split(self.sizes), self.shapes)}
-        return params | dict(zip([*self.fixed, *self.buffers], rest))
+        return params | dict(zip(self.rest, rest))
 
     def _forward(self, vec: Tensor, x: Tensor, rows: Tensor | None, rest: Sequence[Tensor]) -> Tensor:
         return functional_call(self.pattern, self._named(vec, rest), (x,) if rows is None else (x, rows))
@@ -173,154 +180,99 @@ class Stack:
             raise ShapeError(f"train: penalty must return one number as a tensor of shape (), got {got}.")
         return value
 
-    def rest(self) -> list[Tensor]:
-        """What a forward pass needs beside the trained weights."""
-        return [*self.fixed.values(), *self.buffers.values()]
+    def first_outputs(self, x: Tensor, rows: Tensor | None = None, *, training: bool = False) -> Tensor:
+        """The outputs of the first member, without gradient; no buffer changes."""
+        self.pattern.train(training)
+        with torch.no_grad():
+            out = self._forward(self.flat[0], x, rows, [t.clone() for t in self.rest_of(0)])
+        self.pattern.train()
+        return out
 
     def flops(self, x: Tensor) -> int:
-        """Floating-point operations of one gradient step of all members on a batch of this shape, about."""
-        from torch.utils.flop_counter import FlopCounterMode  # loads Triton where it is installed
+        """About the floating-point operations of one gradient step of all members on a batch of this shape."""
+        from torch.utils.flop_counter import FlopCounterMode  # loads Triton if it is installed
 
         rows = torch.zeros(1, dtype=torch.long, device=self.device) if self.needs_rows else None
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            self.pattern.eval()
-            self._forward(self.flat[0], x[:1].clone(), rows, [t[0] for t in self.rest()])
-            self.pattern.train()
+        with FlopCounterMode(display=False) as counter:
+            self.first_outputs(x[:1].clone(), rows)
         return 3 * self.k * len(x) * counter.get_total_flops()
 
     def dropout_shapes(self, x: Tensor, rows: Tensor | None) -> list[tuple[int, ...]]:
-        """Shapes of the random numbers one forward pass of one member needs."""
-        mode = _DropoutFromDraws(None)
-        self.pattern.train()
-        buffers = [t.clone() for t in self.rest()]
-        with torch.no_grad(), mode:
-            self._forward(self.flat[0], x[0].clone(), None if rows is None else rows[0], [t[0] for t in buffers])
+        """Shapes of the random numbers that one forward pass of one member needs."""
+        with _DropoutFromDraws(None) as mode:
+            self.first_outputs(x[0].clone(), None if rows is None else rows[0], training=True)
         return mode.shapes
 
-    def _member(self, loss: Loss, autocast: torch.dtype | None) -> Callable[..., Tensor]:
-        """member(weights, x, y, w, rows, draws, *rest) → its loss, without the penalty."""
-
-        def member(
-            vec: Tensor,
-            x: Tensor,
-            y: Tensor,
-            w: Tensor | None,
-            rows: Tensor | None,
-            draws: Sequence[Tensor],
-            *rest: Tensor,
-        ) -> Tensor:
-            with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
-                if draws:
-                    with _DropoutFromDraws(draws):
-                        out = self._forward(vec, x, rows, rest)
-                else:
-                    out = self._forward(vec, x, rows, rest)
-            out = out.float() if autocast is not None else out
-            return loss(out, y) if w is None else weighted_mean(loss, out, y, w)
-
-        return member
-
-    def gradient_step(
+    def gradient_function(
         self, loss: Loss, autocast: torch.dtype | None, penalty: Penalty | None = None
     ) -> Callable[..., tuple[Tensor, Tensor]]:
-        """step(flat, x, y, w, rows, draws, *rest) → (loss of each member (k,), gradient (k, p)), in train mode.
+        """step(weights, x, y, w, rows, draws, *rest) → (losses, gradients), in train mode.
 
-        The gradient is that of loss + penalty, the loss is without the penalty. `w` are weights of the rows, or None.
+        With the weights (k, p) of all members: losses (k,) and gradients (k, p). With the weights (p,), rows and
+        buffers of one member: its loss and its gradient (p,). The gradient is that of loss + penalty, the loss is
+        without the penalty. `w` are weights of the rows, or None.
         """
-        member = self._member(loss, autocast)
 
-        def step(
-            flat: Tensor,
-            x: Tensor,
-            y: Tensor,
-            w: Tensor | None,
-            rows: Tensor | None,
-            draws: Sequence[Tensor],
-            *rest: Tensor,
-        ) -> tuple[Tensor, Tensor]:
+        def member(vec: Tensor, x: Tensor, y: Tensor, w: Any, rows: Any, draws: Any, *rest: Tensor) -> list[Tensor]:
+            dropout = _DropoutFromDraws(draws) if draws else nullcontext()
+            with torch.autocast(self.device.type, autocast, enabled=autocast is not None), dropout:
+                out = self._forward(vec, x, rows, rest)
+            out = out.float() if autocast is not None else out
+            value = loss(out, y) if w is None else weighted_mean(loss, out, y, w)
+            return [value, value if penalty is None else value + self._penalty(penalty, vec, rest)]
+
+        def step(weights: Tensor, *batch: Any) -> tuple[Tensor, Tensor]:
+            # there may be no w, rows or draws
+            dims = (0, *(0 if isinstance(t, Tensor) or t else None for t in batch))
             with torch.enable_grad():
-                leaf = flat.detach().requires_grad_()
-                per_member = tuple(0 for _ in rest)
-                dims = (0, 0, 0, None if w is None else 0, None if rows is None else 0, 0 if draws else None)
-                losses = vmap(member, in_dims=(*dims, *per_member))(leaf, x, y, w, rows, draws, *rest)
-                total = losses.sum()
-                if penalty is not None:
-                    one = partial(self._penalty, penalty)
-                    total = total + vmap(one, in_dims=(0, list(per_member)))(leaf, list(rest)).sum()
-                (gradient,) = torch.autograd.grad(total, leaf)
-            return losses.detach(), gradient
-
-        return step
-
-    def lone_step(
-        self, loss: Loss, autocast: torch.dtype | None, penalty: Penalty | None = None
-    ) -> Callable[..., tuple[Tensor, Tensor]]:
-        """As `gradient_step`, for the weights (p,), rows and buffers of one member."""
-        member = self._member(loss, autocast)
-
-        def step(vec: Tensor, *batch: Any) -> tuple[Tensor, Tensor]:
-            with torch.enable_grad():
-                leaf = vec.detach().requires_grad_()
-                value = member(leaf, *batch)
-                total = value if penalty is None else value + self._penalty(penalty, leaf, batch[5:])
-                (gradient,) = torch.autograd.grad(total, leaf)
+                leaf = weights.detach().requires_grad_()
+                value, total = (vmap(member, in_dims=dims) if leaf.ndim == 2 else member)(leaf, *batch)
+                (gradient,) = torch.autograd.grad(total.sum(), leaf)
             return value.detach(), gradient
 
         return step
 
-    def outputs_of(self, i: int, x: Tensor) -> Tensor:
-        """Member i's outputs in eval mode, without gradient."""
-        self.pattern.eval()
-        with torch.no_grad():
-            out = self._forward(self.flat[i], x.clone(), None, [t[i] for t in self.rest()])
-        self.pattern.train()
-        return out
-
     def _edits(self, x: Tensor, rows: Tensor | None) -> bool:
-        """Whether a forward pass in eval mode changes the rows that it is given, as `x /= 255` does.
+        """Whether a forward pass in eval mode changes its input in place, as `x /= 255` does.
 
-        Tried on a copy of one row: to copy all rows costs up to twice the evaluation of a small network.
+        Tested on a copy of one row: to copy all rows costs up to twice the evaluation of a small network.
         """
         if self._edits_rows is None:
             first = x[:1].clone()
             version = first._version
-            self._forward(self.flat[0], first, None if rows is None else rows[:1], [t[0].clone() for t in self.rest()])
+            self.first_outputs(first, None if rows is None else rows[:1])
             self._edits_rows = first._version != version
         return self._edits_rows
 
     def evaluate(
         self, x: Tensor, y: Tensor, loss: Loss, ids: Tensor | None, batch: int, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(Weighted) mean loss of each member on all rows in eval mode, and accuracy where y holds labels.
+        """(Weighted) mean loss of each member on all rows in eval mode, and accuracy if y holds labels.
 
-        Labels are integers, one a row, and there is an output for each: of one output no class is the largest.
+        Labels are integers, one for each row, and there is an output for each class: one output has no largest.
         """
-        self.pattern.eval()
         labels = not y.dtype.is_floating_point and y.ndim == 1
         total = torch.zeros(self.k, dtype=torch.float64)
         correct = torch.zeros(self.k, dtype=torch.float64)
-
-        def member(vec: Tensor, xb: Tensor, rows: Tensor | None, *rest: Tensor) -> Tensor:
-            return self._forward(vec, xb, rows, rest)
-
-        on_gpu_and_images, members = x.is_cuda and x.ndim == 4, range(self.k)
+        edits = self._edits(x, ids)
+        self.pattern.eval()
         with torch.no_grad():
-            edits = self._edits(x, ids)
             for lo in range(0, len(x), batch):
                 xb, yb = x[lo : lo + batch], y[lo : lo + batch].clone()  # a loss may change its targets
                 rows = None if ids is None else ids[lo : lo + batch]
-                if on_gpu_and_images:  # convolutions of one network are faster than grouped ones
+                if x.is_cuda and x.ndim == 4:  # convolutions of one network are faster than grouped ones
                     xb = xb.contiguous(memory_format=torch.channels_last)
-                    alone = [
-                        member(self.flat[i], xb.clone() if edits else xb, rows, *(t[i] for t in self.rest()))
-                        for i in members
-                    ]
-                    out = torch.stack(alone)
+                    out = torch.stack(
+                        [
+                            self._forward(self.flat[i], xb.clone() if edits else xb, rows, self.rest_of(i))
+                            for i in range(self.k)
+                        ]
+                    )
                 else:
                     if edits:
                         xb = xb.expand(self.k, *xb.shape).clone()
-                    dims = (0, 0 if edits else None, None, *(0 for _ in self.rest()))
-                    out = vmap(member, in_dims=dims)(self.flat, xb, rows, *self.rest())
+                    dims = (0, 0 if edits else None, None, 0)
+                    out = vmap(self._forward, in_dims=dims)(self.flat, xb, rows, list(self.rest.values()))
                 w = None if weights is None else weights[lo : lo + batch]
                 mean = loss if w is None else partial(weighted_mean, loss, weights=w)
                 total += vmap(mean, in_dims=(0, None))(out, yb).double().cpu() * len(yb)
@@ -333,24 +285,24 @@ class Stack:
 
 
 def _structure(net: nn.Module, flags: bool) -> list[Any]:
-    """What the networks of a stack have in common, since one of them runs for all: everything but numbers (and β)."""
+    """Everything but the numbers (and β) of a network: the members of a stack must have it in common."""
     found: list[Any] = [(n, p.shape, flags and p.requires_grad) for n, p in net.named_parameters()]
     found += [(n, b.shape) for n, b in net.named_buffers()]
     for name, m in net.named_modules():
-        told = m.code if isinstance(m, fx.GraphModule) else "" if isinstance(m, Gate) else m.extra_repr()
+        code = m.code if isinstance(m, fx.GraphModule) else "" if isinstance(m, Gate) else m.extra_repr()
         own: Any = [_plain(getattr(m, key, None)) for key in ("value_input", "activation_name", "_scaled", "function")]
-        if type(m).__module__.partition(".")[0] != "pathlens":  # what a module of others computes with
+        if type(m).__module__.partition(".")[0] != "pathlens":  # attributes that other modules compute with
             seen = {k: v for k, v in vars(m).items() if not k.startswith("_") or isinstance(v, Tensor)}
             own = {k: _plain(v) for k, v in seen.items() if k != "training"}
-        found.append((name, type(m).__name__, told, getattr(m, "sites", None), own))
+        found.append((name, type(m).__name__, code, getattr(m, "sites", None), own))
     return found
 
 
 def _plain(value: Any) -> Any:
-    """An attribute of a module as something that is equal for copies, and for no others that compute otherwise."""
+    """An attribute of a module as a value that is equal for copies, and different if they compute differently."""
     if isinstance(value, (Tensor, np.ndarray)):
-        array = torch.as_tensor(value).detach().cpu().contiguous()
-        return array.shape, array.dtype, array.reshape(-1).view(torch.uint8).numpy().tobytes()
+        array = torch.as_tensor(value)
+        return array.shape, array.dtype, tensor_bytes(array)
     if isinstance(value, FunctionType):
         inside = [cell.cell_contents for cell in value.__closure__ or ()]
         known = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *inside]
@@ -363,7 +315,7 @@ def _plain(value: Any) -> Any:
 
 
 def gated_parts(net: nn.Module) -> list[tuple[str, GatedNetwork]]:
-    """The gated networks in a module, itself among them, with the beginning of their parameters' names."""
+    """The gated networks in a module, itself included, with the prefix of their parameters' names."""
     return [(f"{name}." if name else "", m) for name, m in net.named_modules() if isinstance(m, GatedNetwork)]
 
 
@@ -409,7 +361,7 @@ def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..
     Views that change nothing are dropped. Nothing is executed but one trace; buffers that the step changes in place
     are restored.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # loads Triton where it is installed
+    from torch.fx.experimental.proxy_tensor import make_fx  # loads Triton if it is installed
 
     saved = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
     with torch.no_grad():
@@ -430,15 +382,7 @@ def capture(step: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..
     traced.recompile()
     forward = traced.forward
 
-    def replay(
-        flat: Tensor,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor | None,
-        rows: Tensor | None,
-        draws: Sequence[Tensor],
-        *rest: Tensor,
-    ) -> Any:
-        return forward(flat, x, y, w, rows, *draws, *rest)
+    def replay(*arguments: Any) -> Any:
+        return forward(*arguments[:5], *arguments[5], *arguments[6:])  # the sixth are the draws, a list
 
     return replay

@@ -1,7 +1,6 @@
 """Early stopping: each member of a stack keeps its best weights and stops on its own.
 
-A member that has stopped is still computed with the others, but nothing of it is looked at any more, so that it ends
-where it would have ended alone.
+A stopped member is still computed with the others, but gets its best weights back after every epoch.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class EarlyStopping:
     def _live(self) -> list[Tensor]:
         return [self.stack.flat, *self.stack.buffers.values()]
 
-    def see(self, epoch: int, losses: Tensor) -> None:
-        """Take in the validation losses (k,) of an epoch."""
+    def update(self, epoch: int, losses: Tensor) -> None:
+        """Record the validation losses (k,) of an epoch."""
         better = (losses < self.best) & ~self.stopped
         self.best[better] = losses[better]
         self.best_epoch[better] = epoch
@@ -34,19 +33,21 @@ class EarlyStopping:
         for kept, live in zip(self._kept, self._live()):
             kept[chosen] = live[chosen]
         self.stopped |= epoch - self.best_epoch >= self.patience
+        self.restore_best(self.stopped)
 
-    def put_back(self) -> None:
-        """Give every member the weights of its best epoch."""
+    def restore_best(self, members: Tensor) -> None:
+        """Give these members, a mask (k,), the weights of their best epoch."""
+        chosen = members.to(self.stack.device)
         for kept, live in zip(self._kept, self._live()):
-            live.copy_(kept)
+            live[chosen] = kept[chosen]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint has to hold of this."""
+    def state(self) -> dict[str, Tensor]:
+        """The tensors for a checkpoint."""
         own = {"best": self.best, "best_epoch": self.best_epoch, "stopped": self.stopped}
         return {f"stopping/{k}": v for k, v in own.items()} | {f"kept/{i}": t for i, t in enumerate(self._kept)}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         for name, own in (("best", self.best), ("best_epoch", self.best_epoch), ("stopped", self.stopped)):
             own.copy_(tensors[f"stopping/{name}"])
         for i, kept in enumerate(self._kept):

@@ -47,13 +47,17 @@ def made_up(name, rows=None, rows_test=None, *, flatten=False):
     return DataSet(x, y, x_test, y_test, name=name, task="classification", classes=10)
 
 
+def train_uncompiled(train, *given, **options):
+    return train(*given, **options | {"execution": training.Execution(compile=False)})
+
+
 @pytest.fixture(scope="module")
 def pictures():
     """Made-up images; and steps are not captured, which takes longer than these trainings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conv5, "images", made_up)
         patch.setattr(tab1, "images", made_up)
-        patch.setattr(training, "train", functools.partial(training.train, compile=False))
+        patch.setattr(training, "train", functools.partial(train_uncompiled, training.train))
         yield
 
 

@@ -37,11 +37,15 @@ def made_up(name, rows=None, rows_test=None, *, flatten=False):
     return DataSet(x, torch.arange(40) % 10, x_test, torch.arange(30) % 10, task="classification", classes=10)
 
 
+def train_uncompiled(train, *given, **options):
+    return train(*given, **options | {"execution": training.Execution(compile=False)})
+
+
 @pytest.fixture(scope="module")
 def found():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quadratic, "images", made_up)
-        patch.setattr(training, "train", functools.partial(training.train, compile=False))
+        patch.setattr(training, "train", functools.partial(train_uncompiled, training.train))
         run = Run("paper", seeds=(0, 1), changes=SMALL)
         yield {name: perform(find(name), run) for name in ("hs.quadratic", "hs.cost")}
 

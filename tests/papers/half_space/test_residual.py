@@ -14,6 +14,7 @@ from pathlens.papers.beyond import best as best_network
 from pathlens.papers.experiment import Run, find, perform
 from pathlens.papers.half_space import residual, tab2
 from pathlens.papers.pages import write_page
+from pathlens.training import Teacher
 
 SMALL = {
     "side": 8,
@@ -132,8 +133,7 @@ def test_taught_rows_learn_from_the_relu_network_of_the_first_seed(found):
         data,
         "by hand",
         "test",
-        teacher=teacher,
-        temperature=4.0,
+        teacher=Teacher(teacher, temperature=4.0),
     )
     assert np.array_equal(again.history("loss"), taught.history("loss"))
     other = Run(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pathlens.papers import half_space_circle as circle
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim, Deviation
+from pathlens.papers.half_space.fig2 import fig2_panels
+from pathlens.papers.half_space.fig3 import fig3_panels
+from pathlens.papers.half_space.fig5 import fig5_panels
+from pathlens.papers.half_space.fig6 import fig6_panels
 
 MODELS = ("relu", "dlgn_pwc", "frozen")
 DURATIONS = {"relu": 300, "dlgn_pwc": 300, "frozen": 2000}
@@ -53,8 +56,7 @@ def fig2(rng: np.random.Generator) -> Artifact:
         }
     quick = Claim(
         "Learned gates reach a loss of .01 early",
-        threshold=400,
-        comparison="<",
+        below=400,
         null=2000,
         unit="epochs",
         null_text="what frozen gates need",
@@ -63,8 +65,7 @@ def fig2(rng: np.random.Generator) -> Artifact:
     )
     slow_claim = Claim(
         "Frozen gates need more than 2000 epochs",
-        threshold=1999,
-        comparison=">",
+        above=1999,
         null=240,
         unit="epochs",
         null_text="as learned gates",
@@ -79,7 +80,7 @@ def fig2(rng: np.random.Generator) -> Artifact:
         paper_numbers={"epochs to .01, DLGN": 200},
         gates={"loss": "soft β=4"},
         arrays=arrays,
-        figures=circle.fig2_panels(arrays, {"epochs_to": reached}),
+        figures=fig2_panels(arrays, reached),
         **COMMON,
     )
 
@@ -108,8 +109,7 @@ def fig3(rng: np.random.Generator) -> Artifact:
         arrays[f"block_ratio_{model}"] = 1.5 * level * np.exp(0.3 * rng.standard_normal((5, 7)))
     claim = Claim(
         "More paths are active on the top half at epoch 3",
-        threshold=2,
-        comparison=">",
+        above=2,
         null=1,
         null_text="as many as below",
     )
@@ -123,7 +123,7 @@ def fig3(rng: np.random.Generator) -> Artifact:
         claims=claims,
         gates={"kernel": "hard"},
         arrays=arrays,
-        figures=circle.fig3_panels(arrays),
+        figures=fig3_panels(arrays),
         **COMMON,
     )
 
@@ -138,14 +138,14 @@ def fig5(rng: np.random.Generator) -> Artifact:
         outputs = np.where(theta < np.pi, y * np.array([0.8, 1, 1])[:, None], mix * y) + artefact
         arrays[f"epochs_{model}"] = np.array(epochs)
         arrays[f"outputs_{model}"] = outputs + 0.02 * rng.standard_normal(outputs.shape)
-    claim = Claim("The top half is learned before the bottom half", threshold=0.5, comparison="<", null=1.0)
+    claim = Claim("The top half is learned before the bottom half", below=0.5, null=1.0)
     return Artifact(
         name="hs.fig5",
         title="What each network says while it learns",
         claims=[claim.measure([0.1, 0.6, None, 0.2, 0.9])],
         gates={"outputs": "soft β=4"},
         arrays=arrays,
-        figures=circle.fig5_panels(arrays),
+        figures=fig5_panels(arrays),
         **COMMON,
     )
 
@@ -161,8 +161,7 @@ def fig6(rng: np.random.Generator) -> Artifact:
         arrays[f"share_top_{when}"] = (normals[..., 1] > np.cos(np.pi / 6)).mean(-1).astype(np.float32)
     claim = Claim(
         "Last-layer half-spaces prefer the top",
-        threshold=0.4,
-        comparison=">",
+        above=0.4,
         null=1 / 6,
         null_text="random directions",
     )
@@ -172,7 +171,7 @@ def fig6(rng: np.random.Generator) -> Artifact:
         claims=[claim.measure(arrays["share_top_end"][:, -1])],
         gates={"half-spaces": "hard"},
         arrays=arrays,
-        figures=circle.fig6_panels(arrays),
+        figures=fig6_panels(arrays),
         **COMMON,
     )
 

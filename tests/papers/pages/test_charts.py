@@ -17,7 +17,7 @@ from pathlens.errors import ArtifactError, OptionError
 from pathlens.files import verify_checksum, with_checksum
 from pathlens.papers.artifact import Artifact, load
 from pathlens.papers.pages import write_page
-from pathlens.papers.pages.axes import _log_ticks, _tick_texts, band, mark
+from pathlens.papers.pages.axes import _log_ticks, _tick_texts, draw_band, draw_marks
 from pathlens.papers.pages.charts import RENDERERS, Drawn, _names, _rows, draw
 from pathlens.papers.pages.palette import COLOURS, drawing, heat_map, heat_png, panel
 from pathlens.papers.panels import KINDS, Panel, Series, array_at
@@ -188,7 +188,7 @@ def test_charts_of_few_and_missing_values(kind: str, name: str, scale: str) -> N
         described = Panel(kind, "t", [Series("a", "u"), Series("a[0]", "v")], x_scale=scale, marks=[(1.0, "one")])
     found = drawn(described, a=values, x=x)
     assert "one" in words(found)
-    assert ("not above zero stands at the edge" in found.caption) == (
+    assert ("not above zero are drawn at the edge" in found.caption) == (
         scale == "log" and ((values == 0).any() or (kind == "points" and (x[np.isfinite(values)] == 0).any()))
     )
 
@@ -235,7 +235,7 @@ def test_rounding_below_zero_does_not_cost_the_page(kind: str, axis: str) -> Non
     a = np.array([[1.0, -1e-8], [1.0, 2.0]])
     described = Panel(kind, "loss", [Series("a", x="a" if kind == "points" else "")], **{axis: "log"})  # type: ignore[arg-type]
     found = drawn(described, a=a)
-    assert "not above zero stands at the edge" in found.caption and "⁻" not in words(found)  # not down to 1e-8
+    assert "not above zero are drawn at the edge" in found.caption and "⁻" not in words(found)  # not down to 1e-8
     assert "not above zero" not in drawn(Panel("strips", "t", [Series("a")]), a=a).caption
 
 
@@ -243,7 +243,7 @@ def test_a_point_without_neighbours_is_a_dot_and_the_line_is_the_median() -> Non
     with drawing():
         _, axes = panel(300, 200)
         values = np.array([[1.0, 2.0, NAN, 7.0], [3.0, 5.0, NAN, 9.0], [INF, 4.0, NAN, 8.0]])
-        band(axes, np.arange(4), values, "#000000")
+        draw_band(axes, np.arange(4), values, "#000000")
     line, dots = axes.get_lines()
     assert np.array_equal(line.get_ydata(), [2.0, 4.0, NAN, 8.0], equal_nan=True)
     assert dots.get_marker() == "o" and list(dots.get_xdata()) == [3]
@@ -374,7 +374,7 @@ def test_a_word_on_a_reference_line_stands_where_the_data_leave_room() -> None:
             _, axes = panel(300, 200)
             axes.plot([0.0, 1.0, 2.0, 3.0], data)
             axes.set_ylim(-1, 3)
-            mark(axes, [(1.0, "word")])
+            draw_marks(axes, [(1.0, "word")])
             sides.append(axes.texts[0].get_ha())
     assert sides == ["right", "left"]
 

@@ -81,8 +81,7 @@ def poisoned(value: Any, payload: str, kept: tuple[str, ...] = ()) -> Any:
 def test_the_page_of_artifacts(tmp_path: Path, payload: str) -> None:
     claim = Claim(
         payload,
-        threshold=1,
-        comparison=">",
+        above=1,
         null=0,
         null_text=payload,
         measured=(2, 3, 4),

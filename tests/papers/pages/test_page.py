@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from pathlens.errors import ArtifactError, MissingExtraError, OptionError
-from pathlens.papers import half_space_circle as circle
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim
+from pathlens.papers.half_space.fig3 import fig3_panels
 from pathlens.papers.pages import headline, opening_picture, write_page
 from pathlens.papers.pages.charts import _half_disc, draw
 from pathlens.papers.pages.palette import COLOURS, inline_svg
@@ -140,9 +140,7 @@ def test_equal_artifacts_give_an_equal_page(artifacts: list[Artifact], tmp_path:
 
 def test_words_from_artifacts_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>"
-    claim = Claim(
-        evil, threshold=2, comparison=">", null=1, null_text=evil, paper=evil, unit=evil, row=evil, measured=(3, 4, 5)
-    )
+    claim = Claim(evil, above=2, null=1, null_text=evil, paper=evil, unit=evil, row=evil, measured=(3, 4, 5))
     artifact = Artifact(
         "x.y",
         evil,
@@ -163,9 +161,9 @@ def test_words_from_artifacts_are_escaped(tmp_path: Path) -> None:
 
 def test_an_experiment_without_a_drawing_still_gets_its_claims(tmp_path: Path) -> None:
     claims = [
-        Claim("exact", threshold=1e-12, comparison="<", null=0.36, measured=(3e-16,), needs=1),
-        Claim("open", threshold=1, comparison="<", null=2),
-        Claim("never", threshold=1, comparison=">", null=0, measured=(np.inf, np.inf, np.inf)),
+        Claim("exact", below=1e-12, null=0.36, measured=(3e-16,), needs=1),
+        Claim("open", below=1, null=2),
+        Claim("never", above=1, null=0, measured=(np.inf, np.inf, np.inf)),
     ]
     artifact = Artifact("npk.tab2", "Table", "neural path features", "quick", claims=claims)
     assert draw(artifact) is None
@@ -218,7 +216,7 @@ def test_diverged_runs_and_infinite_ratios_are_drawn(artifacts: list[Artifact]) 
     ratio[:, 3] = np.nan
     ratio[:3, -1] = np.inf
     arrays = {**artifacts[1].arrays, "diag_ratio_relu": ratio}
-    drawn = draw(dataclasses.replace(artifacts[1], arrays=arrays, figures=circle.fig3_panels(arrays)))
+    drawn = draw(dataclasses.replace(artifacts[1], arrays=arrays, figures=fig3_panels(arrays)))
     assert drawn is not None and "∞" in "".join(drawn.rows[2])
 
 

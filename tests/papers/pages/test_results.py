@@ -17,8 +17,7 @@ ROOT = Path(__file__).parents[3]
 ENTRIES = [Entry("hs.fig2", "Half", "a | b"), Entry("hs.tab2", "Half", "x", "4 h, 5e17 operations")]
 CLAIM = Claim(
     "less",
-    threshold=0.4,
-    comparison="<",
+    below=0.4,
     null=0.5,
     null_text="none",
     measured=(0.1, 0.2, 0.3, 0.4, None),
@@ -73,7 +72,7 @@ def test_the_readme_tells_the_numbers_of_the_artifact() -> None:
         accuracy = best.arrays[f"hard_{key}"].mean()
         assert f"| {label} | {epochs} | {sizes[label]} M | {accuracy:.1f} % |" in text
     pixels, code, taught = best.metrics["accuracy on held-out training images"].values()
-    assert f"the code was worth {code - pixels:.1f} points and the teacher {taught - code:.1f}." in text
+    assert f"the code gained {code - pixels:.1f} points and the teacher {taught - code:.1f}." in text
     guide = " ".join((ROOT / "docs" / "training.md").read_text(encoding="utf-8").split())
     relu, encoded, likewise, chosen = (best.arrays[f"hard_{key}"].mean() for key in rows.values())
     assert (

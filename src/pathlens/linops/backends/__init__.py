@@ -1,7 +1,6 @@
-"""Backends turn two sides of a kernel expression into a tile; each is loaded when first used.
+"""Backends compute a tile from two sides of a kernel expression; each is imported on first use.
 
-The `Backend` protocol says what a backend offers; a new one adds a module and a line to the table here. May import only
-the errors and the rest of linops.
+A new backend is a subclass of `Backend` in a module of its own, which `_MODULES` lists.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import importlib
 import importlib.util
 import os
 import threading
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
@@ -27,17 +26,16 @@ _MODULES = {
     "triton-bf16": "triton_backend",
     "triton-3xtf32": "triton_backend",
 }
-# Loading and compiling the popcount kernel takes a second or two; below this much work torch is done sooner.
-_WORTH_COMPILING = 2e10
-_WORTH_FUSING = 64 << 20  # entries on CUDA; below, packing the factors takes longer than torch's products
+_WORTH_COMPILING = 2e10  # operations; with fewer, compiling the popcount kernel takes longer than torch's products
+_WORTH_FUSING = 64 << 20  # entries on CUDA; with fewer, packing the factors takes longer than torch's products
 _WORTH_COUNTING = 1 << 20  # the same for 0/1 factors, which need no scales
 _SPARE_BYTES = 16 << 20
-_SPARE: list[Tensor] = []  # buffers of pools that are gone
-_LOCK = threading.RLock()  # re-entrant: a pool may be collected while another looks for a buffer
+_SPARE: list[Tensor] = []  # buffers of deleted pools
+_LOCK = threading.RLock()  # re-entrant: a pool may be garbage-collected while another one searches for a buffer
 
 
 def new_tile(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised matrix. On the CPU numpy allocates it: its huge pages halve the cost of fresh memory.
+    """An uninitialised matrix. On the CPU it is allocated by NumPy, whose huge pages halve the cost of new memory.
 
     >>> new_tile(2, 3, torch.float32, torch.device("cpu")).shape
     torch.Size([2, 3])
@@ -48,9 +46,9 @@ def new_tile(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 class Pool:
-    """Scratch tiles by depth of the expression, reused from tile to tile: fresh pages cost more than the product.
+    """Scratch tiles by depth of the expression, reused for every tile: new memory costs more than the product.
 
-    Small buffers outlive their pool and serve the next one, up to `_SPARE_BYTES` in all.
+    Small buffers are kept for later pools, up to `_SPARE_BYTES` in total.
 
     >>> Pool(torch.float32, torch.device("cpu")).take(1, 2, 3).shape
     torch.Size([2, 3])
@@ -81,20 +79,24 @@ class Pool:
                     _SPARE.append(flat)
 
 
-class Backend(Protocol):
-    """What every backend offers."""
+class Backend(ABC):
+    """Base class of backends."""
 
     name: str
 
     def exactly_symmetric(self, node: Node) -> bool:
-        """Whether tile (I, J) of a symmetric node is bit for bit the transpose of tile (J, I)."""
+        """Whether tile (I, J) of a symmetric node is bitwise equal to the transpose of tile (J, I)."""
+        return False  # a matrix product may sum in another order at the edges of its blocks
 
     def writes_whole(self, node: Node) -> bool:
-        """Whether `unit_tile` takes no scratch: a whole matrix goes in one call, exactly symmetric for equal sides."""
+        """Whether `unit_tile` computes a whole matrix without scratch space, exactly symmetric for equal sides."""
+        return False
 
+    @abstractmethod
     def gram_flops(self, gram: Gram) -> float:
         """Cost of one entry of a Gram node, in operations at the rate of a matrix product."""
 
+    @abstractmethod
     def unit_tile(self, node: Node, left: Side, right: Side, out: Tensor, pool: Pool) -> None:
         """Write K̂ of shape (len(left), len(right)) to ``out``, whose rows are contiguous."""
 
@@ -109,7 +111,7 @@ def known() -> tuple[str, ...]:
 
 
 def check_name(name: str) -> str:
-    """The name itself, or the error that lists those known."""
+    """The name itself; raises if it is unknown."""
     if name not in known():
         raise unknown_name("backend", name, known())
     return name
@@ -119,19 +121,19 @@ def _has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def choose(name: str, node: Node, device: torch.device, dtype: torch.dtype = torch.float32) -> str:
-    """The backend that will run.
+def choose(name: str, node: Node, device: torch.device, dtype: torch.dtype) -> str:
+    """The backend that evaluates an expression; raises if the machine or the factors do not allow it.
 
-    ``auto`` takes popcount for large kernels of 0/1 factors on a CPU with numba, and the fused kernel for large float32
-    ones on CUDA with Triton. Asking by name for one that this machine or these factors do not allow is an error.
+    ``auto`` chooses popcount for large kernels of 0/1 factors on a CPU with numba, and Triton for large float32 kernels
+    on CUDA with Triton.
     """
     if name == "popcount":
         if not _has("numba"):
             raise need_extra("fast", "numba", "the popcount backend")
         if device.type != "cpu":
             raise OptionError(
-                f"the popcount backend works on CPU tensors, the factors are on {device}. "
-                f"Use backend='torch', or move the factors with `.cpu()`."
+                f"the popcount backend works on CPU tensors, the factors are on {device}. Use backend='torch', or move "
+                "the factors with `.cpu()`."
             )
     if name.startswith("triton"):
         if not _has("triton"):
@@ -162,7 +164,7 @@ def choose(name: str, node: Node, device: torch.device, dtype: torch.dtype = tor
 
 
 def load(name: str) -> Backend:
-    """The backend of that name; its module is imported here and nowhere else.
+    """Import the backend of that name.
 
     >>> load("torch").name
     'torch'

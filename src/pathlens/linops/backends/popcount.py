@@ -1,8 +1,7 @@
-"""Overlap counts of 0/1 factors by AND and popcount on packed bits, all layers of a product in one pass over the tile.
+"""Overlap counts of 0/1 factors by AND and popcount on packed bits, all factors of a product in one pass.
 
-Factors that are not 0/1 go to the torch backend. Needs numba (extra ``fast``), so this module is imported only when the
-backend is asked for by name or chosen by ``auto``; the compiled code is kept beside this file, or in the user's cache
-folder where that is read-only.
+Other factors are multiplied by torch. Needs numba (extra ``fast``), which caches the compiled code next to this file or
+in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ import torch
 from numba.extending import intrinsic
 from torch import Tensor
 
-from pathlens.linops.backends import Pool
+from pathlens.linops.backends import Backend, Pool
 from pathlens.linops.backends.torch_backend import Pair, Scratch, gram_product, multiply_gram, walk
 from pathlens.linops.nodes import Gram, Hadamard, Node, Side
 
-_STRIP = 1024  # columns worked on together: their words lie side by side and stay in the cache while rows pass by
-_THREAD_WORK = 1 << 22  # pairs × words below which starting a second thread costs more than it gives
+_STRIP = 1024  # columns that are computed together: their words are adjacent and stay in the cache for all rows
+_THREAD_WORK = 1 << 22  # pairs × words; with fewer, starting a second thread does not pay off
 
 
 def _compile(function: Callable[..., None]) -> Any:
     try:
         return numba.njit(function, nogil=True, cache=True)
-    except RuntimeError:  # neither the package folder nor the user's cache can be written: compile in every process
+    except RuntimeError:  # no folder for the cache can be written: compile in every process
         return numba.njit(function, nogil=True)
 
 
 @intrinsic
 def _count_ones(typing_context: Any, word: Any) -> Any:
-    """Number of one-bits of an unsigned word; LLVM makes it one vector instruction where the processor has it."""
+    """Number of one-bits of an unsigned word, by a vector instruction if the processor has one."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -54,7 +53,7 @@ def _multiply_counts(
     rows (b, W) and cols (strips, W, width of a strip) hold the words of all factors; factor f owns words starts_f …
     starts_{f+1}−1.
     """
-    number = out.dtype.type  # float32 times int32 would go through float64
+    number = out.dtype.type  # float32 times int32 would be computed in float64
     count = np.empty(cols.shape[2], np.uint32)
     for strip in range(cols.shape[0]):
         words = cols[strip]
@@ -69,8 +68,7 @@ def _multiply_counts(
             while f < starts.shape[0] - 1:
                 w, stop = starts[f], starts[f + 1]
                 f += 1
-                # The usual widths (32, 64, 128) go without a round trip of the counts through memory, two layers of 128
-                # in one pass.
+                # Counts of the usual widths (32, 64, 128) stay in registers; two layers of 128 are done in one pass.
                 if stop - w == 4 and f < starts.shape[0] - 1 and starts[f + 1] - stop == 4:
                     a0, a1, a2, a3 = rows[i, w], rows[i, w + 1], rows[i, w + 2], rows[i, w + 3]
                     a4, a5, a6, a7 = rows[i, w + 4], rows[i, w + 5], rows[i, w + 6], rows[i, w + 7]
@@ -118,10 +116,7 @@ _kernel = _compile(_multiply_counts)
 
 
 def _words(sides: Sequence[Side]) -> np.ndarray:
-    parts = []
-    for side in sides:
-        assert isinstance(side.node, Gram)
-        parts.append(side.node.side_rows(side.right).bits(side.index))
+    parts = [side.rows.bits(side.index) for side in sides]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
@@ -136,23 +131,23 @@ def _strips(words: np.ndarray) -> np.ndarray:
 
 
 def _scale(sides: Sequence[Side]) -> Tensor:
-    """Σ of the shifts: log₂ of what takes a row's product of counts to the unit product."""
+    """Σ of the shifts: log₂ of the ratio between a row's unit product and its product of counts."""
     return torch.stack([side.shift for side in sides if side.shift is not None]).sum(0)
 
 
 def count_product(pairs: Sequence[Pair], out: Tensor) -> bool:
-    """Write ∘_f X_f Y_fᵀ of 0/1 factors to ``out``; False where the scales leave the range of the dtype."""
+    """Write ∘_f X_f Y_fᵀ of 0/1 factors to ``out``; False if the scales leave the range of the dtype."""
     lefts, rights = [x for x, _ in pairs], [y for _, y in pairs]
     row_log, col_log = _scale(lefts), _scale(rights)
-    # Counts multiply up from the scales: the scales must not underflow before, nor the counts overflow after.
+    # Scales are multiplied by counts: the scales must not underflow, and the products must not overflow.
     reach = 100.0 if out.dtype == torch.float32 else 900.0
-    counts = sum(math.log2(pair[0].node.r) for pair in pairs if isinstance(pair[0].node, Gram))
+    ranks = [left.rows.r for left in lefts]
+    counts = sum(math.log2(r) for r in ranks)
     low, high = float(row_log.min() + col_log.min()), float(row_log.max() + col_log.max())
     if low < -reach or high + counts > reach:
         return False
     words, columns = _words(lefts), _strips(_words(rights))
-    sizes = [-(-pair[0].node.r // 32) for pair in pairs if isinstance(pair[0].node, Gram)]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
+    starts = np.concatenate([[0], np.cumsum([-(-r // 32) for r in ranks])])
     row_scale, col_scale = (torch.exp2(log).to(out.dtype).numpy() for log in (row_log, col_log))
     n, m = out.shape
     stride = out.stride(0) if n > 1 else m
@@ -165,7 +160,7 @@ def count_product(pairs: Sequence[Pair], out: Tensor) -> bool:
     if workers == 1 or n * m * words.shape[1] < _THREAD_WORK:
         run(0, n)
     else:
-        # Own threads: numba's default layer aborts the process when two Python threads enter it at once.
+        # Python threads: numba's default threading layer aborts the process if two threads use it at once.
         cuts = [n * k // workers for k in range(workers + 1)]
         with ThreadPoolExecutor(workers) as threads:
             list(threads.map(run, cuts[:-1], cuts[1:]))
@@ -173,7 +168,7 @@ def count_product(pairs: Sequence[Pair], out: Tensor) -> bool:
 
 
 def _grams(pairs: Sequence[Pair], out: Tensor, scratch: Scratch, add: bool) -> None:
-    binary = [pair for pair in pairs if isinstance(pair[0].node, Gram) and pair[0].node.binary]
+    binary = [pair for pair in pairs if pair[0].rows.binary and pair[1].rows.binary]
     product = scratch(0) if add else out
     if binary and count_product(binary, product):
         for pair in pairs:
@@ -185,8 +180,8 @@ def _grams(pairs: Sequence[Pair], out: Tensor, scratch: Scratch, add: bool) -> N
         gram_product(pairs, out, scratch, add)
 
 
-class PopcountBackend:
-    """Bit counts for 0/1 factors, matrix products for the others."""
+class PopcountBackend(Backend):
+    """Popcounts for 0/1 factors, matrix products for others."""
 
     name = "popcount"
 
@@ -197,7 +192,7 @@ class PopcountBackend:
         return isinstance(node, (Gram, Hadamard)) and self.exactly_symmetric(node)
 
     def gram_flops(self, gram: Gram) -> float:
-        return 0.25 * gram.r if gram.binary else 2.0 * gram.r  # measured: a tile of bits is about eight times cheaper
+        return 0.25 * gram.r if gram.binary else 2.0 * gram.r  # measured: a tile of bits costs about an eighth
 
     def unit_tile(self, node: Node, left: Side, right: Side, out: Tensor, pool: Pool) -> None:
         walk(node, left, right, out, pool, 0, _grams)

@@ -1,7 +1,6 @@
 """Tiles by torch matrix products, on any device; the walk over the expression that other backends share.
 
-The walk hands consecutive Gram factors of a product to one function, so that a backend which multiplies several of them
-in one pass only replaces that function. May import only linops.
+The walk passes all Gram factors of a product to one function, which a backend may replace by a faster one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pathlens.indexing import as_tensor
-from pathlens.linops.backends import Pool
+from pathlens.linops.backends import Backend, Pool
 from pathlens.linops.nodes import Gram, Hadamard, Node, OperatorNode, Scaled, Side, Sum, exp2_scale, strip
 
 Pair: TypeAlias = tuple[Side, Side]
@@ -27,19 +26,19 @@ def multiply_gram(pair: Pair, out: Tensor, spare: Callable[[], Tensor]) -> None:
 
 
 def gram_product(pairs: Sequence[Pair], out: Tensor, scratch: Scratch, add: bool) -> None:
-    """Write ∘_f X_f Y_fᵀ to ``out``, or with ``add`` add it to what is there."""
+    """Write ∘_f X_f Y_fᵀ to ``out``, or add it to ``out`` with ``add``."""
     product_of_grams([(x.unit_rows(out.dtype), y.unit_rows(out.dtype)) for x, y in pairs], out, scratch, add)
 
 
 def _multiply(x: Tensor, y: Tensor, out: Tensor, spare: Callable[[], Tensor]) -> None:
-    if x.shape[1] == 1:  # rank one is a scaling of rows and columns: no product, no second buffer
+    if x.shape[1] == 1:  # rank one: scale rows and columns, without a product or a second buffer
         out.mul_(x).mul_(y.T)
     else:
         out.mul_(torch.mm(x, y.T, out=spare()))
 
 
 def product_of_grams(factors: Sequence[tuple[Tensor, Tensor]], out: Tensor, scratch: Scratch, add: bool) -> None:
-    """`gram_product` of the rows themselves, with as few passes as torch allows."""
+    """`gram_product` of pairs of tensors, in as few passes as possible."""
     x, y = factors[0]
     if not add:
         torch.mm(x, y.T, out=out)
@@ -56,14 +55,14 @@ def product_of_grams(factors: Sequence[tuple[Tensor, Tensor]], out: Tensor, scra
 
 
 def plain_terms(node: Node, side: Side, dtype: torch.dtype) -> list[list[Tensor]] | None:
-    """The factors of Σ_t ∘_f F_tf F_tfᵀ, where all are held as they enter the products; None for anything else.
+    """The factors of Σ_t ∘_f F_tf F_tfᵀ if all are resident, unscaled and of the dtype; None for other nodes.
 
-    Tiles of such a kernel need no sides of their own, which cost as much as small products do.
+    Tiles of such a kernel need no sides, which cost as much as small products.
     """
-    sums = zip(node.children(), side.parts) if isinstance(node, Sum) else [(node, side)]
+    sums = zip(node.children, side.parts) if isinstance(node, Sum) else [(node, side)]
     terms: list[list[Tensor]] = []
     for child, part in sums:
-        grams = list(zip(child.children(), part.parts)) if isinstance(child, Hadamard) else [(child, part)]
+        grams = list(zip(child.children, part.parts)) if isinstance(child, Hadamard) else [(child, part)]
         if not all(
             isinstance(g, Gram) and at.unshifted and not g.left.streamed and g.left.dtype == dtype for g, at in grams
         ):
@@ -75,7 +74,7 @@ def plain_terms(node: Node, side: Side, dtype: torch.dtype) -> list[list[Tensor]
 def walk(
     node: Node, left: Side, right: Side, out: Tensor, pool: Pool, depth: int, grams: GramProduct, add: bool = False
 ) -> None:
-    """Write the unit tile of ``node`` to ``out`` (with ``add``, add it), using pool buffers deeper than ``depth``."""
+    """Write the unit tile of ``node`` to ``out``, or add it with ``add``; uses pool buffers deeper than ``depth``."""
 
     def scratch(at: int) -> Tensor:
         return pool.take(depth + 1 + at, *out.shape)
@@ -83,14 +82,14 @@ def walk(
     node, left = strip(node, left)
     right = strip(right.node, right)[1]
     if isinstance(node, Sum):
-        for child, x, y in zip(node.children(), left.parts, right.parts):
+        for child, x, y in zip(node.children, left.parts, right.parts):
             walk(child, x, y, out, pool, depth, grams, add)
             add = True
     elif isinstance(node, Gram):
         grams([(left, right)], out, scratch, add)
     elif isinstance(node, Hadamard):
         pairs, others = [], []
-        for child, x, y in zip(node.children(), left.parts, right.parts):
+        for child, x, y in zip(node.children, left.parts, right.parts):
             inner, below = strip(child, x)
             if isinstance(inner, Gram):
                 pairs.append((below, strip(child, y)[1]))
@@ -127,16 +126,10 @@ def walk(
         raise AssertionError(f"unknown node {type(node).__name__}")
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Matrix products on the device of the factors."""
 
     name = "torch"
-
-    def exactly_symmetric(self, node: Node) -> bool:
-        return False  # a matrix product may add up the edges of its blocks in another order
-
-    def writes_whole(self, node: Node) -> bool:
-        return False
 
     def gram_flops(self, gram: Gram) -> float:
         return 2.0 * gram.r

@@ -71,8 +71,7 @@ CHOICE = Deviation(
 
 _GAP = Claim(
     "the DLGN chosen on held-out training images comes within a point of ReLU",
-    threshold=1.0,
-    comparison="<=",
+    at_most=1.0,
     null=5.0,
     null_text="the gap of Table 2",
     paper="5 points",
@@ -112,11 +111,13 @@ def _train_variant(run: Run, name: str, data: DataSet, seeds: Sequence[int]) -> 
     """One row; taught ones learn from the first of the ReLU networks that saw the same images as long."""
 
     def compute() -> Runs:
+        from pathlens.training import Teacher
+
         size, words, more = run.sizes, ["best", name], {}
         if "taught" in name:
             teacher = _train_variant(run, "relu", data, seeds)
             words.append(f"teacher{seeds[0]}")  # another teacher, another checkpoint
-            more = {"teacher": teacher.networks[0], "temperature": TEMPERATURE}
+            more = {"teacher": Teacher(teacher.networks[0], TEMPERATURE)}
         return train_network(run, variant(name, size, data.x), data, VARIANTS[name], *words, seeds=seeds, **more)
 
     return run.once(("hs.best", name, len(data.x), tuple(seeds)), compute)

@@ -8,37 +8,9 @@ paper, modules are sorted by their number ``ORDER``. The tested side is the pack
 import importlib
 import pkgutil
 
-from pathlens.papers.checks.registry import (
-    PAPERS,
-    VERDICTS,
-    Check,
-    Comparisons,
-    Formula,
-    Result,
-    attempt,
-    check,
-    errata_table,
-    names,
-    perform,
-    select,
-    verify,
-)
+from pathlens.papers.checks.registry import Check, Result, attempt, check, errata_table, names, perform, select, verify
 
-__all__ = [
-    "PAPERS",
-    "VERDICTS",
-    "Check",
-    "Comparisons",
-    "Formula",
-    "Result",
-    "attempt",
-    "check",
-    "errata_table",
-    "names",
-    "perform",
-    "select",
-    "verify",
-]
+__all__ = ["Check", "Result", "attempt", "check", "errata_table", "names", "perform", "select", "verify"]
 
 
 def load() -> None:

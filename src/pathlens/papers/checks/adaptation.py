@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pathlens import kernels
 from pathlens.models import GatedNetwork
+from pathlens.papers.checks.initialisation import SHAPES, SIGMA, WIDTHS, D, X, path_kernel
 from pathlens.papers.checks.networks import BETA, EPSILON, build, gate_layers, soft_galu, soft_gates, values
 from pathlens.papers.checks.registry import Comparisons, Formula, check
 from pathlens.testing import reference as ref
@@ -27,9 +27,6 @@ from pathlens.theory.deep_gated import (
 from pathlens.theory.deep_gated.gradients import GateOutputs
 
 ORDER = 3
-X = ref.draw(4, 2, seed=2)
-SIGMA, WIDTHS, D = 0.7, (2, 2), 3
-SHAPES = [(2, 2), (2, 2), (1, 2)]
 
 
 def _activity_slopes(net: GatedNetwork, p: Tensor, others: bool = True) -> Tensor:
@@ -92,11 +89,7 @@ def lemma3_1_i(formula: Formula) -> Comparisons:
     yield formula(Kw, Ka), K
 
 
-def _strength_mean(net: GatedNetwork, d: int = D) -> Tensor:
-    return d * SIGMA ** (2 * (D - 1)) * kernels.npk(net, X, soft=True).dense()
-
-
-@check("dgn.lemma3.1ii", formula=_strength_mean, printed=lambda net: _strength_mean(net, d=1))
+@check("dgn.lemma3.1ii", formula=lambda net: D * SIGMA ** (2 * (D - 1)) * path_kernel(net), printed=1 / D)
 def lemma3_1_ii(formula: Formula) -> Comparisons:
     """Lemma 3.1 (ii), Lemma 7.5 (ii): soft-GaLU: E[K^w] = d σ^(2(d−1)) (xᵀx) ∘ λ
 
@@ -105,14 +98,10 @@ def lemma3_1_ii(formula: Formula) -> Comparisons:
     yield formula(soft_galu(WIDTHS)), _feature_kernels()[0]
 
 
-def _gate_mean(net: GatedNetwork, power: int = 2 * D) -> np.ndarray:
-    return SIGMA**power * (X @ X.T).numpy() * gate_gradient_overlap(net, X)
-
-
 @check(
     "dgn.lemma3.1iii",
-    formula=_gate_mean,
-    mutants={"σ^(2(d−1))": lambda net: _gate_mean(net, 2 * (D - 1)), "a factor d": lambda net: D * _gate_mean(net)},
+    formula=lambda net: SIGMA ** (2 * D) * (X @ X.T).numpy() * gate_gradient_overlap(net, X),
+    mutants={"σ^(2(d−1))": SIGMA**-2, "a factor d": D},
 )
 def lemma3_1_iii(formula: Formula) -> Comparisons:
     """Lemma 3.1 (iii), Definition 3.1: soft-GaLU: E[K^a] = σ^(2d) (xᵀx) ∘ δ"""

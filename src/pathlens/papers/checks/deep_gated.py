@@ -28,11 +28,7 @@ Y = ref.draw(4, seed=3)
 # --- error dynamics ----------------------------------------------------------------------------------------------
 
 
-@check(
-    "dgn.eq1",
-    formula=lambda net, e: -2 * (kernels.ntk(net, X).dense() @ e),
-    printed=lambda net, e: -(kernels.ntk(net, X).dense() @ e),
-)
+@check("dgn.eq1", formula=lambda net, e: -2 * (kernels.ntk(net, X).dense() @ e), printed=1 / 2)
 def equation1(formula: Formula) -> Comparisons:
     """equation 1: one step of size α on Σ(ŷ − y)² moves the error by −2αK e, to first order in α
 
@@ -88,7 +84,7 @@ def _gated_networks() -> list[tuple[GatedNetwork, list[Tensor]]]:
     ]
 
 
-@check("dgn.eq2", formula=first_output, mutants={"halved": lambda net, X: first_output(net, X) / 2})
+@check("dgn.eq2", formula=first_output, mutants={"halved": 1 / 2})
 def equation2(formula: Formula) -> Comparisons:
     """equation 2: ŷ(x) = φ_xᵀ w: features x(p₀)·A(x, p) of paths times their strengths"""
     for net, g in _gated_networks():
@@ -98,7 +94,7 @@ def equation2(formula: Formula) -> Comparisons:
 @check(
     "dgn.features",
     formula=lambda net, X: kernels.npk(net, X, soft=True).dense(),
-    mutants={"λ counts the input nodes too": lambda net, X: 2 * kernels.npk(net, X, soft=True).dense()},
+    mutants={"λ counts the input nodes too": 2},
 )
 def features(formula: Formula) -> Comparisons:
     """section 1: M = ΦᵀΦ = (xᵀx) ∘ λ"""

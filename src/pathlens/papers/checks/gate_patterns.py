@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from pathlens.papers.checks.gated_linear import (
-    ROWS,
+    EXCLUSIVE,
+    GENERAL,
+    REDUNDANT,
     START,
     TARGET,
     TAU,
     TIMES,
+    W0,
     K,
     N,
     X,
-    gates_on_rows,
     loss_of,
     moments_of,
     package_flow,
@@ -45,35 +47,33 @@ def _first_block(G: np.ndarray, w0: np.ndarray, t: float, over: float = K) -> np
     tolerance=1e-9,
     formula=_first_block,
     printed=lambda G, w0, t: _first_block(G, w0, t, over=1.0),
-    mutants={"overlapping gates": lambda G, w0, t: _first_block(gates_on_rows("general"), w0, t)},
+    mutants={"overlapping gates": lambda G, w0, t: _first_block(GENERAL, w0, t)},
 )
 def equation19(formula: Formula) -> Comparisons:
     """equations 19 to 25: exclusive gates decouple: w_1(t) = P[e^(−Λt/(K²τ))(u_1(0) − KΛ⁻¹c_1) + KΛ⁻¹c_1]
 
     Erratum: rate and limit lack 1/K and K, as in equation 8
     """
-    G, w0 = gates_on_rows("exclusive"), START.numpy()
-    flow = ref.affine_flow(loss_of(G), START)
+    flow = ref.affine_flow(loss_of(EXCLUSIVE), START)
     for t in TIMES:
-        yield formula(G, w0, t), flow(t)[:N]
-        yield package_flow(G, w0, t, form="auto")[:N], flow(t)[:N]
+        yield formula(EXCLUSIVE, W0, t), flow(t)[:N]
+        yield package_flow(EXCLUSIVE, W0, t, form="auto")[:N], flow(t)[:N]
 
 
 @check(
     "gdln.eq26",
     tolerance=1e-9,
     formula=lambda G, k: GDLN.from_data(G, (X, TARGET)).limit()[k],
-    printed=lambda G, k: np.linalg.solve(moments_of(G).block(k, k), moments_of(G).b[k * N : (k + 1) * N]),
+    printed=1 / K,
 )
 def equation26(formula: Formula) -> Comparisons:
     """equation 26: exclusive gates: w_k(∞) = K times least squares on the rows of gate k
 
     Erratum: printed without K, and with an exponential that is still there at t = ∞
     """
-    G = gates_on_rows("exclusive")
     for k in range(K):
-        own = np.linalg.lstsq(X.numpy()[G[:, k] > 0], TARGET.numpy()[G[:, k] > 0], rcond=None)[0]
-        yield formula(G, k), K * own
+        own = EXCLUSIVE[:, k] > 0
+        yield formula(EXCLUSIVE, k), K * np.linalg.lstsq(X.numpy()[own], TARGET.numpy()[own], rcond=None)[0]
 
 
 # --- redundant gates, in the convention of equation 8: ŷ = Σ_k g_k w_k·x, K absorbed into τ ---------------------------
@@ -110,10 +110,9 @@ def equation27(formula: Formula) -> Comparisons:
     """equations 27 to 30: g_1 = g_2, no other gate overlapping them: K τ ṡ = b_1 − 2 A_11 s for the mean s, and
     w_1 − w_2 stays
     """
-    G = gates_on_rows("redundant")
-    slope = -torch.func.grad(loss_of(G, mean=False))(START).numpy() / K
+    slope = -torch.func.grad(loss_of(REDUNDANT, mean=False))(START).numpy() / K
     one, two = slope[:N], slope[N : 2 * N]
-    yield formula(moments_of(G), START.numpy()), np.concatenate([(one + two) / 2, one - two])
+    yield formula(moments_of(REDUNDANT), W0), np.concatenate([(one + two) / 2, one - two])
 
 
 @check(
@@ -128,22 +127,20 @@ def equation31(formula: Formula) -> Comparisons:
 
     Erratum: the rate lacks the 2 of equation 30, and ±Δ is missing from the limit
     """
-    G, w0 = gates_on_rows("redundant"), START.numpy()
-    flow = ref.affine_flow(loss_of(G, mean=False), START, rate=1 / (K * TAU))  # K τ ẇ = b − A w
+    flow = ref.affine_flow(loss_of(REDUNDANT, mean=False), START, rate=1 / (K * TAU))  # K τ ẇ = b − A w
     printed = []
     for t in (0.5, 3.0, 30.0):
         expected = flow(t)[: 2 * N]
-        yield formula(G, w0, t), expected
-        yield _package_pair(G, w0, t), expected
-        printed.append(ref.distance(_pair_as_printed(G, w0, t), expected))
+        yield formula(REDUNDANT, W0, t), expected
+        yield _package_pair(REDUNDANT, W0, t), expected
+        printed.append(ref.distance(_pair_as_printed(REDUNDANT, W0, t), expected))
     yield "printed form at t = 0.5, 3, 30: " + ", ".join(f"{e:.2f}" for e in printed)
 
 
 def _copies(G: np.ndarray, w0: np.ndarray, t: float, r: int, speed: float | None = None) -> np.ndarray:
     """r equal gates: the mean relaxes r times as fast, deviations from it stay."""
-    w, x = w0.reshape(r, N), X.numpy()
-    A, b = x.T @ (x * G[:, :1]) / ROWS, x.T @ (G[:, 0] * TARGET.numpy()) / ROWS
-    s = relax(A, b, w.mean(0), (r if speed is None else speed) * t / (r**2 * TAU))
+    w, m = w0.reshape(r, N), moments_of(G)
+    s = relax(m.block(0, 0), m.b[:N], w.mean(0), (r if speed is None else speed) * t / (r**2 * TAU))
     return (s + w - w.mean(0)).reshape(-1)
 
 
@@ -189,6 +186,6 @@ def evolving(formula: Formula) -> Comparisons:
     """sections 2.3 and 5: with gates that evolve the flow is a gated linear one between flips, and gradient descent
     tends to it as its step shrinks
     """
-    found = formula(START.numpy().reshape(K, N)).reshape(-1)
+    found = formula(W0.reshape(K, N)).reshape(-1)
     yield found, _relu_descent(0.05)
     yield "; ".join(f"step {step}: {ref.distance(found, _relu_descent(step)):.1e}" for step in (0.2, 0.05))

@@ -27,17 +27,12 @@ X = ref.draw(ROWS, N, seed=21)
 LABEL = (X[:, 0].abs() > 0.6).double()
 TARGET = X[:, 0].abs() + 0.3 * ref.draw(ROWS, seed=22)
 START = ref.draw(K * N, seed=25)
+W0 = START.numpy()
 TIMES = (0.1, 1.0, 10.0, 300.0)
-
-
-def gates_on_rows(kind: str) -> np.ndarray:
-    """Gates on the rows: in general position, exclusive, or the first two equal and no other overlapping them."""
-    if kind == "general":
-        return gate_table(random_half_spaces(K, N, seed=3), X.numpy())
-    if kind == "exclusive":
-        return gate_table(exclusive(ref.draw(K, N, seed=23).numpy()), X.numpy())
-    pair = gate_table(exclusive(ref.draw(3, N, seed=24).numpy()), X.numpy())
-    return np.concatenate([pair[:, :1], pair], axis=1)  # K = 4: g_1 = g_2, and two others that exclude them
+# gates on the rows: in general position; exclusive; the first two equal, and no other overlaps them
+GENERAL = gate_table(random_half_spaces(K, N, seed=3), X.numpy())
+EXCLUSIVE = gate_table(exclusive(ref.draw(K, N, seed=23).numpy()), X.numpy())
+REDUNDANT = gate_table(exclusive(ref.draw(K - 1, N, seed=24).numpy()), X.numpy())[:, [0, 0, 1, 2]]
 
 
 def loss_of(G: np.ndarray, mean: bool = True) -> Callable[[Tensor], Tensor]:
@@ -63,20 +58,19 @@ def moments_of(G: np.ndarray) -> Moments:
 # --- gradient flow -----------------------------------------------------------------------------------------------
 
 
-def _package_output(G: np.ndarray, w: np.ndarray, mean: bool = True) -> Tensor:
+def _package_output(G: np.ndarray, w: np.ndarray) -> Tensor:
     """The package's gated linear network with output weights 1/K."""
     table = torch.from_numpy(G)
     net = build("gdln", N, (K,), gates=lambda x: table)
-    last = torch.full((1, K), 1 / K if mean else 1.0, dtype=torch.float64)
+    last = torch.full((1, K), 1 / K, dtype=torch.float64)
     return first_output(set_values(net, [torch.from_numpy(w.reshape(K, N)), last]), X)
 
 
-@check("gdln.eq3", formula=_package_output, mutants={"without 1/K": lambda G, w: _package_output(G, w, mean=False)})
+@check("gdln.eq3", formula=_package_output, mutants={"without 1/K": K})
 def equation3(formula: Formula) -> Comparisons:
     """equations 3 and 4: ŷ(x) = (1/K) Σ_k g_k(x) w_k·x, w_k the rows of W_1"""
-    G, w = gates_on_rows("general"), START.numpy()
-    rows = w.reshape(K, N)
-    yield formula(G, w), [sum(G[s, k] * float(rows[k] @ X.numpy()[s]) for k in range(K)) / K for s in range(ROWS)]
+    w = W0.reshape(K, N)
+    yield formula(GENERAL, W0), [sum(g[k] * float(w[k] @ x) for k in range(K)) / K for g, x in zip(GENERAL, X.numpy())]
 
 
 def _field_of_first(m: Moments, w: np.ndarray, over: float = K) -> np.ndarray:
@@ -90,8 +84,7 @@ def equation5(formula: Formula) -> Comparisons:
 
     Erratum: a factor 1/K is missing before the sum: the model has it, so its gradient has it twice
     """
-    G = gates_on_rows("general")
-    yield formula(moments_of(G), START.numpy()), -torch.func.grad(loss_of(G))(START)[:N]
+    yield formula(moments_of(GENERAL), W0), -torch.func.grad(loss_of(GENERAL))(START)[:N]
 
 
 @check(
@@ -101,15 +94,8 @@ def equation5(formula: Formula) -> Comparisons:
 )
 def equation6(formula: Formula) -> Comparisons:
     """equations 6, 7 and 12: b_i = ⟨g_i y x⟩ and A_ij = ⟨g_i g_j x xᵀ⟩ are ⟨x̃y⟩ and ⟨x̃x̃ᵀ⟩, x̃ = g ⊗ x"""
-    G, x, y = gates_on_rows("general"), X.numpy(), TARGET.numpy()
-    A = np.zeros((K, N, K, N))
-    b = np.zeros((K, N))
-    for s in range(ROWS):
-        for i in range(K):
-            b[i] += G[s, i] * y[s] * x[s] / ROWS
-            for j in range(K):
-                A[i, :, j] += G[s, i] * G[s, j] * np.outer(x[s], x[s]) / ROWS
-    yield from zip(formula(G), (A.reshape(K * N, K * N), b.reshape(-1)))
+    gated = _gated(GENERAL, X.numpy())
+    yield from zip(formula(GENERAL), (gated.T @ gated / ROWS, gated.T @ TARGET.numpy() / ROWS))
 
 
 @check(
@@ -122,8 +108,7 @@ def equation8(formula: Formula) -> Comparisons:
 
     Erratum: printed K τ ẇ = b − A w
     """
-    G = gates_on_rows("general")
-    yield formula(moments_of(G), START.numpy()), -torch.func.grad(loss_of(G))(START)
+    yield formula(moments_of(GENERAL), W0), -torch.func.grad(loss_of(GENERAL))(START)
 
 
 def relax(A: np.ndarray, end: np.ndarray, w0: np.ndarray, rate: float) -> np.ndarray:
@@ -139,9 +124,8 @@ def package_flow(G: np.ndarray, w0: np.ndarray, t: float, form: str = "primal") 
 
 
 def _over_time(formula: Formula) -> Comparisons:
-    G = gates_on_rows("general")
-    flow = ref.affine_flow(loss_of(G), START)
-    yield from ((formula(G, START.numpy(), t), flow(t)) for t in TIMES)
+    flow = ref.affine_flow(loss_of(GENERAL), START)
+    yield from ((formula(GENERAL, W0, t), flow(t)) for t in TIMES)
 
 
 @check(
@@ -174,9 +158,9 @@ def constant(formula: Formula) -> Comparisons:
 
     Erratum: printed as e^C 𝟙, which is positive: a component that starts below its limit has no such C
     """
-    m = moments_of(gates_on_rows("general"))
+    m = moments_of(GENERAL)
     values, P = np.linalg.eigh(m.A)
-    u0, rest = P.T @ START.numpy(), K * (P.T @ m.b) / values
+    u0, rest = P.T @ W0, K * (P.T @ m.b) / values
     yield formula(values, u0, rest), u0
     yield f"{int((u0 < rest).sum())} of {len(u0)} components need a negative constant"
 
@@ -191,15 +175,14 @@ def _least_squares(G: np.ndarray, w0: np.ndarray) -> np.ndarray:
     "gdln.limit",
     tolerance=1e-9,
     formula=lambda G, w0: GDLN.from_data(G, (X, TARGET), w0=w0.reshape(K, N)).limit().reshape(-1),
-    printed=lambda G, w0: np.linalg.solve(moments_of(G).A, moments_of(G).b),
+    printed=1 / K,
 )
 def limit(formula: Formula) -> Comparisons:
     """after equation 11: w(∞) = K A⁻¹b: K times the least-squares weights
 
     Erratum: printed w(∞) = A⁻¹b, off by the factor K (error 1 − 1/K)
     """
-    G, w0 = gates_on_rows("general"), START.numpy()
-    yield formula(G, w0), _least_squares(G, w0)
+    yield formula(GENERAL, W0), _least_squares(GENERAL, W0)
 
 
 @check(
@@ -212,9 +195,8 @@ def limit(formula: Formula) -> Comparisons:
 )
 def singular(formula: Formula) -> Comparisons:
     """equations 9 to 11, A singular: w(∞) = K A⁺b + (I − A⁺A) w(0): the null space keeps w(0)"""
-    G, w0 = gates_on_rows("redundant"), START.numpy()
-    A = moments_of(G).A
-    yield formula(G, w0), _least_squares(G, w0)
+    A = moments_of(REDUNDANT).A
+    yield formula(REDUNDANT, W0), _least_squares(REDUNDANT, W0)
     yield f"A of rank {np.linalg.matrix_rank(A)} of {len(A)}"
 
 
@@ -239,9 +221,8 @@ def descent(formula: Formula) -> Comparisons:
     """equations 9 to 11, gradient descent: the k-th iterate in closed form: (1 − ηλ/(K²τ))^k in place of the
     exponential
     """
-    G, w = gates_on_rows("general"), START
-    net = GDLN.from_data(G, (X, TARGET), w0=w.numpy().reshape(K, N))
-    gradient = torch.func.grad(loss_of(G))
+    net = GDLN.from_data(GENERAL, (X, TARGET), w0=W0.reshape(K, N))
+    gradient, w = torch.func.grad(loss_of(GENERAL)), START
     for _ in range(50):
         w = w - 0.5 * gradient(w)
     yield formula(net, 50, 0.5), w

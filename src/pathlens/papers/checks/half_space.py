@@ -118,12 +118,6 @@ def lemma4(formula: Formula) -> Comparisons:
 # --- the overlap kernel ------------------------------------------------------------------------------------------
 
 
-def _shared_paths(gates: list[Tensor]) -> Tensor:
-    """|A(x) ∩ A(x′)| by enumerating all paths of hidden units."""
-    A = ref.path_activity(gates, ref.all_paths([1, *(g.shape[1] for g in gates)]))
-    return A @ A.T
-
-
 def _overlap(net: GatedNetwork, X: Tensor) -> Any:
     K = kernels.overlap(net, X).exact_counts()
     # the package computes the diagonal separately
@@ -139,12 +133,12 @@ def _overlap(net: GatedNetwork, X: Tensor) -> Any:
 def overlap(formula: Formula) -> Comparisons:
     """section 3.2: Λ(x, x′) = |A(x) ∩ A(x′)| = Π_l Σ_i 1(h_{l,i}(x) > 0)·1(h_{l,i}(x′) > 0)"""
     relu, dlgn = build("relu", 3, HIDDEN, seed=4), build("dlgn", 3, HIDDEN)
-    yield formula(relu, X), _shared_paths(_relu_gates(relu))
-    yield formula(dlgn, X), _shared_paths(_dlgn_gates(dlgn))
+    yield formula(relu, X), ref.shared_paths(_relu_gates(relu))
+    yield formula(dlgn, X), ref.shared_paths(_dlgn_gates(dlgn))
 
 
 def _not_strict(net: GatedNetwork, X: Tensor) -> Tensor:
-    return _shared_paths([(q >= 0).double() for q in ref.preactivations(values(net)[:-1], X)])
+    return ref.shared_paths([(q >= 0).double() for q in ref.preactivations(values(net)[:-1], X)])
 
 
 @check(
@@ -162,7 +156,7 @@ def strict_gates(formula: Formula) -> Comparisons:
     net = build("relu", 3, HIDDEN, seed=4)
     normal = values(net)[0][0]
     rows = torch.stack([torch.zeros(3).double(), X[0], X[1], torch.stack([normal[1], -normal[0], 0 * normal[0]])])
-    strict = _shared_paths([(torch.relu(q) > 0).double() for q in ref.preactivations(values(net)[:-1], rows)])
+    strict = ref.shared_paths([(torch.relu(q) > 0).double() for q in ref.preactivations(values(net)[:-1], rows)])
     yield formula(net, rows), strict
     loose = _not_strict(net, rows)
     yield f"at x = 0: {int(strict[0, 0])} active paths with >, {int(loose[0, 0])} with ≥"

@@ -62,7 +62,7 @@ def _path_limit(w: int, layers: list[Tensor], U: list[Tensor]) -> Tensor:
     tolerance=4.0,
     formula=_path_limit,
     mutants={
-        "without d": lambda w, layers, U: _path_limit(w, layers, U) / D,
+        "without d": 1 / D,
         "σ^(2d)": lambda w, layers, U: 2 / w * _path_limit(w, layers, U),
     },
 )

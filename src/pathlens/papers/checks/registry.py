@@ -2,7 +2,7 @@
 
 A check measures a *formula* against a reference. It is run with the formula that should hold, with the one that the
 paper prints where that differs, and, by the tests, with formulas that are wrong on purpose: a check that accepts those
-is useless. The checks themselves live beside this module.
+is useless.
 """
 
 from __future__ import annotations
@@ -17,25 +17,9 @@ from typing import Any
 import numpy as np
 
 from pathlens.errors import OptionError, unknown_name
-from pathlens.papers.pages.verification import VERDICTS, CheckResult, Verdict
+from pathlens.papers.pages.verification import CheckResult, Verdict
 from pathlens.progress import ProgressBar
 from pathlens.testing.reference import distance
-
-__all__ = [
-    "PAPERS",
-    "VERDICTS",
-    "Check",
-    "Comparisons",
-    "Formula",
-    "Result",
-    "attempt",
-    "check",
-    "errata_table",
-    "names",
-    "perform",
-    "select",
-    "verify",
-]
 
 #: the first part of a check's name → the paper it belongs to
 PAPERS = {
@@ -183,14 +167,15 @@ def check(
     name: str,
     *,
     formula: Formula,
-    printed: Formula | None = None,
-    mutants: Mapping[str, Formula] | None = None,
+    printed: Formula | float | None = None,
+    mutants: Mapping[str, Formula | float] | None = None,
     tolerance: float = 1e-12,
 ) -> Callable[[Callable[[Formula], Comparisons]], Check]:
     """Register a generator function as a check; see `Check` for the parameters.
 
     The docstring of the function is the statement: 'Where: claim', and after an empty line 'Erratum: …' where the
-    printed formula is wrong. The function takes a formula and yields comparisons with the reference.
+    printed formula is wrong. The function takes a formula and yields comparisons with the reference. A wrong formula
+    may be given as a number, the factor by which it differs from the right one.
 
     Raises
     ------
@@ -202,7 +187,8 @@ def check(
     def register(compare: Callable[[Formula], Comparisons]) -> Check:
         statement, _, erratum = " ".join((compare.__doc__ or "").split()).partition(" Erratum: ")
         where, _, claim = statement.partition(": ")
-        wrong = {**(mutants or {}), **({} if printed is None else {AS_PRINTED: printed})}
+        given = {**(mutants or {}), **({} if printed is None else {AS_PRINTED: printed})}
+        wrong = {what: one if callable(one) else _multiplied(formula, one) for what, one in given.items()}
         if not claim:
             raise OptionError(f"check {name!r}: expected a docstring 'Where: claim', got {statement!r}.")
         if not wrong:
@@ -212,10 +198,20 @@ def check(
         if name in _CHECKS or name.partition(".")[0] not in PAPERS:
             raise OptionError(f"check {name!r}: the name is taken, or does not start with one of {', '.join(PAPERS)}.")
         order = getattr(compare, "__globals__", {}).get("ORDER", math.inf)
-        _CHECKS[name] = Check(name, where, claim, tolerance, compare, formula, printed, erratum, wrong, order)
+        _CHECKS[name] = Check(
+            name, where, claim, tolerance, compare, formula, wrong.get(AS_PRINTED), erratum, wrong, order
+        )
         return _CHECKS[name]
 
     return register
+
+
+def _multiplied(formula: Formula, factor: float) -> Formula:
+    def wrong(*arguments: Any) -> Any:
+        found = formula(*arguments)
+        return [factor * one for one in found] if isinstance(found, list | tuple) else factor * found
+
+    return wrong
 
 
 def names() -> list[str]:

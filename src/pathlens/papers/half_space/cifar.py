@@ -36,8 +36,7 @@ KERNELS = {"overlap": "overlap kernel", "ntk": "NTK"}
 
 _MOVES = Claim(
     "the kernel moves while the network trains",
-    threshold=0.2,
-    comparison=">",
+    above=0.2,
     null=0.0,
     null_text="a fixed kernel",
     paper="'change during training … is well established'",
@@ -45,8 +44,7 @@ _MOVES = Claim(
 )
 _EARLY = Claim(
     "most of that happens early, within three epochs",
-    threshold=0.5,
-    comparison=">",
+    above=0.5,
     null=0.375,
     null_text="at most in proportion to time",
     paper="'in the early stages of SGD training'",
@@ -54,8 +52,7 @@ _EARLY = Claim(
 )
 _BLOCKS = Claim(
     "images of one class come to share more of it",
-    threshold=1.1,
-    comparison=">",
+    above=1.1,
     null=1.0,
     null_text="no more than at the start",
     paper="block structure, Figures 13–16",

@@ -76,6 +76,8 @@ def train_conv(run: Run, model: str, width: int) -> Runs:
     size = run.sizes
 
     def compute() -> Runs:
+        from pathlens.training import Keep
+
         data = load_data(run)
         return train_each(
             run,
@@ -88,7 +90,7 @@ def train_conv(run: Run, model: str, width: int) -> Runs:
             epochs=size["epochs"],
             lr=size["lr"],
             batch_size=size["batch_size"],
-            keep_at=kept_epochs(run),
+            keep=Keep(kept_epochs(run), evaluate="running"),
         )
 
     return run.once(("conv5", model, width), compute)

@@ -8,7 +8,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.image_runs import accuracies, hard_accuracies, images, options, spread
 from pathlens.papers.panels import Panel, Series
 
@@ -24,21 +24,18 @@ CIRCLE_EPOCHS = (0, 1, EARLY, 10, 30, 100)
 
 QUESTION = Deviation(
     paper="proposed as an experiment (summary, experiment 3), with neither sizes nor results",
-    authors_code="–",
     ours="piecewise constant networks of five hidden layers, soft gates β = 4; widths chosen so that all three have "
     "the parameters of the linearly gated network",
     why="a wider gate function should not win by its size",
 )
 RANK = Deviation(
     paper="'a quadratic function of the input'",
-    authors_code="–",
     ours="Σ_r s_r (v_r·x)² + u·x, one square per unit (rank 1)",
     why="a full quadratic form has d² numbers per gate: 9.4 million on CIFAR-10",
 )
 _FITS = Claim(
     "on the circle, quadratic gates fit better with as many parameters",
-    threshold=0.5,
-    comparison="<",
+    below=0.5,
     null=1.0,
     null_text="no better",
     paper="proposed",
@@ -46,8 +43,7 @@ _FITS = Claim(
 )
 _ACCURATE = Claim(
     "on images, quadratic gates are more accurate with as many parameters",
-    threshold=0.0,
-    comparison=">",
+    above=0.0,
     null=0.0,
     null_text="no better",
     paper="proposed",
@@ -55,8 +51,7 @@ _ACCURATE = Claim(
 )
 _SLOW_HALF = Claim(
     f"on the circle, paths concentrate on the slow half by epoch {EARLY}",
-    threshold=2.0,
-    comparison=">",
+    above=2.0,
     null=1.0,
     null_text="as many paths on either half",
     paper="Figure 3, for linear gates",
@@ -97,7 +92,7 @@ def _path_ratio(record: Record, top: np.ndarray) -> float:
 
 def _circle(run: Run) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     from pathlens.data import circle
-    from pathlens.training import train
+    from pathlens.training import Execution, Keep, train
 
     size = run.sizes
     data, epochs = circle(size["points"]), size["circle_epochs"]
@@ -107,17 +102,15 @@ def _circle(run: Run) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     widths = {}
     for kind in KINDS:
         widths[kind] = matched_width(kind, 2, size["circle_width"], 1, size["rank"])
-        given = options(run, f"circle, {KINDS[kind]}", "quadratic", "circle", kind)
-        given |= {"loss": "mse", "autocast": None, "checkpoint_every": 50, "evaluate": "full"}
+        given = options(run, f"circle, {KINDS[kind]}")
+        given |= {"loss": "mse", "execution": Execution(), "keep": Keep(kept, X=data.x, sensitivities=False)}
+        given["checkpoints"] = checkpoints_in(run.checkpoint("quadratic", "circle", kind), every=50)
         runs: Any = train(
             build(kind, 2, widths[kind], 1, size["rank"]),
             data,
             epochs=epochs,
             lr=size["circle_lr"],
             batch_size=size["circle_batch"],
-            keep_at=kept,
-            watch=data.x,
-            sensitivities=False,
             **given,
         )
         arrays[f"loss_{kind}"] = runs.history()

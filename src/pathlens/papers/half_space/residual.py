@@ -31,9 +31,9 @@ BETA = 4.0
 # what all trainings share; options of `train`
 RATES: dict[str, Any] = {
     "optimizer": "sgd",
-    "momentum": 0.9,
+    "settings": [{"momentum": 0.9}],
     "weight_decay": 5e-4,
-    "schedule": "one_cycle",
+    "scheduler": "one_cycle",
     "augment": "crop_flip",
 }
 LABELS = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact, float32
 from pathlens.papers.claim import Claim, Deviation
-from pathlens.papers.experiment import Run, experiment
+from pathlens.papers.experiment import Run, checkpoints_in, experiment
 from pathlens.papers.half_space.conv5 import (
     BETA,
     CONV5,
@@ -81,8 +81,7 @@ TABLE_1 = {
 
 _SIMILAR = Claim(
     "DLGN and DLGN-PWC perform like the ReLU network",
-    threshold=-3.0,
-    comparison=">",
+    above=-3.0,
     null=-10.0,
     null_text="well behind it",
     paper="+1.0 (DLGN) and +0.0 (DLGN-PWC)",
@@ -90,8 +89,7 @@ _SIMILAR = Claim(
 )
 _ABOVE_DLN = Claim(
     "gated networks outperform the deep linear network by a wide margin",
-    threshold=15.0,
-    comparison=">",
+    above=15.0,
     null=0.0,
     null_text="gates add nothing",
     paper="+31.4 to +32.4",
@@ -99,8 +97,7 @@ _ABOVE_DLN = Claim(
 )
 _ABOVE_NTK = Claim(
     "gated networks outperform the linear model on NTK features by a wide margin",
-    threshold=5.0,
-    comparison=">",
+    above=5.0,
     null=0.0,
     null_text="fixed features are as good",
     paper="'by a wide margin'",
@@ -108,8 +105,7 @@ _ABOVE_NTK = Claim(
 )
 _CONSTANT = Claim(
     "piecewise constant is indistinguishable from piecewise linear",
-    threshold=2.0,
-    comparison="<=",
+    at_most=2.0,
     null=5.0,
     null_text="the value network needs x",
     paper="1.0 on CIFAR-10",
@@ -117,8 +113,7 @@ _CONSTANT = Claim(
 )
 _PRINTED = Claim(
     "the ReLU network reaches the printed test accuracy",
-    threshold=70.0,
-    comparison=">=",
+    at_least=70.0,
     null=62.5,
     null_text="26 filters, long training",
     paper="72.17 %",
@@ -126,8 +121,7 @@ _PRINTED = Claim(
 )
 _HARD = Claim(
     "switching soft gates to hard ones at test costs little",
-    threshold=2.0,
-    comparison="<=",
+    at_most=2.0,
     null=7.0,
     null_text="seen with 26 filters",
     paper="not evaluated; the geometry is stated for hard gates",
@@ -149,9 +143,9 @@ def _train_flat(run: Run, model: str, name: str) -> dict[str, np.ndarray]:
     folder = own_folder(run, "flat", name, model, data=tuple(data.x.shape), **given)
 
     def compute(part: Run) -> dict[str, np.ndarray]:
-        checkpoint = own_folder(part, "flat", name, model, seeds=part.seeds, data=tuple(data.x.shape), **given)
-        chosen = options(part, f"{NAMES[model]}, {SETS[name]}") | given | {"checkpoint": checkpoint}
-        runs: Any = train(net, data, **chosen)
+        own = own_folder(part, "flat", name, model, seeds=part.seeds, data=tuple(data.x.shape), **given)
+        chosen = options(part, f"{NAMES[model]}, {SETS[name]}") | given
+        runs: Any = train(net, data, **chosen | {"checkpoints": checkpoints_in(own, every=1)})
         return {**accuracies(runs), "hard": hard_accuracies(runs, data, run.device)}
 
     return each_seed(run, folder, compute)

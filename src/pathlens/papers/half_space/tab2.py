@@ -51,8 +51,7 @@ TABLE_2 = {
 
 _BEHIND = Claim(
     "DLGNs are slightly worse than ReLU networks",
-    threshold=2.0,
-    comparison=">",
+    above=2.0,
     null=0.0,
     null_text="as good",
     paper="5 points on CIFAR-10, 5.1 and 6 on CIFAR-100",
@@ -60,8 +59,7 @@ _BEHIND = Claim(
 )
 _NEAR = Claim(
     "DLGNs are within a few points of ReLU networks",
-    threshold=8.0,
-    comparison="<=",
+    at_most=8.0,
     null=20.0,
     null_text="far behind",
     paper="5 points on CIFAR-10, 5.1 and 6 on CIFAR-100",
@@ -69,8 +67,7 @@ _NEAR = Claim(
 )
 _LINEAR = Claim(
     "DLGNs are much better than linear models",
-    threshold=60.0,
-    comparison=">",
+    above=60.0,
     null=40.79,
     null_text="the DLN of Table 1",
     paper="86 and 89 % on CIFAR-10",
@@ -78,8 +75,7 @@ _LINEAR = Claim(
 )
 _HARD = Claim(
     "switching soft gates to hard ones at test costs little",
-    threshold=2.0,
-    comparison="<=",
+    at_most=2.0,
     null=8.0,
     null_text="seen with a ResNet-18",
     paper="not evaluated; the geometry is stated for hard gates",

@@ -1,8 +1,7 @@
-"""Pages and pictures from what was saved: :func:`write_page`, :func:`results_page`, :func:`write_verification`,
+"""Pages and pictures from artifacts: :func:`write_page`, :func:`results_page`, :func:`write_verification`,
 :func:`opening_picture`.
 
-Nothing here runs an experiment or needs torch; matplotlib is loaded when something is drawn. May import artifacts and
-errors only.
+Nothing here runs an experiment or needs torch; matplotlib is loaded when something is drawn.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""Axes, ticks, bands and reference lines that every drawing shares; which data they carry is decided in charts."""
+"""Axes, ticks, bands and reference lines that all charts share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pathlens.papers.pages.palette import COLOURS
 
-__all__ = ["DASHES", "band", "lift", "log_axis", "mark", "plain_axis", "summary", "write"]
-
 DASHES = (0, (4, 3))
+NEAR_TOP = 30.0  # degrees to the top within which a half disc is highlighted
 
 
 def summary(values: np.ndarray) -> np.ndarray:
@@ -24,7 +23,7 @@ def summary(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def band(axes: Any, x: np.ndarray, values: np.ndarray, colour: str) -> None:
+def draw_band(axes: Any, x: np.ndarray, values: np.ndarray, colour: str) -> None:
     """Median line and the whole range over seeds (rows); a point that has no neighbour is drawn as a dot."""
     low, middle, high = summary(values)
     axes.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
@@ -66,8 +65,15 @@ def _power(value: float) -> str:
     return power if mantissa == "1" else f"{mantissa}·{power}"
 
 
-def log_axis(axes: Any, which: str, values: np.ndarray, zero: bool) -> None:
-    """A logarithmic axis over the positive values; with ``zero`` it begins at zero, a little before the first."""
+def set_scale(axes: Any, which: str, scale: str, values: np.ndarray, zero: bool = False) -> None:
+    """Scale and ticks of an axis for these values.
+
+    A logarithmic axis covers the positive values; with ``zero`` it begins at zero if zeros are among the values.
+    """
+    if scale != "log":
+        axes.ticklabel_format(axis=which, useOffset=False)
+        axes.locator_params(axis=which, nbins=6)
+        return
     positive = values[np.isfinite(values) & (values > 0)]
     low, high = (float(positive.min()), float(positive.max())) if positive.size else (0.1, 1.0)
     pad = max((high / low) ** 0.04, 1.1)
@@ -82,10 +88,10 @@ def log_axis(axes: Any, which: str, values: np.ndarray, zero: bool) -> None:
     axes.minorticks_off()
 
 
-def lift(every: Sequence[np.ndarray], scale: str) -> tuple[list[np.ndarray], bool]:
-    """The arrays as an axis of that scale shows them, and whether any had to move.
+def clip_to_scale(every: Sequence[np.ndarray], scale: str) -> tuple[list[np.ndarray], bool]:
+    """The arrays as an axis of that scale shows them, and whether any value was changed.
 
-    On a logarithmic one, what is not positive becomes two thirds of the smallest positive value of all arrays.
+    On a logarithmic axis, values that are not positive become two thirds of the smallest positive value of all arrays.
     """
     low = [bool((values <= 0).any()) for values in every]
     if scale != "log" or not any(low):
@@ -94,13 +100,17 @@ def lift(every: Sequence[np.ndarray], scale: str) -> tuple[list[np.ndarray], boo
     return [np.where(values <= 0, floor, values) for values in every], True
 
 
-def plain_axis(axes: Any, which: str) -> None:
-    axes.ticklabel_format(axis=which, useOffset=False)
-    axes.locator_params(axis=which, nbins=6)
+def half_spaces(normals: np.ndarray) -> Iterator[tuple[int, int, float, str]]:
+    """Layer, column, angle and colour of each normal (layers, units, 2), sorted by the angle to the top in a layer."""
+    for layer, rows in enumerate(normals):
+        angle = np.arctan2(rows[:, 1], rows[:, 0])
+        away = np.abs(np.angle(np.exp(1j * (angle - np.pi / 2))))
+        for column, unit in enumerate(np.argsort(away, kind="stable")):
+            yield layer, column, float(angle[unit]), "top" if away[unit] <= np.radians(NEAR_TOP) else "off"
 
 
-def mark(axes: Any, marks: Sequence[tuple[float, str]]) -> None:
-    """Horizontal reference lines; each word stands at the end, above or below, where the data leave most room."""
+def draw_marks(axes: Any, marks: Sequence[tuple[float, str]]) -> None:
+    """Horizontal reference lines; each label is at the end, above or below the line, where the data leave most room."""
     taken = [line.get_path().vertices for line in axes.get_lines()]
     taken += [path.vertices for area in axes.collections for path in area.get_paths()]
     to_axes = axes.transData + axes.transAxes.inverted()
@@ -126,10 +136,10 @@ def mark(axes: Any, marks: Sequence[tuple[float, str]]) -> None:
         (side, step) = max(room, key=lambda place: room[place])
         at, gap = (1.0, -4) if side == "right" else (0.0, 5)
         va, rise = ("bottom", 3) if step > 0 else ("top", -3)
-        write(axes, text, (at, value), ("axes fraction", "data"), (gap, rise), ha=side, va=va)
+        annotate(axes, text, (at, value), ("axes fraction", "data"), (gap, rise), ha=side, va=va)
 
 
-def write(
+def annotate(
     axes: Any, text: str, at: tuple[float, float], units: Any, offset: tuple[float, float], **options: Any
 ) -> None:
     """A few muted words at a place given in ``units``, moved by ``offset`` points."""

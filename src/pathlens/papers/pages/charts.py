@@ -15,7 +15,17 @@ from markupsafe import Markup
 
 from pathlens.pages import render
 from pathlens.papers.artifact import Artifact
-from pathlens.papers.pages.axes import DASHES, band, lift, log_axis, mark, plain_axis, summary, write
+from pathlens.papers.pages.axes import (
+    DASHES,
+    NEAR_TOP,
+    annotate,
+    clip_to_scale,
+    draw_band,
+    draw_marks,
+    half_spaces,
+    set_scale,
+    summary,
+)
 from pathlens.papers.pages.palette import (
     COLOURS,
     HALF,
@@ -35,12 +45,11 @@ from pathlens.papers.panels import Panel, array_at
 __all__ = ["RENDERERS", "Drawn", "draw"]
 
 _Items = tuple[tuple[str, str, str], ...]  # of a legend: label, CSS colour, style
-_MANY = 60  # values of one row of a strip chart that can still be told apart
+_MANY = 60  # values of one row of a strip chart that are drawn as single dots
 _UNITS = 4  # receptive fields shown per column
 _CLOUD = 2000  # points of one cloud
 _FEW = 10  # points that are drawn large
 _LONG = 400  # points of one line
-_NEAR = 30.0  # degrees to the top within which a half disc is highlighted
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,6 @@ def draw(artifact: Artifact) -> Drawn | None:
     """The figure of an artifact, two panels in a row, three where one would be left over; None if it has no panels."""
     if not artifact.figures:
         return None
-    where = f"Artifact {artifact.name!r} ({artifact.scale})"
     rows, names = list(_rows(artifact.figures)), _names(artifact.figures)
     made: list[_Body] = []
     with drawing():
@@ -66,8 +74,7 @@ def draw(artifact: Artifact) -> Drawn | None:
             width = {1: 620, 2: HALF}.get(len(row), THIRD)
             for one in row:
                 key = f"{artifact.name}-{artifact.scale}-{len(made)}"
-                source = _Source(artifact, one, f"{where}, panel {one.title!r}", key, width, names[len(made)])
-                made.append(RENDERERS[one.kind](source))
+                made.append(RENDERERS[one.kind](_Source(artifact, one, key, width, names[len(made)])))
     # one legend above all panels, if the longest explains every other
     legends = [body.legend for body in made if any(label for label, _, _ in body.legend)]
     longest: _Items = max(legends, key=len, default=())
@@ -111,17 +118,16 @@ def _rows(panels: Sequence[Panel]) -> Iterator[Sequence[Panel]]:
 
 @dataclass(frozen=True)
 class _Source:
-    """What a renderer gets: the panel, the arrays it refers to, how wide to draw, and the names that have a colour."""
+    """Input of a renderer: the panel and its artifact, an id, the width, and the names that have a colour."""
 
     artifact: Artifact
     panel: Panel
-    where: str
     key: str
     width: float
     names: tuple[str, ...]
 
     def values(self, reference: str) -> np.ndarray:
-        return np.asarray(array_at(self.artifact.arrays, reference, self.where), dtype=np.float64)
+        return np.asarray(array_at(self.artifact.arrays, reference, self.key), dtype=np.float64)
 
     def svg(self, figure: Any) -> Markup:
         return inline_svg(figure, self.key, self.panel.title)
@@ -155,10 +161,10 @@ def _caption(made: Sequence[_Body]) -> str:
         "dots": "In each row dots are single values and the tick is their median.",
         "bars": "A bar spans 5 to 95 % of many values.",
         "cloud": f"At most {_CLOUD} points of a cloud are drawn.",
-        "zeros": "What is not above zero stands at the edge of a logarithmic axis.",
+        "zeros": "Values that are not above zero are drawn at the edge of a logarithmic axis.",
         "discs": (
             "Each disc is one unit, which is on in the shaded half of the plane. Rows are layers; within a row units "
-            f"are sorted by their angle to the top, and those within {_NEAR:g}° of it are amber."
+            f"are sorted by their angle to the top, and those within {NEAR_TOP:g}° of it are amber."
         ),
     }
     return " ".join(text for key, text in words.items() if key in shows)
@@ -195,7 +201,7 @@ def _lines(source: _Source) -> _Body:
     described = source.panel
     figure, axes = panel(source.width, 285 if source.width > THIRD else 240)
     loaded = [_line_of(source, one.values, one.x or described.x) for one in described.series]
-    every, moved = lift([values for _, values in loaded], described.y_scale)
+    every, moved = clip_to_scale([values for _, values in loaded], described.y_scale)
     shows, items = {"zeros"} if moved else set(), []
     for one, colour, (x, _), values in zip(described.series, _colours(source), loaded, every, strict=True):
         if one.style == "points":
@@ -203,7 +209,7 @@ def _lines(source: _Source) -> _Body:
         elif one.style == "dashed":
             axes.plot(x, summary(values)[1], color=colour, lw=1.4, ls=DASHES)
         else:
-            band(axes, x, values, colour)
+            draw_band(axes, x, values, colour)
             shows |= {"spread"} if len(values) > 1 else set()
         items.append((one.label, _css(colour), one.style))
     all_x = np.concatenate([np.tile(x, len(values)) for x, values in loaded])
@@ -221,20 +227,14 @@ def _lines(source: _Source) -> _Body:
     apart = np.diff(places).min(initial=np.inf) >= 0.04 * np.ptp(places)  # else their labels would touch
     if described.x_ticks:
         _word_axis(axes, described)
-    elif described.x_scale == "log":
-        log_axis(axes, "x", all_x, zero=True)
-    elif len(places) <= 8 and apart and (places == np.round(places)).all():
+    elif described.x_scale != "log" and len(places) <= 8 and apart and (places == np.round(places)).all():
         axes.set_xticks(places, [number(place) for place in places])
     else:
-        plain_axis(axes, "x")
-    if described.y_scale == "log":
-        log_axis(axes, "y", all_y, zero=False)
-    else:
-        plain_axis(axes, "y")
-    axes.set_xlabel(described.x_label)
-    axes.set_ylabel(described.y_label)
+        set_scale(axes, "x", described.x_scale, all_x, zero=True)
+    set_scale(axes, "y", described.y_scale, all_y)
+    axes.set(xlabel=described.x_label, ylabel=described.y_label)
     axes.grid(axis="y", color=COLOURS["rule"], lw=0.6)
-    mark(axes, described.marks)
+    draw_marks(axes, described.marks)
     return _Body(source.svg(figure), tuple(items), frozenset(shows))
 
 
@@ -271,23 +271,22 @@ def _points(source: _Source) -> _Body:
             cloud = cloud[:, np.linspace(0, cloud.shape[1] - 1, _CLOUD).round().astype(int)]
             shows.add("cloud")
         clouds.append(cloud[:, np.isfinite(cloud).all(0)])
-    seen_x, moved_x = lift([cloud[0] for cloud in clouds], described.x_scale)
-    seen_y, moved_y = lift([cloud[1] for cloud in clouds], described.y_scale)
+    seen_x, moved_x = clip_to_scale([cloud[0] for cloud in clouds], described.x_scale)
+    seen_y, moved_y = clip_to_scale([cloud[1] for cloud in clouds], described.y_scale)
     shows |= {"zeros"} if moved_x or moved_y else set()
     for one, colour, x, y in zip(described.series, _colours(source), seen_x, seen_y, strict=True):
         few = len(x) <= _FEW  # a handful must be seen, a crowd be seen through
         axes.scatter(x, y, s=50 if few else 20, color=colour, alpha=0.9 if few else 0.55, lw=0)
         items.append((one.label, _css(colour), "points"))
     seen_y.append(np.array([value for value, _ in described.marks]))
-    for which, scale, seen in (("x", described.x_scale, seen_x), ("y", described.y_scale, seen_y)):
-        log_axis(axes, which, np.concatenate(seen), zero=False) if scale == "log" else plain_axis(axes, which)
+    set_scale(axes, "x", described.x_scale, np.concatenate(seen_x))
+    set_scale(axes, "y", described.y_scale, np.concatenate(seen_y))
     if described.diagonal:
         low, high = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
         axes.plot([low, high], [low, high], color=COLOURS["muted"], lw=1, ls=DASHES, zorder=1)
         axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-    axes.set_xlabel(described.x_label)
-    axes.set_ylabel(described.y_label)
-    mark(axes, described.marks)
+    axes.set(xlabel=described.x_label, ylabel=described.y_label)
+    draw_marks(axes, described.marks)
     return _Body(source.svg(figure), tuple(items), frozenset(shows))
 
 
@@ -306,7 +305,7 @@ def _map(source: _Source) -> _Body:
     axes.scatter(x[few], y[few], c=values[few], cmap=colours, vmin=low, vmax=high, s=30, lw=0)
     for value, text in described.marks:
         axes.axhline(value, color=COLOURS["rule"], lw=1, ls=DASHES, zorder=0)
-        write(axes, text, (0.5, value), ("axes fraction", "data"), (0, 4), ha="center")
+        annotate(axes, text, (0.5, value), ("axes fraction", "data"), (0, 4), ha="center")
     axes.set_aspect("equal")
     axes.set_axis_off()
     return _Body(source.svg(figure) + _fill("colour_bar", **_bar(colours, low, high, "")))
@@ -314,25 +313,23 @@ def _map(source: _Source) -> _Body:
 
 def _strips(source: _Source) -> _Body:
     described = source.panel
-    rows, moved = lift([source.values(one.values).ravel() for one in described.series], described.x_scale)
+    rows, moved = clip_to_scale([source.values(one.values).ravel() for one in described.series], described.x_scale)
     figure, axes = panel(source.width, 66 + 24 * len(rows) + 14 * bool(described.marks))
     everything = np.concatenate([*rows, np.array([value for value, _ in described.marks])])
     shows = {"zeros"} if moved else set()
-    if described.x_scale == "log":
-        log_axis(axes, "x", everything, zero=False)
-    else:
+    if described.x_scale == "linear":
         finite = everything[np.isfinite(everything)]
         low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
         pad = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
         axes.set_xlim(low - pad, high + pad)
-        plain_axis(axes, "x")
+    set_scale(axes, "x", described.x_scale, everything)
     colour = COLOURS["relu"]
     for place, values in enumerate(rows):
         axes.axhline(place, color=COLOURS["rule"], lw=0.7, zorder=0)
         there = values[np.isfinite(values)]
         if not there.size:
             what = "not reached" if (values == np.inf).any() else "not measured"
-            write(axes, what, (0, place), ("axes fraction", "data"), (4, 0), va="center")
+            annotate(axes, what, (0, place), ("axes fraction", "data"), (4, 0), va="center")
             continue
         if there.size > _MANY:
             axes.hlines(place, *np.quantile(there, [0.05, 0.95]), color=colour, alpha=0.4, lw=8)
@@ -345,7 +342,7 @@ def _strips(source: _Source) -> _Body:
         axes.axvline(value, color=COLOURS["muted"], lw=1, ls=DASHES, zorder=1)
         at = (axes.transData + axes.transAxes.inverted()).transform((value, 0))[0]
         side = "left" if at < 0.15 else "right" if at > 0.85 else "center"
-        write(axes, text, (value, 1), ("data", "axes fraction"), (0, 2), ha=side, va="bottom")
+        annotate(axes, text, (value, 1), ("data", "axes fraction"), (0, 2), ha=side, va="bottom")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [one.label for one in described.series])
     axes.tick_params(axis="y", length=0)
@@ -461,10 +458,8 @@ def _stacks(source: _Source) -> _Body:
 
 def _half_spaces(source: _Source) -> _Body:
     described = source.panel
-    grids = [
-        {"label": one.label, "discs": _half_discs(source.values(one.values)), "shape": source.values(one.values).shape}
-        for one in described.series
-    ]
+    found = [(one.label, source.values(one.values)) for one in described.series]
+    grids = [{"label": label, "discs": _half_discs(values), "shape": values.shape} for label, values in found]
     text = _fill("half_spaces", title=described.title, grids=grids, step=_DISC_STEP, radius=_DISC_RADIUS)
     return _Body(text, (), frozenset({"discs"}))
 
@@ -475,13 +470,9 @@ _DISC_STEP, _DISC_RADIUS = 24.0, 9.5
 def _half_discs(normals: np.ndarray) -> list[dict[str, Any]]:
     """Centre, colour and outline of a half disc per normal, in units of the picture."""
     discs = []
-    for layer, rows in enumerate(normals):
-        angle = np.arctan2(rows[:, 1], rows[:, 0])
-        away = np.abs(np.angle(np.exp(1j * (angle - np.pi / 2))))
-        for column, unit in enumerate(np.argsort(away, kind="stable")):
-            x, y = 15 + _DISC_STEP * (column + 0.5), 1 + _DISC_STEP * (layer + 0.5)
-            colour = "top" if away[unit] <= np.radians(_NEAR) else "off"
-            discs.append({"x": x, "y": y, "colour": colour, "path": _half_disc(x, y, _DISC_RADIUS, float(angle[unit]))})
+    for layer, column, angle, colour in half_spaces(normals):
+        x, y = 15 + _DISC_STEP * (column + 0.5), 1 + _DISC_STEP * (layer + 0.5)
+        discs.append({"x": x, "y": y, "colour": colour, "path": _half_disc(x, y, _DISC_RADIUS, angle)})
     return discs
 
 

@@ -1,6 +1,6 @@
 """One self-contained HTML page from a list of artifacts: figures, claims with verdicts, deviations, environment.
 
-Here the values are prepared; ``templates/results.html`` has the words around them, and charts draws the figures.
+The text of the page is in ``templates/results.html``; figures are drawn in charts.
 """
 
 from __future__ import annotations
@@ -15,21 +15,8 @@ from pathlens.errors import ArtifactError
 from pathlens.pages import render, save_page
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim
+from pathlens.papers.pages import words
 from pathlens.papers.pages.charts import draw
-from pathlens.papers.pages.words import (
-    SIGNS,
-    duration,
-    flat,
-    mean_sd,
-    number,
-    paper_tables,
-    read_spread,
-    reduced_sizes,
-    reductions,
-    summaries,
-    tally,
-    where_it_ran,
-)
 
 __all__ = ["headline", "write_page"]
 
@@ -79,23 +66,17 @@ def write_page(
         heading=title,
         lead=lead,
         contents=contents,
-        full_names=len(contents) > 1 or bool(not_run),  # 'Figure 1' alone would not say of which paper
-        sections=[
-            _section(artifact, (remarks or {}).get(artifact.name, "") if artifact.scale == "paper" else "")
-            for artifact in shown
-        ],
-        environments=dict.fromkeys(filter(None, map(_environment, shown))),
-        finished=max(artifact.created for artifact in shown).replace("T", " ").replace("+00:00", " UTC"),
-        durations=", ".join(f"{a.name} {duration(a.duration_seconds)}" for a in shown if a.duration_seconds),
+        full_names=len(contents) > 1 or bool(not_run),  # 'Figure 1' alone does not name the paper
+        artifacts=shown,
+        remarks=remarks or {},
+        environments=dict.fromkeys(filter(None, (words.environment_text(artifact.environment) for artifact in shown))),
+        durations=", ".join(f"{a.name} {words.duration(a.duration_seconds)}" for a in shown if a.duration_seconds),
         needs=Claim.needs,
         agree=Claim.agree,
-        signs=SIGNS,
-        anchor=_anchor,
+        words=words,
+        draw=draw,
         is_finite=lambda value: value is not None and math.isfinite(value),
-        mean_sd=mean_sd,
-        number=number,
         percent="{:.0%}".format,
-        reductions=reductions,
         short_name=_short_name,
         strip=_strip,
     )
@@ -107,25 +88,22 @@ def headline(artifact: Artifact) -> str:
 
     Examples
     --------
-    >>> claim = Claim("more paths on top", threshold=2, comparison=">", null=1, measured=(31.0, 11.0, 74.0))
+    >>> claim = Claim("more paths on top", above=2, null=1, measured=(31.0, 11.0, 74.0))
     >>> headline(Artifact("hs.fig3", "Paths", "half-space", "quick", claims=(claim,)))
     'Figure 3 (1 of 1 claims reproduced): more paths on top: 31 (11–74), needed above 2'
     """
     if not artifact.claims:
         return f"{_short_name(artifact.name)}: {artifact.title}"
-    start = f"{_short_name(artifact.name)} ({tally(artifact, 'claims ')}): "
+    start = f"{_short_name(artifact.name)} ({words.tally(artifact, 'claims ')}): "
     claim = next((c for c in artifact.claims if artifact.verdict_of(c) == artifact.verdict), artifact.claims[0])
-    numbers = read_spread([value for value in claim.measured if value is not None])
+    numbers = words.read_spread([value for value in claim.measured if value is not None])
     unit = f" {claim.unit}" if claim.unit else ""
     row = f"{claim.row}: " if claim.row else ""
-    return f"{start}{row}{claim.text}: {numbers}{unit}, needed {SIGNS[claim.comparison]} {number(claim.threshold)}"
+    needed = f"{words.SIGNS[claim.comparison]} {words.number(claim.threshold)}"
+    return f"{start}{row}{claim.text}: {numbers}{unit}, needed {needed}"
 
 
 # --- what the template shows -----------------------------------------------------------------------------------
-
-
-def _anchor(artifact: Artifact) -> str:
-    return f"{artifact.name}-{artifact.scale}".replace(".", "-")
 
 
 def _short_name(name: str) -> str:
@@ -140,62 +118,16 @@ def _short_name(name: str) -> str:
 def _contents(artifacts: Sequence[Artifact], not_run: Mapping[str, str]) -> list[dict[str, Any]]:
     """Artifacts and what was not run, paper by paper."""
     papers: dict[str, dict[str, Any]] = {}
+
+    def group(name: str) -> dict[str, Any]:
+        return papers.setdefault(name.partition(".")[0], {"paper": "", "artifacts": [], "not_run": []})
+
     for artifact in artifacts:
-        group = papers.setdefault(artifact.name.partition(".")[0], {"artifacts": [], "not_run": []})
-        group["paper"] = artifact.paper
-        group["artifacts"].append(artifact)
+        group(artifact.name)["paper"] = artifact.paper
+        group(artifact.name)["artifacts"].append(artifact)
     for name, reason in not_run.items():
-        group = papers.setdefault(name.partition(".")[0], {"paper": "", "artifacts": [], "not_run": []})
-        group["not_run"].append((name, reason))
+        group(name)["not_run"].append((name, reason))
     return list(papers.values())
-
-
-def _section(artifact: Artifact, remark: str) -> dict[str, Any]:
-    part = _short_name(artifact.name)
-    facts = [
-        artifact.created[:10],
-        where_it_ran(artifact) if artifact.environment else "",
-        duration(artifact.duration_seconds) if artifact.duration_seconds else "",
-    ]
-    # gates are 'soft' or 'hard', followed by details
-    labels = [f"{name}: {gates[:4]} gates{gates[4:]}" for name, gates in artifact.gates.items()]
-    labels.append(f"{artifact.scale} scale")
-    if artifact.seeds:
-        labels.append(f"{len(artifact.seeds)} seed{'s' * (len(artifact.seeds) > 1)}")
-    if artifact.reduced:
-        labels.append("REDUCED: not the paper’s sizes")
-    deviations = [[d.paper, d.authors_code or "–", d.ours, d.why] for d in artifact.deviations]
-    sizes = [list(row) for row in reduced_sizes(artifact)]
-    settings = flat(artifact.config)
-    if artifact.seeds:
-        settings.append(("seeds", ", ".join(map(str, artifact.seeds))))
-    return {
-        "artifact": artifact,
-        "source": f"{part} of the {artifact.paper} paper" if " " in part else f"{artifact.paper} paper",
-        "facts": filter(None, facts),
-        "labels": labels,
-        "remark": remark,
-        "figure": draw(artifact),
-        "tables": (
-            ("Measured, mean ± sd over seeds", summaries(artifact.metrics)),
-            ("The paper’s numbers", paper_tables(artifact)),
-            (
-                f"Where this run departs from the paper ({len(deviations) + len(sizes)})",
-                _filled(
-                    (["the paper says", "the authors’ code does", "we do", "why"], deviations),
-                    (["size", "here", "paper"], sizes),
-                ),
-            ),
-            (
-                "Settings and measured numbers",
-                _filled((["setting", "value"], settings), (["measured", "value"], flat(artifact.metrics))),
-            ),
-        ),
-    }
-
-
-def _filled(*tables: tuple[list[str], Sequence[Sequence[str]]]) -> list[tuple[list[str], Sequence[Sequence[str]]]]:
-    return [table for table in tables if table[1]]
 
 
 def _strip(claim: Claim) -> dict[str, Any] | None:
@@ -225,7 +157,3 @@ def _strip(claim: Claim) -> dict[str, Any] | None:
         "start": start,
         "end": end,
     }
-
-
-def _environment(artifact: Artifact) -> str:
-    return ", ".join(f"{key} {value}" for key, value in artifact.environment.items() if value not in (None, ""))

@@ -1,7 +1,7 @@
-"""The one set of colours, names and type sizes that every figure uses, and how a matplotlib figure becomes inline SVG.
+"""Colours and type sizes of all figures, and conversion of a matplotlib figure to inline SVG.
 
-The colours are those of Okabe and Ito, which can be told apart with any kind of colour vision. What is drawn is decided
-in charts and picture; matplotlib is loaded inside functions.
+The colours are those of Okabe and Ito, which people with any kind of colour vision can distinguish. Matplotlib is
+loaded inside functions.
 """
 
 from __future__ import annotations
@@ -16,25 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from pathlens.errors import need_extra
+from pathlens.errors import import_extra
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
-
-__all__ = [
-    "COLOURS",
-    "HALF",
-    "SERIES",
-    "THIRD",
-    "drawing",
-    "heat_map",
-    "heat_png",
-    "inline_svg",
-    "order_map",
-    "panel",
-    "wave_map",
-]
 
 # Name -> the colour in light mode. In a page each becomes the CSS variable of that name, which dark mode redefines.
 COLOURS = {
@@ -50,7 +36,7 @@ COLOURS = {
     "violet": "#8a4fae",
     "sky": "#3f9fc9",
 }
-# colours that tell series apart, in this order
+# colours of series, in this order
 SERIES = ("relu", "dlgn", "frozen", "violet", "top", "sky", "ink")
 
 _STYLE: Any = {
@@ -89,11 +75,7 @@ _STYLE: Any = {
 @contextmanager
 def drawing() -> Iterator[None]:
     """Within it matplotlib draws in the house style; the user's own settings are untouched afterwards."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise need_extra("plot", "matplotlib", "Drawing figures") from error
-    with matplotlib.rc_context(_STYLE):
+    with import_extra("matplotlib", "Drawing figures").rc_context(_STYLE):
         yield
 
 
@@ -117,7 +99,7 @@ def inline_svg(figure: Figure, key: str, label: str) -> Markup:
     key : str
         Distinguishes the ids of this figure from those of others on the page; equal input gives equal output.
     label : str
-        What a screen reader says.
+        Text for screen readers.
     """
     import matplotlib
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from pathlens.errors import ArtifactError, OptionError
 from pathlens.papers.artifact import Artifact
+from pathlens.papers.pages.axes import half_spaces
 from pathlens.papers.pages.palette import COLOURS, drawing, heat_map, wave_map
 
 __all__ = ["opening_picture"]
@@ -39,9 +40,7 @@ def opening_picture(artifacts: Iterable[Artifact], path: str | os.PathLike[str])
     target = Path(path)
     if target.suffix.lower() not in (".png", ".svg"):
         raise OptionError(f"The opening picture is a .png or .svg file, got {target.name!r}.")
-    found: dict[str, Artifact] = {}
-    for artifact in sorted(artifacts, key=lambda a: a.scale == "paper"):
-        found[artifact.name] = artifact
+    found = {artifact.name: artifact for artifact in sorted(artifacts, key=lambda a: a.scale == "paper")}
     missing = [name for name in ("hs.fig2", "hs.fig3", "hs.fig6") if name not in found]
     if missing:
         raise ArtifactError(
@@ -119,27 +118,19 @@ def _draw_circle(axes: Any, artifact: Artifact) -> None:
     axes.plot(np.cos(around), np.sin(around), color=COLOURS["rule"], lw=1)
     axes.text(0, 0.3, "slow on top", ha="center", color=COLOURS["muted"], fontsize=10)
     axes.text(0, -0.4, "fast below", ha="center", color=COLOURS["muted"], fontsize=10)
-    axes.set_xlim(-1.22, 1.22)
-    axes.set_ylim(-1.22, 1.22)
-    axes.set_aspect("equal")
+    axes.set(xlim=(-1.22, 1.22), ylim=(-1.22, 1.22), aspect="equal")
 
 
 def _draw_half_spaces(axes: Any, normals: np.ndarray) -> None:
     """Half discs, layers down and neurons across, sorted by their angle to the top; amber within 30° of it."""
     from matplotlib.patches import Circle, Wedge
 
+    for layer, column, angle, colour in half_spaces(normals):
+        place, degrees = (column, -layer), np.degrees(angle)
+        axes.add_patch(Wedge(place, 0.41, degrees - 90, degrees + 90, color=COLOURS[colour], lw=0))
+        axes.add_patch(Circle(place, 0.41, fill=False, ec=COLOURS["rule"], lw=0.7))
     layers, width, _ = normals.shape
-    for layer in range(layers):
-        angle = np.arctan2(normals[layer, :, 1], normals[layer, :, 0])
-        away = np.abs(np.angle(np.exp(1j * (angle - np.pi / 2))))
-        for column, neuron in enumerate(np.argsort(away, kind="stable")):
-            place, degrees = (column, -layer), np.degrees(angle[neuron])
-            colour = COLOURS["top"] if away[neuron] <= np.pi / 6 else COLOURS["off"]
-            axes.add_patch(Wedge(place, 0.41, degrees - 90, degrees + 90, color=colour, lw=0))
-            axes.add_patch(Circle(place, 0.41, fill=False, ec=COLOURS["rule"], lw=0.7))
-    axes.set_xlim(-0.5, width - 0.5)
-    axes.set_ylim(-layers + 0.5, 0.5)
-    axes.set_aspect("equal")
+    axes.set(xlim=(-0.5, width - 0.5), ylim=(-layers + 0.5, 0.5), aspect="equal")
 
 
 if __name__ == "__main__":

@@ -17,18 +17,7 @@ from pathlens.errors import ArtifactError
 from pathlens.pages import render
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim
-from pathlens.papers.pages.words import (
-    SIGNS,
-    duration,
-    mean_sd,
-    number,
-    paper_tables,
-    read_spread,
-    reductions,
-    summaries,
-    tally,
-    where_it_ran,
-)
+from pathlens.papers.pages import words
 
 __all__ = ["NOT_RUN", "REMARKS", "Entry", "not_run", "remarks", "results_page"]
 
@@ -51,7 +40,7 @@ def not_run(folder: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def remarks(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Name → what a reader must know of how an artifact came about, from ``remarks.toml``; empty without one."""
+    """Name → what a reader must know about how an artifact was made, from ``remarks.toml``; empty without one."""
     return _sentences(Path(folder) / REMARKS)
 
 
@@ -89,7 +78,7 @@ def results_page(
     reasons : mapping
         Name → why it was not run.
     remarked : mapping, optional
-        Name → a remark on how its artifact came about.
+        Name → a remark on how its artifact was made.
 
     Raises
     ------
@@ -99,7 +88,7 @@ def results_page(
 
     Examples
     --------
-    >>> claim = Claim("half", threshold=0.4, comparison="<", null=0.5, measured=(0.1, 0.2, 0.3))
+    >>> claim = Claim("half", below=0.4, null=0.5, measured=(0.1, 0.2, 0.3))
     >>> done = Artifact("hs.fig2", "Circle", "half-space", "paper", seeds=(0, 1, 2), claims=(claim,))
     >>> entries = [Entry("hs.fig2", "half-space", "a circle"), Entry("hs.tab2", "half-space", "a table", "4 h")]
     >>> text = results_page(entries, [done], {"hs.tab2": "needs a GPU"})
@@ -112,11 +101,7 @@ def results_page(
     for artifact in artifacts:
         found.setdefault(artifact.name, []).append(artifact)
     remarked = remarked or {}
-    _check({entry.name for entry in entries}, set(found), set(reasons))
-    if lost := sorted(set(remarked) - set(found)):
-        raise ArtifactError(
-            f"Results of {', '.join(lost)}: there is a remark and no artifact. Remove it from {REMARKS}."
-        )
+    _check({entry.name for entry in entries}, set(found), set(reasons), set(remarked))
     papers: dict[str, list[Entry]] = {}
     for entry in entries:
         papers.setdefault(entry.paper, []).append(entry)
@@ -132,28 +117,20 @@ def results_page(
         reasons=reasons,
         remarks=remarked,
         agree=f"{Claim.agree:.0%}",
-        signs=SIGNS,
-        duration=duration,
+        words=words,
         facts=_facts,
         heading=lambda one: one.name if one.scale == "paper" else f"{one.name} {one.scale}",
-        mean_sd=mean_sd,
-        number=number,
-        paper_tables=paper_tables,
-        read_spread=read_spread,
-        reductions=reductions,
-        summaries=summaries,
-        tally=tally,
         text=_text,
-        where_it_ran=where_it_ran,
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _check(known: set[str], run: set[str], excused: set[str]) -> None:
+def _check(known: set[str], run: set[str], excused: set[str], remarked: set[str]) -> None:
     for names, what, remedy in (
         (known - run - excused, "neither an artifact nor a reason why it was not run", f"Add it to {NOT_RUN}."),
         (run & excused, f"an artifact and a reason in {NOT_RUN}", "Remove the reason."),
         ((run | excused) - known, "no experiment of that name", "Remove its artifact or its reason."),
+        (remarked - run, "a remark and no artifact", f"Remove it from {REMARKS}."),
     ):
         if names:
             raise ArtifactError(f"Results of {', '.join(sorted(names))}: there is {what}. {remedy}")
@@ -162,8 +139,11 @@ def _check(known: set[str], run: set[str], excused: set[str]) -> None:
 def _facts(artifact: Artifact) -> str:
     """Scale, seeds, date, device, duration and gates."""
     seeds = f"{len(artifact.seeds)} seeds" if artifact.seeds else ""
-    facts = [f"{artifact.scale} scale", seeds, artifact.created[:10], where_it_ran(artifact)]
-    facts += [duration(artifact.duration_seconds), *(f"{part}: {gates}" for part, gates in artifact.gates.items())]
+    facts = [f"{artifact.scale} scale", seeds, artifact.created[:10], words.where_it_ran(artifact)]
+    facts += [
+        words.duration(artifact.duration_seconds),
+        *(f"{part}: {gates}" for part, gates in artifact.gates.items()),
+    ]
     return " · ".join(filter(None, facts))
 
 

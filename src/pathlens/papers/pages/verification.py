@@ -16,7 +16,7 @@ import msgspec
 
 from pathlens.errors import ArtifactError
 from pathlens.pages import render, save_page
-from pathlens.papers.pages.words import number
+from pathlens.papers.pages.words import environment_text, number
 
 __all__ = ["FORMAT", "VERDICTS", "CheckResult", "Verdict", "Verification", "write_verification"]
 
@@ -93,6 +93,7 @@ def write_verification(
         heading="Theorems as checks",
         lead=_LEAD,
         document=read,
+        environment=environment_text(read.environment or {}),
         papers=papers,
         tally=_tally,
         anchor=_anchor,

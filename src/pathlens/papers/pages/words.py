@@ -9,22 +9,6 @@ import numpy as np
 
 from pathlens.papers.artifact import Artifact
 
-__all__ = [
-    "SIGNS",
-    "cell",
-    "duration",
-    "flat",
-    "mean_sd",
-    "number",
-    "paper_tables",
-    "read_spread",
-    "reduced_sizes",
-    "reductions",
-    "summaries",
-    "tally",
-    "where_it_ran",
-]
-
 SIGNS = {"<": "below", "<=": "at most", ">": "above", ">=": "at least"}
 
 
@@ -53,14 +37,12 @@ def read_spread(values: Sequence[float | None] | np.ndarray, beyond: str = "not 
     >>> read_spread([240, 106, 255]), read_spread([None, 2385, None], ">4000"), read_spread([5]), read_spread([-1, 2])
     ('240 (106–255)', '>4000 (2385–>4000)', '5', '0.5 (−1 to 2)')
     """
-    there = sorted(np.inf if value is None else float(value) for value in values if value is None or value == value)
-    if not there:
+    there = np.array([np.inf if value is None else value for value in values if value is None or value == value])
+    if not there.size:
         return "–"
-    middle = there[(len(there) - 1) // 2], there[len(there) // 2]
-    median = middle[0] if middle[0] == middle[1] else sum(middle) / 2
-    middle_text, low, high = (beyond if value == np.inf else number(value) for value in (median, there[0], there[-1]))
-    between = " to " if there[0] < 0 else "–"
-    return middle_text if low == high else f"{middle_text} ({low}{between}{high})"
+    ends = np.median(there), there.min(), there.max()
+    median, low, high = (beyond if value == np.inf else number(float(value)) for value in ends)
+    return median if low == high else f"{median} ({low}{' to ' if there.min() < 0 else '–'}{high})"
 
 
 def mean_sd(values: Sequence[float]) -> str:
@@ -116,6 +98,22 @@ def where_it_ran(artifact: Artifact) -> str:
     return f"{device}, {found['cpus']} cores" if device == "cpu" and found.get("cpus") else device
 
 
+def environment_text(environment: Mapping[str, Any]) -> str:
+    """Versions and hardware that are known.
+
+    Examples
+    --------
+    >>> environment_text({"python": "3.11", "torch": None, "cpus": 2})
+    'python 3.11, cpus 2'
+    """
+    return ", ".join(f"{key} {value}" for key, value in environment.items() if value not in (None, ""))
+
+
+def deviation_rows(artifact: Artifact) -> list[tuple[str, str, str, str]]:
+    """Rows of the table of deviations: the paper, the authors' code, this run, and why."""
+    return [(one.paper, one.authors_code or "–", one.ours, one.why) for one in artifact.deviations]
+
+
 def reductions(artifact: Artifact) -> str:
     """Every size that differs from the paper's, with both values.
 
@@ -151,7 +149,7 @@ def reduced_sizes(artifact: Artifact) -> list[tuple[str, str, str]]:
         whole = key.rpartition(" · ")[0]
         return paper.get(key) or ", ".join(parts) or (printed(whole) if whole else "–")
 
-    return [(key, value, told) for key, value in ours if (told := printed(key)) != value]
+    return [(key, value, text) for key, value in ours if (text := printed(key)) != value]
 
 
 def tally(artifact: Artifact, noun: str = "") -> str:
@@ -160,7 +158,7 @@ def tally(artifact: Artifact, noun: str = "") -> str:
     Examples
     --------
     >>> from pathlens.papers.artifact import Claim
-    >>> claim = Claim("more", threshold=2, comparison=">", null=1)
+    >>> claim = Claim("more", above=2, null=1)
     >>> claims = (claim.measure([3.0, 4.0, 5.0]), claim.measure([1.0, 1.0, 1.0]), claim.measure([None] * 3))
     >>> tally(Artifact("hs.a", "", "", "paper", claims=claims), "claims ")
     '1 of 3 claims reproduced'
@@ -186,8 +184,8 @@ def summaries(metrics: Mapping[str, Any]) -> list[Table]:
 
     Examples
     --------
-    >>> def told(*seeds): return {"mean": sum(seeds) / len(seeds), "sd": None, "seeds": list(seeds)}
-    >>> summaries({"accuracy": {"ReLU": {"train": told(99.0), "test": told(70.0, 74.0)}, "DLN": {"test": "40 ± 1"}}})
+    >>> def mean(*seeds): return {"mean": sum(seeds) / len(seeds), "sd": None, "seeds": list(seeds)}
+    >>> summaries({"accuracy": {"ReLU": {"train": mean(99.0), "test": mean(70.0, 74.0)}, "DLN": {"test": "40 ± 1"}}})
     [(['accuracy', 'train', 'test'], [['ReLU', '99', '72 ± 2.8'], ['DLN', '–', '40 ± 1']])]
     >>> summaries({"ν": {"epoch 0": "3 ± 1"}, "epochs": [1, 2]})
     [(['ν', 'mean ± sd'], [['epoch 0', '3 ± 1']])]
@@ -204,18 +202,16 @@ def paper_tables(artifact: Artifact) -> list[Table]:
     >>> paper_tables(Artifact("hs.a", "", "", "quick", paper_numbers=printed))
     [(['Table 1', 'train', 'test'], [['ReLU', '96.3', '72.17'], ['DLN', '42.3', '40.79']])]
     """
-    return _tables(
-        artifact.paper_numbers, lambda value: "" if isinstance(value, dict) else flat({"": value})[0][1], "paper"
-    )
+    return _tables(artifact.paper_numbers, lambda value: "" if isinstance(value, dict) else cell(value), "paper")
 
 
 def _tables(values: Mapping[str, Any], text: Callable[[Any], str], column: str, name: str = "") -> list[Table]:
     """Mappings of mappings of entries as tables, at any depth; ``text`` is empty for what is no entry."""
-    entries = {key: told for key, value in values.items() if (told := text(value))}
+    entries = {key: entry for key, value in values.items() if (entry := text(value))}
     inner = {key: value for key, value in values.items() if key not in entries and isinstance(value, dict) and value}
     found: list[Table] = []
     if entries:
-        found.append(([name, column], [[key, told] for key, told in entries.items()]))
+        found.append(([name, column], [list(pair) for pair in entries.items()]))
     if not entries and len(inner) > 1 and all(text(cell) for row in inner.values() for cell in row.values()):
         columns = list(dict.fromkeys(key for row in inner.values() for key in row))
         rows = [[key, *(text(row[c]) if c in row else "–" for c in columns)] for key, row in inner.items()]
@@ -247,17 +243,14 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     lines = []
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            lines += flat(value, f"{name} · ")
-        elif isinstance(value, list):
-            lines.append((name, ", ".join(cell(item) for item in value)))
-        else:
-            lines.append((name, cell(value)))
+        lines += flat(value, f"{name} · ") if isinstance(value, dict) else [(name, cell(value))]
     return lines
 
 
 def cell(value: Any) -> str:
-    """One setting or number as text."""
+    """One setting, number or list of them as text."""
+    if isinstance(value, list):
+        return ", ".join(str(item) if isinstance(item, list) else cell(item) for item in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or isinstance(value, (int, float)):

@@ -4,16 +4,11 @@ The papers are 'Deep gated networks' (DGN) and 'Neural path features and neural 
 float64 NumPy arrays; the kernels themselves are in :mod:`pathlens.kernels`.
 """
 
-from pathlens.theory.deep_gated.bundles import Bundles, path_bundles
 from pathlens.theory.deep_gated.gradients import (
     Adaptation,
-    PathTable,
-    RhoBound,
     SignalWire,
     adaptation,
     gate_gradient_overlap,
-    path_table,
-    rho_bound,
     signal_wire,
 )
 from pathlens.theory.deep_gated.moments import (
@@ -25,6 +20,7 @@ from pathlens.theory.deep_gated.moments import (
     printed_variance_bound,
     variance_law,
 )
+from pathlens.theory.deep_gated.paths import Bundles, PathTable, RhoBound, path_bundles, path_table, rho_bound
 from pathlens.theory.deep_gated.sensitive_gates import (
     GateSlopes,
     SubNetworks,

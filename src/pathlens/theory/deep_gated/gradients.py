@@ -1,12 +1,10 @@
-"""Parts of the gradient of a gated network: signal and wire, strengths and gates, paths and their values.
+"""Parts of the gradient of a gated network: signal and wire, strengths and gates.
 
-Kernels come from :mod:`pathlens.kernels`; this module splits them, or rebuilds them from every path of a tiny network.
-Initialisation lives in moments, active and sensitive gates in sensitive_gates.
+Kernels come from :mod:`pathlens.kernels`; this module splits them.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,27 +14,11 @@ from torch import Tensor
 
 from pathlens.data.inputs import as_numbers
 from pathlens.errors import OptionError, RecordError
-from pathlens.kernels import npk, ntk
+from pathlens.kernels import ntk
 from pathlens.kernels.overlap import check_chain
 from pathlens.models import GatedNetwork
-from pathlens.paths.trellis import take_trellis
 from pathlens.recording import record
 from pathlens.theory.inputs import float_array
-
-__all__ = [
-    "Adaptation",
-    "PathTable",
-    "RhoBound",
-    "SignalWire",
-    "adaptation",
-    "gate_gradient_overlap",
-    "path_table",
-    "rho_bound",
-    "signal_wire",
-]
-
-MOST_PATHS = 20_000  #: largest number of paths that `path_table` lists; a P × P kernel of them takes 3 GB
-
 
 # --- signal and wire -----------------------------------------------------------------------------------------------
 
@@ -103,7 +85,7 @@ def signal_wire(net: GatedNetwork, X: Any, *, output: int = 0) -> SignalWire:
     >>> np.allclose(parts.gram, ntk(net, X).dense()), np.allclose(parts.gram, parts.printed)
     (True, False)
     """
-    x, weights, gates = _chain("signal_wire", net, X, output)
+    x, weights, gates = read_chain("signal_wire", net, X, output)
     n, d = x.shape
     responses = [np.broadcast_to(np.eye(d), (n, d, d))]
     for w, g in zip(weights, gates):
@@ -124,12 +106,19 @@ def check_gated(what: str, net: Any) -> None:
         raise OptionError(f"{what}: expected a GatedNetwork, got {type(net).__name__}. Convert it with gated_twin.")
 
 
-def _chain(what: str, net: GatedNetwork, X: Any, output: int) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+def check_output(what: str, output: int, outputs: int) -> None:
+    """Raise OptionError unless `output` is the number of an output."""
+    if not 0 <= output < outputs:
+        raise OptionError(f"{what}: output={output}, but the network has {outputs} outputs, numbered from 0.")
+
+
+def read_chain(
+    what: str, net: GatedNetwork, X: Any, output: int
+) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """Inputs of the value network, its weights (w_l, w_{l−1}) and the gates (n, w_l) of a fully connected network."""
     check_gated(what, net)
     rec = record(net, X, sensitivities=False, stream=False)
-    if not 0 <= output < rec.outputs:
-        raise OptionError(f"{what}: output={output}, but the network has {rec.outputs} outputs, numbered from 0.")
+    check_output(what, output, rec.outputs)
     check_chain(what, rec)  # type: ignore[arg-type]
     layers = [layer for layer in rec.layers if layer.part != "gate"]
     parameters = dict(net.named_parameters())
@@ -225,11 +214,10 @@ def gate_gradient_overlap(net: GatedNetwork, X: Any) -> np.ndarray:
     x = as_numbers(X).to(next(iter(source.values())))
 
     def gates(parameters: dict[str, Tensor], row: Tensor) -> tuple[Tensor, ...]:
-        return torch.func.functional_call(
-            GateOutputs(net), {f"net.{k}": p for k, p in parameters.items()}, (row[None],)
-        )
+        named = {f"net.{k}": p for k, p in parameters.items()}
+        return torch.func.functional_call(GateOutputs(net), named, (row[None],))
 
-    values = [float_array(g) for g in GateOutputs(net)(x)]
+    values = [float_array(g) for g in net.gates(x).values()]
     slopes = []  # per input, per layer: (w_l, all weights of the gates)
     for row in x:
         found = torch.func.jacrev(gates)(source, row)
@@ -258,133 +246,3 @@ class GateOutputs(torch.nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.net.gates(x).values())
-
-
-# --- every path ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PathTable:
-    """Every path of a tiny network: its units, its value, and its feature for each input.
-
-    Attributes
-    ----------
-    units : (P, L + 1)
-        Input node and one unit per hidden layer, counted from 0; the last layer's unit runs fastest.
-    strengths : (P,)
-        v(p), the product of the d = L + 1 weights (neural path value).
-    activity : (n, P)
-        A(x, p), the product of the gates.
-    features : (n, P)
-        φ_x(p) = x(p₀) A(x, p) (neural path feature), so that f = φ·v.
-    weights : (d, P)
-        The weights along each path.
-    """
-
-    units: np.ndarray
-    strengths: np.ndarray
-    activity: np.ndarray
-    features: np.ndarray
-    weights: np.ndarray
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """f(x) = Σ_p φ_x(p) v(p), (n,) (NPF, Proposition 2.1)."""
-        return self.features @ self.strengths
-
-    @property
-    def kernel(self) -> np.ndarray:
-        """Neural path kernel H = ΦᵀΦ, (n, n)."""
-        return self.features @ self.features.T
-
-    @property
-    def value_tangent_kernel(self) -> np.ndarray:
-        """V(p, q) = ⟨∂v(p)/∂Θ, ∂v(q)/∂Θ⟩, (P, P): for each weight that both paths use, the products of the others.
-
-        It depends on the weights alone, not on gates or inputs (NPF, Definition 3.2), and K = Φᵀ V Φ.
-        """
-        ends = np.concatenate([self.units, np.zeros((len(self.units), 1), dtype=int)], axis=1)
-        V = np.zeros((len(self.units),) * 2)
-        for k in range(len(self.weights)):
-            others = np.prod(np.delete(self.weights, k, axis=0), axis=0)
-            edge = ends[:, k] * (1 + ends.max()) + ends[:, k + 1]
-            V += (edge[:, None] == edge) * np.outer(others, others)
-        return V
-
-    @property
-    def gram(self) -> np.ndarray:
-        """K = Φᵀ V Φ, the tangent kernel of the values from paths alone, (n, n) (NPF, Proposition 3.1)."""
-        return self.features @ self.value_tangent_kernel @ self.features.T
-
-    def __repr__(self) -> str:
-        active = ", ".join(str(int(k)) for k in (self.activity > 0).sum(1)[:8])
-        more = ", …" if len(self.activity) > 8 else ""
-        return f"PathTable({len(self.units)} paths, {len(self.activity)} inputs; active: {active}{more})"
-
-
-def path_table(net: GatedNetwork, X: Any, *, output: int = 0) -> PathTable:
-    """List every path of a tiny fully connected network without biases, inputs counted as nodes (NPF, Definition 2.1).
-
-    Examples
-    --------
-    >>> from pathlens import models
-    >>> path_table(models.relu(2, hidden=(3, 3), seed=0), torch.ones(1, 2)).units.shape
-    (18, 3)
-    """
-    x, weights, gates = _chain("path_table", net, X, output)
-    if not take_trellis("path_table", net, X, include_inputs=True).direct:
-        raise RecordError(
-            "path_table: the first layer reads transformed inputs, so its columns do not correspond to input nodes. "
-            "Apply the transformation before the network: path_table(net, transform(X))."
-        )
-    sizes = [x.shape[1], *(g.shape[1] for g in gates)]
-    total = math.prod(sizes)
-    if total > MOST_PATHS:
-        raise OptionError(
-            f"path_table: the network has {total} paths, at most {MOST_PATHS} are listed. "
-            "For larger networks use pathlens.kernels.npk and ntk, which need no list of paths."
-        )
-    units = np.stack([k.ravel() for k in np.meshgrid(*map(np.arange, sizes), indexing="ij")], axis=1)
-    ends = [*units.T, np.full(total, output)]
-    along = np.stack([w[ends[k + 1], ends[k]] for k, w in enumerate(weights)])
-    activity = np.prod([g[:, units[:, k + 1]] for k, g in enumerate(gates)], axis=0)
-    return PathTable(units, along.prod(0), activity, x[:, units[:, 0]] * activity, along)
-
-
-@dataclass(frozen=True)
-class RhoBound:
-    """ρ_min(K) ≤ ρ_min(H) ρ_max(V): a tangent kernel is well conditioned only if the path kernel is (NPF, Prop. 3.3).
-
-    Attributes
-    ----------
-    ntk_smallest, npk_smallest, vtk_largest
-        ρ_min(K), ρ_min(H), ρ_max(V).
-    """
-
-    ntk_smallest: float
-    npk_smallest: float
-    vtk_largest: float
-
-    @property
-    def bound(self) -> float:
-        """ρ_min(H) ρ_max(V)."""
-        return self.npk_smallest * self.vtk_largest
-
-
-def rho_bound(net: GatedNetwork, X: Any, *, output: int = 0) -> RhoBound:
-    """Smallest eigenvalues of the tangent and the path kernel, and the largest of the value tangent kernel.
-
-    For networks small enough for `path_table`; the two n × n kernels come from :mod:`pathlens.kernels`. K is that of
-    one output and of the values alone; soft gates are held fixed, and are soft in H too.
-
-    Examples
-    --------
-    >>> from pathlens import models
-    >>> found = rho_bound(models.relu(3, hidden=(4, 4), seed=0).double(), torch.eye(3, dtype=torch.float64))
-    >>> found.ntk_smallest <= found.bound + 1e-12
-    True
-    """
-    table = path_table(net, X, output=output)
-    kernels = ntk(net, X, part="value", outputs=output, frozen=True), npk(net, X, soft=True)
-    K, H = (np.linalg.eigvalsh(float_array(kernel.dense())) for kernel in kernels)
-    return RhoBound(float(K[0]), float(H[0]), float(np.linalg.eigvalsh(table.value_tangent_kernel)[-1]))

@@ -1,7 +1,7 @@
 """Deep gated networks at initialisation: the exact mean and variance of the Gram matrix K₀, and its ideal spectrum.
 
 Values are drawn independently of the gates (DGN, Assumptions 1 and 2), so that both moments are finite sums over paths,
-which a recursion over layers adds up without listing the paths. Gradients during training live in gradients.
+which a recursion over layers computes without listing the paths.
 """
 
 from __future__ import annotations
@@ -15,16 +15,6 @@ import numpy as np
 
 from pathlens.errors import OptionError, ShapeError
 from pathlens.theory.inputs import check_finite, float_array
-
-__all__ = [
-    "GramMoments",
-    "frg_moments",
-    "gram_moments",
-    "ideal_gram",
-    "ideal_spectrum",
-    "printed_variance_bound",
-    "variance_law",
-]
 
 Sigma = float | Sequence[float]
 
@@ -128,12 +118,7 @@ def gram_moments(X: Any, gates: Sequence[Any], sigma: Sigma, *, excess: float = 
     rows = {len(g) for g in layers}
     if rows != {len(x)}:
         raise ShapeError(f"gram_moments: X has {len(x)} rows, the gates {max(rows)}. Use the same inputs.")
-    sums = []
-    for g in layers:
-        both, squares = g @ g.T, np.square(g)
-        own = squares.sum(1)
-        sums.append((both, both * both, np.outer(own, own), squares @ squares.T))
-    return _moments(x, sums, sigma, excess)
+    return _moments(x, [_pair_sums(g) for g in layers], sigma, excess)
 
 
 def frg_moments(
@@ -175,29 +160,29 @@ def frg_moments(
 _Sums = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # Σgh, p, r, t of one layer, each (n, n)
 
 
-def _moments(x: np.ndarray, layers: list[_Sums], sigma: Sigma, excess: float) -> GramMoments:
-    gram, squares = x @ x.T, np.square(x)
-    one = np.ones_like(gram)
-    variances = _sigmas(sigma, len(layers) + 1) ** 2
+def _pair_sums(g: np.ndarray) -> _Sums:
+    both, squares = g @ g.T, np.square(g)
     own = squares.sum(1)
-    # rows: A, B, C, Q; of pairs that are not differentiated yet, where one of them is, where both are
-    none = np.stack([gram * gram, np.outer(own, own), gram * gram, squares @ squares.T])
-    one_of, both_of = np.zeros_like(none), np.zeros_like(none)
-    mean, share = gram, 0.0
-    for v, (overlap, p, r, t) in zip(variances, [*layers, (one, one, one, one)]):
+    return both, both * both, np.outer(own, own), squares @ squares.T
+
+
+def _moments(x: np.ndarray, layers: list[_Sums], sigma: Sigma, excess: float) -> GramMoments:
+    mean, p, r, t = _pair_sums(x)
+    last = (np.ones_like(mean),) * 4  # the output layer has no gates
+    # sums[i] = (A, B, C, Q) where i of the two pairs have been differentiated
+    sums = np.zeros((3, 4, *mean.shape))
+    sums[0] = p, r, p, t
+    share = 0.0
+    for v, (overlap, p, r, t) in zip(_sigmas(sigma, len(layers) + 1) ** 2, [*layers, last]):
+        mixed = t * (sums[:, :3].sum(1) + excess * sums[:, 3])
+        moved = v * v * ((np.stack([p, r, p, t]) - t) * sums + mixed[:, None])
         injected = np.stack([p, t, t, t])
-
-        def carried(s: np.ndarray, v: float = v, p: np.ndarray = p, r: np.ndarray = r, t: np.ndarray = t) -> np.ndarray:
-            A, B, C, Q = s
-            mixed = t * (A + B + C + excess * Q)
-            return v * v * np.stack([(p - t) * A + mixed, (r - t) * B + mixed, (p - t) * C + mixed, mixed])
-
-        both_of = carried(both_of) + injected * (v * one_of[0] + none[0])
-        one_of = carried(one_of) + 2 * v * injected * none[0]
-        none = carried(none)
+        moved[1] += 2 * v * injected * sums[0, 0]
+        moved[2] += injected * (v * sums[1, 0] + sums[0, 0])
+        sums = moved
         mean, share = mean * overlap * v, share + 1 / v
     mean = mean * share
-    return GramMoments(mean, np.maximum(both_of[0] - mean * mean, 0.0))
+    return GramMoments(mean, np.maximum(sums[2, 0] - mean * mean, 0.0))
 
 
 def variance_law(width: float, hidden_layers: int) -> float:

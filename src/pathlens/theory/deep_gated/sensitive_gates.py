@@ -1,14 +1,12 @@
 """Active and sensitive gates of soft networks, and the sub-networks that they form (DGN, section 3.1).
 
-An active gate is nearly open; a sensitive gate changes when a weight of the gate network does. Kernels of the gates'
-gradient are in gradients.
+An active gate is nearly open; a sensitive gate changes when a weight of the gate network does.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +19,6 @@ from pathlens.models import GatedNetwork, Soft
 from pathlens.models.sources import GraphSource
 from pathlens.progress import ProgressBar
 from pathlens.recording import as_rows
-
-__all__ = ["GateSlopes", "SubNetworks", "gate_slopes", "printed_threshold", "sensitive_threshold", "subnetworks"]
-
 
 # --- thresholds ----------------------------------------------------------------------------------------------------
 
@@ -119,69 +114,65 @@ def gate_slopes(net: GatedNetwork, X: Any) -> GateSlopes:
     """
     layers = _gate_layers(net)
     assert isinstance(net.gate, Soft)
+    gate = Soft(float(net.gate.beta), float(net.gate.epsilon)).double()
+    name = net.source.activation_name if isinstance(net.source, GraphSource) else "soft"
+    units: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda q: q, "relu": torch.relu, "soft": gate.gated}
     x = as_rows(X, like=net).double()
-    beta, epsilon = float(net.gate.beta), float(net.gate.epsilon)
     parts: list[list[list[Tensor]]] = []
     step = max(1, 2**24 // max(w.shape[0] for w, _ in layers) ** 2)
     with ProgressBar("gate slopes", len(x)) as meter:
         for lo in range(0, len(x), step):
-            parts.append(_slopes_of(net, layers, x[lo : lo + step]))
+            parts.append(_slopes(layers, gate, units[name], x[lo : lo + step]))
             meter.advance(min(step, len(x) - lo))
-    joined = [tuple(torch.cat([p[kind][k] for p in parts]).numpy() for k in range(len(layers))) for kind in range(3)]
-    return GateSlopes(joined[0], joined[1], joined[2], beta, epsilon)
+    gates, scores, slopes = (tuple(torch.cat(layer).numpy() for layer in zip(*chunks)) for chunks in zip(*parts))
+    return GateSlopes(gates, scores, slopes, float(gate.beta), float(gate.epsilon))
 
 
 def _gate_layers(net: GatedNetwork) -> list[tuple[Tensor, Tensor | None]]:
     """Weights and biases of the layers that make the gates, in order, in float64."""
-    where = "gate_slopes"
     if not isinstance(net, GatedNetwork) or not isinstance(net.gate, Soft):
         raise OptionError(
-            f"{where}: expected a gated network with soft gates; hard gates have no slope. "
+            "gate_slopes: expected a gated network with soft gates; hard gates have no slope. "
             "Use models.soft_galu, soft_relu or dlgn."
         )
     if net.source is not None and not isinstance(net.source, GraphSource):
-        raise OptionError(f"{where}: gates from {type(net.source).__name__} are not a chain of layers.")
+        raise OptionError(f"gate_slopes: gates from {type(net.source).__name__} are not a chain of layers.")
     module: nn.Module = net.values if net.source is None else net.source
     found = [m for m in module.modules() if isinstance(m, nn.Linear)][: len(net.sites)]
-    widths = [m.out_features for m in found]
     chain = all(a.out_features == b.in_features for a, b in itertools.pairwise(found))
     convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
     if len(found) < len(net.sites) or not chain or convolutional:
         raise OptionError(
-            f"{where}: the gates are not made by a chain of dense layers (widths {widths}, "
-            f"{len(net.sites)} sites). Only fully connected networks are supported."
+            "gate_slopes: the gates are not made by a chain of dense layers (widths "
+            f"{[m.out_features for m in found]}, {len(net.sites)} sites). Only fully connected networks are supported."
         )
     return [
         (m.weight.detach().cpu().double(), None if m.bias is None else m.bias.detach().cpu().double()) for m in found
     ]
 
 
-def _slopes_of(net: GatedNetwork, layers: list[tuple[Tensor, Tensor | None]], x: Tensor) -> list[list[Tensor]]:
-    """[gates, score slopes, gate slopes], each per layer, of a few rows."""
-    gate = Soft(float(net.gate.beta), float(net.gate.epsilon)).double()  # type: ignore[arg-type]
-    name = net.source.activation_name if isinstance(net.source, GraphSource) else "soft"
-    units: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda q: q, "relu": torch.relu, "soft": gate.gated}
-    unit, e = units[name], x
+def _slopes(
+    layers: list[tuple[Tensor, Tensor | None]], gate: Soft, unit: Callable[[Tensor], Tensor], e: Tensor
+) -> list[list[Tensor]]:
+    """[gates, score slopes, gate slopes], each per layer, of a few rows e."""
     jacobians: list[Tensor] = []  # (w_l, w_k), or one per row from the second layer on
     sizes: list[Tensor] = []
     gates, scores, slopes = [], [], []
     for weight, bias in layers:
         # J_{l←k} of the layers before, through this layer's weights; a layer's own is the identity
-        jacobians = [weight @ j for j in jacobians] + [torch.eye(len(weight), dtype=x.dtype)]
-        sizes.append(torch.maximum(e.abs().amax(1), torch.tensor(0.0 if bias is None else 1.0, dtype=x.dtype)))
+        jacobians = [weight @ j for j in jacobians] + [torch.eye(len(weight), dtype=e.dtype)]
+        sizes.append(e.abs().amax(1).clamp(min=0.0 if bias is None else 1.0))
         q = nn.functional.linear(e, weight, bias)
-        largest = torch.stack(
-            [j.abs().amax(-1).expand(len(x), -1) * size[:, None] for j, size in zip(jacobians, sizes)]
-        )
+        largest = [j.abs().amax(-1) * size[:, None] for j, size in zip(jacobians, sizes)]
         with torch.enable_grad():
             leaf = q.clone().requires_grad_(True)
             (turn,) = torch.autograd.grad(gate(leaf).sum(), leaf, retain_graph=True)
             (through,) = torch.autograd.grad(unit(leaf).sum(), leaf)
         gates.append(gate(q))
-        scores.append(largest.amax(0))
+        scores.append(torch.stack(largest).amax(0))
         slopes.append(turn.abs() * scores[-1])
         e = unit(q)
-        jacobians = [through[:, :, None] * (j if j.ndim == 3 else j[None]) for j in jacobians]
+        jacobians = [through[:, :, None] * j for j in jacobians]
     return [gates, scores, slopes]
 
 
@@ -197,7 +188,7 @@ class SubNetworks:
     active_gates, sensitive_gates, both : (n, L)
         Gates per layer with G > τ_A, with slope > τ_S, and with both (empty above `sensitive_threshold`).
     active_paths : (n,)
-        Paths all of whose gates are active: they carry what was learned for this input.
+        Paths all of whose gates are active: they represent what was learned for this input.
     sensitive_paths : (n,)
         Paths with one sensitive gate and the others active: they learn.
     floor : float
@@ -251,20 +242,18 @@ def subnetworks(
         sensitive = sensitive_threshold(active, at.beta, epsilon=at.epsilon, slope=at.steepest)
     on = [g > active for g in at.gates]
     moving = [s > sensitive for s in at.slopes]
-    counts, sensitives = _per_layer(on), _per_layer(moving)
+    counts, sensitives, both = (
+        np.stack([mask.sum(1) for mask in masks], axis=1) for masks in (on, moving, [a & m for a, m in zip(on, moving)])
+    )
     paths = counts.astype(float)
-    learning = sum(sensitives[:, k] * np.prod(np.delete(paths, k, axis=1), axis=1) for k in range(len(on)))
+    learning = [sensitives[:, k] * np.prod(np.delete(paths, k, axis=1), axis=1) for k in range(len(on))]
     return SubNetworks(
         counts,
         sensitives,
-        _per_layer([a & m for a, m in zip(on, moving)]),
+        both,
         paths.prod(1),
-        np.asarray(learning, float),
-        sensitive * math.pow(active, len(on) - 1),
+        np.sum(learning, axis=0),
+        sensitive * active ** (len(on) - 1),
         active,
         sensitive,
     )
-
-
-def _per_layer(masks: Sequence[np.ndarray]) -> np.ndarray:
-    return np.stack([mask.sum(1) for mask in masks], axis=1)

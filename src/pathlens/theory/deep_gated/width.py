@@ -23,8 +23,6 @@ from pathlens.progress import ProgressBar
 from pathlens.recording import record
 from pathlens.theory.deep_gated.moments import gram_moments
 
-__all__ = ["WidthSweep", "width_sweep"]
-
 
 @dataclass(frozen=True)
 class WidthSweep:

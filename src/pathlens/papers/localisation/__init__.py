@@ -1,0 +1,1 @@
+"""Experiments of the note on gated deep linear networks and localisation."""

@@ -1,0 +1,1 @@
+"""Experiments of 'Neural Path Features and Neural Path Kernel'."""
