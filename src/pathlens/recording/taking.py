@@ -65,8 +65,8 @@ def check_finite(net: nn.Module) -> None:
         # one sum detects NaN and infinity at a tenth of the cost; a sum of huge finite numbers is checked again
         if not t.sum().isfinite() and not t.isfinite().all():
             raise NotFiniteError(
-                f"'{name}' of this {type(net).__name__} contains NaN or infinity. Load the weights of an earlier "
-                "checkpoint, or train again with a lower lr or clip=1.0."
+                f"'{name}' of this {type(net).__name__} contains NaN or infinity. If training diverged, load earlier "
+                "weights, or train again with a lower lr or clip=1.0."
             )
 
 
