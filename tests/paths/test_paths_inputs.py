@@ -78,8 +78,8 @@ def test_max_pooling_keeps_the_units_that_won(kind, pool):
     # affine between x and points near it, where the same units win: f(x + h) - f(x) is the slope along h
     slope = torch.autograd.functional.jacobian(values, x)
     near = x + 1e-6 * x
-    told = (found.contributions.flatten(1).sum(1) + found.rest).sum()
-    assert told.item() == pytest.approx(values(x).item(), abs=1e-10)
+    total = (found.contributions.flatten(1).sum(1) + found.rest).sum()
+    assert total.item() == pytest.approx(values(x).item(), abs=1e-10)
     assert torch.allclose(found.contributions, x * slope, atol=1e-12)
     moved = found.rest.sum() + (near * slope).sum()  # the rest does not move with x
     assert moved.item() == pytest.approx(values(near).item(), abs=1e-10)

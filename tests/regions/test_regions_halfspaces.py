@@ -232,7 +232,7 @@ def test_inference_mode_and_low_precision_change_nothing(dtype: torch.dtype) -> 
     ).to(dtype)
     x = torch.randn(3, 1, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
 
-    def told() -> list[np.ndarray]:
+    def computed() -> list[np.ndarray]:
         spaces = halfspaces(net, input_shape=(1, 3))
         cells = pl.regions.slice2d(net, plane=tuple(x))
         region = pl.regions.path_region(net, [0], input_shape=(1, 3))
@@ -244,6 +244,6 @@ def test_inference_mode_and_low_precision_change_nothing(dtype: torch.dtype) -> 
             region.normals.numpy(),
         ]
 
-    want = told()
+    want = computed()
     with torch.inference_mode():
-        assert all(np.array_equal(a, b) for a, b in zip(want, told()))
+        assert all(np.array_equal(a, b) for a, b in zip(want, computed()))

@@ -313,7 +313,7 @@ def test_snapshots() -> None:
         a, b = slice2d(net), slice2d(pl.snapshot(net))
         assert np.array_equal(a.maps.numpy(), b.maps.numpy()) and np.array_equal(a.corners.numpy(), b.corners.numpy())
     twin = pl.gated_twin(Shortcut(), "relu", example=torch.randn(2, 2))
-    with pytest.raises(RecordError, match="not how to build it"):  # its shapes alone would tell a network without
+    with pytest.raises(RecordError, match="not how to build it"):  # its shapes alone would fit a network without
         slice2d(pl.snapshot(twin))
 
 
