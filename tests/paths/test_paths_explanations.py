@@ -262,7 +262,7 @@ def trained() -> tuple[GatedNetwork, GatedNetwork, Tensor]:
     return made[0], made[1], data.x
 
 
-def test_on_the_circle_groups_trees_and_refits_tell_what_the_largest_paths_do_not(trained: Any) -> None:
+def test_on_the_circle_groups_trees_and_refits_explain_what_the_largest_paths_do_not(trained: Any) -> None:
     net, _, X = trained
     largest = paths.top(net, X, k=100)
     assert largest.cancellation > 3 and largest.r2 < 0.3 and "misleads" in repr(largest)

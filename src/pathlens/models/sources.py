@@ -8,16 +8,12 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from numbers import Integral
 
 import torch
 from torch import Tensor, fx, nn
 
 from pathlens.errors import OptionError, ShapeError
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+from pathlens.indexing import is_count
 
 
 class GateSource(nn.Module, ABC):
@@ -68,7 +64,7 @@ class QuadraticSource(GateSource):
 
     def __init__(self, inputs: int, widths: Sequence[int], bias: bool, rank: int) -> None:
         super().__init__()
-        if not _is_count(rank):
+        if not is_count(rank):
             raise OptionError(f"Quadratic gates: rank must be a positive integer, got {rank!r}. Try rank=1.")
         self.rank = rank
         self.linear_part = nn.ModuleList(nn.Linear(inputs, w, bias=bias) for w in widths)
@@ -111,7 +107,7 @@ class TableSource(GateSource):
             raise OptionError(
                 f"Gate table: the probability of an open gate must be in (0, 1], got {probability}. Try 0.5."
             )
-        if not _is_count(examples):
+        if not is_count(examples):
             raise ShapeError(f"Gate table: examples must be a positive integer, got {examples!r}. Pass len(X).")
         self.examples, self.probability = int(examples), float(probability)
         self.tables = nn.ModuleList(_Bits(examples, w, probability) for w in widths)

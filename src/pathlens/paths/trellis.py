@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, RecordError
+from pathlens.indexing import is_count
 from pathlens.models.tracing import unwrapped
 from pathlens.recording import GatedNetwork, Record, record
 from pathlens.recording.taking import first_map
@@ -310,7 +311,7 @@ def split(what: str, net: nn.Module, whole: Trellis, validation: Any, seed: int)
 def check_positive(what: str, **numbers: Any) -> None:
     """Refuse values that are not integers of at least 1; the keyword is their name in the message."""
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        if not is_count(value):
             raise OptionError(f"{what}: {name} must be an integer of at least 1, got {value!r}.")
 
 

@@ -122,7 +122,8 @@ def hard_network(
     if not isinstance(net, GatedNetwork):
         if linear_only:
             raise RegionError(f"{where}: {type(net).__name__} is a plain module. {_NO_HALFSPACES['self']}")
-        net = gated_twin(net, "relu", torch.zeros(2, *shape, dtype=_dtype(net)))
+        dtype = next((p.dtype for p in net.parameters()), torch.float32)
+        net = gated_twin(net, "relu", torch.zeros(2, *shape, dtype=dtype))
     _refuse(net, where, linear_only)
     label = "hard gates" if net.gate.hard else f"hard gates of a network with {net.gate.label}"
     clone = copy.deepcopy(net).cpu().double().eval().requires_grad_(False)
@@ -176,10 +177,6 @@ def _refuse(net: GatedNetwork, where: str, linear_only: bool) -> None:
 
 
 _REMEDY = "Regions are computed for DLGNs, ReLU networks and networks gated by a ReLU network."
-
-
-def _dtype(net: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in net.parameters()), torch.float32)
 
 
 def _input_shape(net: nn.Module, given: Sequence[int] | None, where: str) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pathlens.data.inputs import as_numbers
 from pathlens.errors import OptionError, RegionError, ShapeError
+from pathlens.indexing import is_count
 from pathlens.recording import Snapshot
 from pathlens.regions.cells import Floats, Polygons, box_bounds
 from pathlens.regions.halfspaces import FLAT, HalfSpaces, as_points
@@ -307,7 +308,7 @@ class PathRegion:
             Per point; 20 + 10·d by default. Cost n·steps·L·d.
         """
         self._interior("sample")
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        if not is_count(n):
             raise OptionError(f"sample: n must be a positive number of points, got {n!r}.")
         steps = 20 + 10 * self.dim if steps is None else steps
         if steps < 1 or seed < 0:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pathlens.budgets import resolve_budget
 from pathlens.errors import OptionError, RegionError, ShapeError
+from pathlens.indexing import is_count
 from pathlens.recording import Snapshot
 from pathlens.regions.cells import Floats, Intervals, Polygons, box_bounds
 from pathlens.regions.networks import HardNetwork, hard_network
@@ -142,7 +143,7 @@ def segment1d(net: nn.Module | Snapshot, a: Any, b: Any, *, max_cells: int | Non
 def _limit(max_cells: int | None, hard: HardNetwork, where: str) -> int:
     """Largest number of cells, by default what fits in memory: gates, and affine maps of about two layers while cut."""
     if max_cells is not None:
-        if isinstance(max_cells, bool) or not isinstance(max_cells, int) or max_cells < 1:
+        if not is_count(max_cells):
             raise OptionError(f"{where}: max_cells must be a positive integer or None, got {max_cells!r}.")
         return max_cells
     units = [math.prod(shape) for shape in hard.shapes.values()]

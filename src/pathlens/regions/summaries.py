@@ -11,6 +11,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pathlens.errors import OptionError
+from pathlens.indexing import is_count
 from pathlens.progress import ProgressBar
 from pathlens.regions.cells import Bits, Ints
 
@@ -84,7 +85,7 @@ def components(total: int, pairs: Ints, cells: Ints) -> Ints:
 
 def summarise(cells: Slice2D, paths: int, seed: int) -> SliceSummary:
     """See `Slice2D.summary`."""
-    if isinstance(paths, bool) or not isinstance(paths, int) or paths < 1:
+    if not is_count(paths):
         raise OptionError(
             f"summary: paths must be a positive integer, the number of path regions to examine, got {paths!r}."
         )

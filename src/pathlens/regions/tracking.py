@@ -6,7 +6,9 @@ points. So for each cell the network is run on the same 1 + dim points with the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,12 +48,14 @@ class FinishedCells:
     outputs: Floats
 
 
-def _map(value: Any, function: Any) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        return type(value)(_map(v, function) for v in value)
-    return value
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to the tensors of a tensor, tuple or list."""
+    return fx.node.map_aggregate(value, lambda v: function(v) if isinstance(v, Tensor) else v)
+
+
+def _repeat(value: Any, count: int) -> Any:
+    """Repeat the rows of every tensor."""
+    return _map(value, lambda t: t.repeat(count, *(1,) * (t.ndim - 1)))
 
 
 class Tracker:
@@ -222,7 +226,7 @@ class Tracker:
         for lo in range(0, len(pieces), self.together):
             rows = slice(lo, lo + self.together)
             index = torch.from_numpy(parent[rows])
-            own = {n: _map(v, lambda t, i=index: self._of_cells(t, i)) for n, v in env.items()}
+            own = {n: _map(v, partial(self._of_cells, index)) for n, v in env.items()}
             switched = {j: b[index] for j, b in bits.items()} | {site: gates[rows]}
             part = pieces.part(rows)
             self._others -= len(part)
@@ -231,7 +235,7 @@ class Tracker:
     def _shape(self, site: int) -> tuple[int, ...]:
         return self.hard.shapes[self.hard.sites[site]]
 
-    def _of_cells(self, t: Tensor, index: Tensor) -> Tensor:
+    def _of_cells(self, index: Tensor, t: Tensor) -> Tensor:
         return t.reshape(-1, self.count, *t.shape[1:])[index].flatten(0, 1)
 
     def _gate(self, site: int, cells: int, bits: dict[int, Tensor]) -> Tensor:
@@ -251,7 +255,7 @@ class Tracker:
             if n in self._site_of:
                 return self._gate(self._site_of[n], cells, bits)
             if n in self._shared:
-                return _map(self._shared[n], lambda t: t.repeat(cells, *(1,) * (t.ndim - 1)))
+                return _repeat(self._shared[n], cells)
             return env[n]
 
         return call_node(self._owner[node], node, load)
@@ -259,8 +263,7 @@ class Tracker:
     def _finish(self, cells: Cells, env: dict[fx.Node, Any], bits: dict[int, Tensor]) -> None:
         f = env.get(self._result)
         if f is None:
-            shared = self._shared[self._result]
-            f = shared.repeat(len(cells), *(1,) * (shared.ndim - 1))
+            f = _repeat(self._shared[self._result], len(cells))
         outputs = _coefficients(f.reshape(len(cells), self.count, -1))
         ones = [np.ones((len(cells), int(np.prod(s))), dtype=bool) for s in self.hard.shapes.values()]
         found = [bits[i].numpy() if i in bits else ones[i] for i in range(len(ones))]
