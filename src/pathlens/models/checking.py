@@ -52,27 +52,17 @@ class Checker:
             others = [torch.randn_like(first) for _ in range(1 if first.ndim > 2 else 15)]
             self.rows = torch.cat([first, *(first + scale * other for other in others)])
             self.far = 100 * scale * torch.randn_like(first)
-        self.values: fx.GraphModule  # built after the template has run, since it clears in-place flags
-
-    def refresh(self) -> None:
-        """Copy modules that were replaced in the traced template (max-pools that became average-pools)."""
-        for node in self.traced.graph.nodes:
-            if node.op == "call_module":
-                module = self.traced.root.get_submodule(str(node.target))
-                if type(module) is not type(self.copy.get_submodule(str(node.target))):
-                    self.copy.set_submodule(str(node.target), copy.deepcopy(module))
-        self.values = graph_module(self.copy, value_graph(self.traced), "Values")
 
     # --- the template ------------------------------------------------------------------------------------------
 
     def equals_template(self) -> None:
         """The ReLU network of the graph is the template, hooks and all, in both modes, row by row."""
         expected = self._run_template()
-        self.values = graph_module(self.copy, value_graph(self.traced), "Values")
+        values = self._value_network()  # after the template has run, since building it clears in-place flags
         for training in (True, False):
             with self._buffers_kept():
                 units = (nn.functional.leaky_relu,) * len(self.traced.sites)
-                got = self._run(self.values.train(training), self.rows.clone(), *units)
+                got = self._run(values.train(training), self.rows.clone(), *units)
             want = expected[training]
             if not isinstance(want, Tensor) or want.shape != got.shape or want.shape[:1] != self.rows.shape[:1]:
                 shape = tuple(want.shape) if isinstance(want, Tensor) else type(want).__name__
@@ -93,6 +83,9 @@ class Checker:
                     "output: a hook that rewrites activations, an in-place change through a view, or randomness; "
                     "remove it."
                 )
+
+    def _value_network(self) -> fx.GraphModule:
+        return graph_module(self.copy, value_graph(self.traced), "Values")
 
     def _run_template(self) -> dict[bool, Any]:
         """Outputs in both modes, with the user's forward hooks on the copy while it runs."""
@@ -140,12 +133,13 @@ class Checker:
             shapes.append(q.shape)
             return q
 
-        self._run(self.values.eval(), self.rows[:1].clone(), *(unit,) * len(self.traced.sites))
+        values = self._value_network().eval()
+        self._run(values, self.rows[:1].clone(), *(unit,) * len(self.traced.sites))
         # random positive gates: a closed one would hide the layers after it
         gates = tuple(0.5 + torch.rand(s, generator=generator, dtype=torch.float64) for s in shapes)
-        together = self._check_affine(self.values.eval(), gates, claim)
-        others = self._run(self.values, self.rows.clone(), *gates)
-        if not torch.allclose(together[0], others[0], rtol=_TOLERANCE, atol=1e-10 * float(1 + others[0].abs().max())):
+        alone = self._check_affine(values, gates, claim)
+        others = self._run(values, self.rows.clone(), *gates)
+        if not torch.allclose(alone[0], others[0], rtol=_TOLERANCE, atol=1e-10 * float(1 + others[0].abs().max())):
             raise ConversionError(
                 f"gated_twin: {self.name}: the output for one input depends on the other inputs of the batch (in eval "
                 "mode). Remove what mixes rows, such as a mean over the batch."
@@ -157,22 +151,16 @@ class Checker:
         self._check_affine(module, (linear_unit,) * len(self.traced.sites), "the gate path is not affine")
 
     def _check_affine(self, module: fx.GraphModule, rest: tuple[Any, ...], claim: str) -> Any:
-        """All points in one pass if every tensor has rows first; one by one if not, or to confirm a failure."""
+        """Compare values at four points of a line, one by one; returns the output at the first."""
         first = self.rows[:1]
-        points = [first + t * (self.far - first) for t in _POINTS]
-        out, values = self._values(module, torch.cat(points), *rest)
-        together = all(len(v) == len(points) for v in values.values() if v.ndim)
-        bad = None
-        if together:
-            bad = _first_not_affine([{n: v[i] for n, v in values.items() if v.ndim} for i in range(4)], module)
-        if bad or not together:
-            bad = _first_not_affine([self._values(module, point, *rest)[1] for point in points], module)
+        results = [self._values(module, first + t * (self.far - first), *rest) for t in _POINTS]
+        bad = _first_not_affine([values for _, values in results], module)
         if bad:
             raise ConversionError(
                 f"gated_twin: {describe(bad[0])}: {claim} there (relative error {bad[1]:.1e}). "
                 "Replace it by an affine layer or a ReLU."
             )
-        return out
+        return results[0][0]
 
     def _values(self, module: fx.GraphModule, x: Tensor, *rest: Any) -> tuple[Any, dict[fx.Node, Tensor]]:
         """The result of a graph, and by node every floating-point tensor that depends on x."""

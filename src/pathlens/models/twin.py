@@ -194,7 +194,7 @@ def gated_twin(
     checker.equals_template()
     if traced.max_pools and max_pool == "average":
         average_max_pools(traced)
-        checker.refresh()
+        checker = Checker(traced, template, example)
     elif traced.max_pools and chosen.source in ("linear", "none"):
         raise ConversionError(
             f"gated_twin: {describe(traced.max_pools[0])}: max-pooling is not affine, and the gates of kind {kind!r} "

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pathlens.errors import RecordError
 from pathlens.models import GatedNetwork
 from pathlens.models.sources import FunctionSource
+from pathlens.models.tensors import tensors_in
 from pathlens.precision import exact_precision
 from pathlens.recording.inputs import call_on_copies, computes_in
 
@@ -30,18 +31,6 @@ def is_row_independent(net: nn.Module) -> bool:
         return not isinstance(net.source, FunctionSource)
     plain = isinstance(net, nn.Sequential) and all(type(m) in _ROW_BY_ROW for m in net)
     return plain and not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
-
-
-class _GateScores(nn.Module):
-    """What the gates of a network read, (n, units)."""
-
-    def __init__(self, source: nn.Module | None) -> None:
-        super().__init__()
-        self.source = source
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.source is not None
-        return torch.cat(self.source(x), dim=1)
 
 
 @exact_precision()
@@ -69,7 +58,8 @@ def check_row_independence(net: nn.Module, x: Tensor, f: Tensor | None = None, f
     if len(x) < 2 or is_row_independent(net):
         return
     if isinstance(net, GatedNetwork):  # a small change of their scores does not change hard gates
-        net, f, first = _GateScores(net.source), None, None
+        assert net.source is not None
+        net, f, first = net.source, None, None
     index = sorted({round(i * (len(x) - 1) / (_FEW - 1)) for i in range(_FEW)})
     few = x[index]
     with torch.no_grad():
@@ -87,7 +77,9 @@ def check_row_independence(net: nn.Module, x: Tensor, f: Tensor | None = None, f
 
 
 def _outputs(net: nn.Module, x: Tensor, parameters: dict[str, Tensor] | None = None) -> Tensor:
-    return call_on_copies(net, x, parameters=parameters).detach().reshape(len(x), -1)
+    """Outputs, or scores of gates, for rows x: (n, c)."""
+    out = call_on_copies(net, x, parameters=parameters)
+    return torch.cat([t.detach().reshape(len(x), -1) for t in tensors_in(out)], dim=1)
 
 
 def _apart(net: nn.Module, x: Tensor, first: Tensor | None = None) -> list[Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -120,8 +121,6 @@ class HalfSpaces:
     def __init__(self, hard: HardNetwork, max_bytes: int | None) -> None:
         self._hard = hard
         self._budget = resolve_budget(max_bytes, torch.device("cpu"))
-        self._offsets: dict[str, Tensor] = {}
-        self._longest: dict[str, float] = {}
         self.sites, self.shapes = hard.sites, hard.shapes
         self.input_shape, self.label = hard.input_shape, hard.label
 
@@ -143,25 +142,24 @@ class HalfSpaces:
 
     def offsets(self, site: str | int) -> Tensor:
         """q(0) of every gate of a site: (units,)."""
-        name = self._site(site)
-        if not self._offsets:
-            zero = torch.zeros(1, *self.input_shape, dtype=torch.float64)
-            with torch.no_grad():
-                scores = self._hard.net.preactivations(zero)
-            self._offsets = {k: q.flatten() for k, q in scores.items()}
-        return self._offsets[name].clone()
+        return self._offsets[self._site(site)].clone()
+
+    @cached_property
+    def _offsets(self) -> dict[str, Tensor]:
+        zero = torch.zeros(1, *self.input_shape, dtype=torch.float64)
+        with torch.no_grad():
+            return {k: q.flatten() for k, q in self._hard.net.preactivations(zero).items()}
 
     def longest(self, site: str | int) -> float:
         """Estimate of the length of a site's longest normal, from pre-activations at a few random inputs."""
-        name = self._site(site)
-        if not self._longest:
-            x = torch.randn(8, *self.input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            with torch.no_grad():
-                scores = self._hard.net.preactivations(x)
-            for k, q in scores.items():
-                change = q.flatten(1) - self.offsets(k)
-                self._longest[k] = float(change.square().mean(0).sqrt().max())
-        return self._longest[name]
+        return self._longest[self._site(site)]
+
+    @cached_property
+    def _longest(self) -> dict[str, float]:
+        x = torch.randn(8, *self.input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        with torch.no_grad():
+            changes = {k: q.flatten(1) - self._offsets[k] for k, q in self._hard.net.preactivations(x).items()}
+        return {k: float(change.square().mean(0).sqrt().max()) for k, change in changes.items()}
 
     def normals(self, site: str | int, units: Sequence[int] | None = None) -> Tensor:
         """Normals (units, d) of a site, or of the chosen units, in their order.
