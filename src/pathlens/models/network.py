@@ -80,16 +80,9 @@ class GatedNetwork(nn.Module):
         self.gates_from = gates_from
         self.init = init or Init()
         self._enters_late = enters_late
-        self._set_trained()
-
-    # --- what is trained ---------------------------------------------------------------------------------------
-
-    def _set_trained(self) -> None:
-        for p in self.values.parameters():
-            p.requires_grad_(self.trained != "gates")
-        if self.source is not None:
-            for p in self.source.parameters():
-                p.requires_grad_(self.trained != "values")
+        values.requires_grad_(trained != "gates")
+        if source is not None:
+            source.requires_grad_(trained != "values")
 
     def train(self, mode: bool = True) -> GatedNetwork:
         """Train or eval mode; frozen gates stay in eval mode, so that their batch statistics do not change."""

@@ -82,7 +82,10 @@ def slice2d(
             )
         plane = Plane(*torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64))
     else:
-        plane = plane if isinstance(plane, Plane) else _as_plane(plane)
+        if not isinstance(plane, Plane):
+            if not isinstance(plane, (tuple, list)) or len(plane) != 3:
+                raise ShapeError("slice2d: plane must be a Plane or (origin, u, v), three arrays of the input's shape.")
+            plane = Plane(*plane)
         hard = hard_network(net, where, plane.origin.shape)
     bounds = box_bounds(box, 2)
     middle, half = bounds.mean(1), (bounds[:, 1] - bounds[:, 0]) / 2
@@ -162,10 +165,3 @@ def _collect(
     slopes = unit[:, :, 1:] / half
     maps = np.concatenate([unit[:, :, :1] - (slopes @ middle)[:, :, None], slopes], axis=2)
     return patterns, torch.from_numpy(maps)
-
-
-def _as_plane(value: Any) -> Plane:
-    parts = value if isinstance(value, (tuple, list)) else None
-    if parts is None or len(parts) != 3:
-        raise ShapeError("slice2d: plane must be a Plane or (origin, u, v), three arrays of the input's shape.")
-    return Plane(*parts)
