@@ -13,21 +13,15 @@ from torch import nn
 
 from pathlens.data import as_pair
 from pathlens.data.inputs import as_numbers
-from pathlens.errors import ConversionError, NotFiniteError, OptionError, unknown_name
-from pathlens.hardening.report import (
-    HardeningReport,
-    agreement,
-    cell_bound,
-    near_boundary,
-    outputs_of,
-    score,
-)
+from pathlens.errors import ConversionError, OptionError, unknown_name
+from pathlens.hardening.report import HardeningReport, Score, agreement, cell_bound, near_boundary, outputs_of, score
 from pathlens.hardening.training import sharpening
 from pathlens.hardening.values import can_solve, has_batch_norm, least_squares, recalibrate
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import unwrapped
 from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording import Trajectory
+from pathlens.recording.taking import check_finite
 from pathlens.training import LOSSES, Checkpoints, Stopping, train
 from pathlens.training.inputs import Data, DataReader
 from pathlens.training.options import as_option
@@ -229,12 +223,8 @@ def _checked(net: nn.Module) -> GatedNetwork:
             "to harden. net.with_gate('hard') is the ReLU network of the same weights."
         )
     if net.gate.hard:
-        raise OptionError(
-            f"harden: the gates are hard already ({net.gate.label}). net.with_gate('hard') has the same outputs."
-        )
-    bad = [n for n, t in net.state_dict().items() if t.dtype.is_floating_point and not torch.isfinite(t).all()]
-    if bad:
-        raise NotFiniteError(f"harden: '{bad[0]}' of the network holds NaN or infinity. Did its training diverge?")
+        raise OptionError(f"harden: the gates are hard already ({net.gate.label}). Use net.with_gate('hard').")
+    check_finite(net)
     return copy.deepcopy(net).eval()
 
 
@@ -273,18 +263,19 @@ def _report(
     kept: str,
 ) -> HardeningReport:
     networks = {"soft": soft, "direct": soft.with_gate("hard"), "hard": hard}
-    outputs = {name: outputs_of(n, rows.x) for name, n in networks.items()}
-    scores = {name: score(f, rows.y, loss) for name, f in outputs.items()}
-    validation, validation_agreement = {}, None
-    if held is not None:
-        unseen = {name: outputs_of(n, held.x) for name, n in networks.items()}
-        validation = {name: score(f, held.y, loss) for name, f in unseen.items()}
-        validation_agreement = agreement(unseen["hard"], unseen["soft"], loss)
+
+    def measure(data: Data) -> tuple[dict[str, Score], float]:
+        outputs = {name: outputs_of(n, data.x) for name, n in networks.items()}
+        scores = {name: score(f, data.y, loss) for name, f in outputs.items()}
+        return scores, agreement(outputs["hard"], outputs["soft"], loss)
+
+    scores, agrees = measure(rows)
+    validation, validation_agreement = ({}, None) if held is None else measure(held)
     return HardeningReport(
         method=method,
         kept=kept,
         **scores,
-        agreement=agreement(outputs["hard"], outputs["soft"], loss),
+        agreement=agrees,
         margin=1 / beta,
         near=near_boundary(soft, rows.x, 1 / beta),
         near_after=near_boundary(hard, rows.x, 1 / beta),

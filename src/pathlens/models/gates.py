@@ -1,7 +1,7 @@
 """Gate functions: how a pre-activation q becomes a gate value.
 
-A hard gate is q > 0 everywhere in Pathlens. Soft gates train by gradient; straight-through gates are hard going
-forward and soft going backward.
+A hard gate is q > 0 everywhere in Pathlens. Soft gates have a gradient; straight-through gates are hard in the forward
+and soft in the backward pass.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _number(what: str, value: float, positive: bool) -> float:
 
 
 class _WithBeta(Gate):
-    """β as a buffer, so that a schedule can move it and a stack of networks can hold one each."""
+    """Base of gates with a β. It is a buffer, so that a schedule can change it and stacked networks have one each."""
 
     beta: Tensor
 
@@ -151,22 +151,18 @@ _BY_NAME: dict[str, type[Gate]] = {"hard": Hard, "soft": Soft, "straight_through
 def make_gate(gate: str | Gate, beta: float = 4.0, epsilon: float = 0.0) -> Gate:
     """A gate from its name ("hard", "soft", "straight_through", "open"), or a copy of a gate.
 
-    A copy, so that a schedule that moves one network's β leaves another network alone.
+    A copy, so that a schedule that changes β of one network does not change it in another.
     """
     if isinstance(gate, Gate):
         return copy.deepcopy(gate)
     if gate not in _BY_NAME:
         raise unknown_name("gate function", gate, _BY_NAME)
-    options: dict[str, Any] = {}
-    if gate in ("soft", "straight_through"):
-        options["beta"] = beta
-    if gate == "soft":
-        options["epsilon"] = epsilon
-    return _BY_NAME[gate](**options)
+    options = {"soft": {"beta": beta, "epsilon": epsilon}, "straight_through": {"beta": beta}}
+    return _BY_NAME[gate](**options.get(gate, {}))
 
 
 def gate_name(gate: Gate) -> str | None:
-    """The name that `make_gate` knows it by; None for a gate function of the user's own."""
+    """The gate's name in `make_gate`; None for a gate function that the user wrote."""
     return next((name for name, kind in _BY_NAME.items() if type(gate) is kind), None)
 
 
