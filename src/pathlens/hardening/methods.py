@@ -22,15 +22,15 @@ from pathlens.models.tracing import unwrapped
 from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording import Trajectory
 from pathlens.recording.taking import check_finite
-from pathlens.training import LOSSES, Checkpoints, Stopping, train
+from pathlens.training import LOSSES, Checkpoints, Execution, Stopping, train
 from pathlens.training.inputs import Data, DataReader
+from pathlens.training.optimizers import OptimizerFactory
 from pathlens.training.options import as_option
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 METHODS = ("recipe", "anneal", "straight_through", "refit", "direct")
-_OWN = {"beta", "trained", "validation", "stopping", "seeds", "settings", "loss"}
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,13 @@ def harden(
     beta: float = 1000.0,
     batch_size: int | None = 32,
     seed: int = 0,
+    optimizer: str | OptimizerFactory = "adam",
+    weight_decay: float = 0.0,
+    augment: str | None = None,
+    checkpoints: Checkpoints | str | Path | None = None,
+    device: str | torch.device | None = None,
+    execution: Execution | None = None,
     progress: bool = True,
-    **options: Any,
 ) -> Hardened:
     """Turn a network with soft gates σ(βq) into one with hard gates q > 0, and report the cost.
 
@@ -122,8 +127,8 @@ def harden(
         Default: cross-entropy for integer targets, mean squared error for real ones.
     epochs, value_epochs : int
         Of the training of gates ("refit": of the values), and of the values alone after it (by default a tenth).
-    lr, batch_size, seed, progress, **options
-        As in `train`.
+    lr, batch_size, seed, optimizer, weight_decay, augment, checkpoints, device, execution, progress
+        As in `train`; each phase has a folder of its own for its checkpoints.
     beta : float
         The β at which annealing ends.
 
@@ -147,14 +152,11 @@ def harden(
     soft = _checked(net)
     if method not in METHODS:
         raise unknown_name("hardening method", method, METHODS)
-    taken = sorted(_OWN & options.keys())
-    if taken:
-        raise OptionError(f"harden: {taken[0]} is not an option of harden. Call train to use it.")
     for name, value in (("epochs", epochs), ("value_epochs", value_epochs)):
         if value is not None and value < 1:
             raise OptionError(f"harden: {name} must be at least 1, got {value}.")
     own_beta = float(soft.gate.beta)  # type: ignore[arg-type]
-    place = torch.device(options.get("device") or next(soft.parameters()).device)
+    place = torch.device(device or next(soft.parameters()).device)
     soft.to(place)
     X, y = as_pair(data, where="harden")
     chosen = loss or ("mse" if as_numbers(y).dtype.is_floating_point else "cross_entropy")
@@ -167,8 +169,20 @@ def harden(
         raise OptionError("harden: validation rows have equal weights. Give validation=(X, y), without weights.")
     held_pair = None if held is None else (held.x, held.y)
     batch = min(batch_size or len(rows.x), len(rows.x))
-    common: dict[str, Any] = {"loss": chosen, "lr": lr, "batch_size": batch_size, "seed": seed, "progress": progress}
-    common |= {"scheduler": "cosine"} | options
+    common: dict[str, Any] = {
+        "loss": chosen,
+        "optimizer": optimizer,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "scheduler": "cosine",
+        "batch_size": batch_size,
+        "augment": augment,
+        "seed": seed,
+        "checkpoints": checkpoints,
+        "device": place,
+        "execution": execution,
+        "progress": progress,
+    }
 
     def watched(count: int) -> dict[str, Any]:
         """With hard gates the best epoch is kept, including epoch 0, before any change."""
@@ -224,6 +238,11 @@ def _checked(net: nn.Module) -> GatedNetwork:
         )
     if net.gate.hard:
         raise OptionError(f"harden: the gates are hard already ({net.gate.label}). Use net.with_gate('hard').")
+    if not hasattr(net.gate, "beta"):
+        raise OptionError(
+            f"harden: the gate function {type(net.gate).__name__} has no β to start from. Register a buffer 'beta', or "
+            "switch the gates with net.with_gate('hard')."
+        )
     check_finite(net)
     return copy.deepcopy(net).eval()
 

@@ -7,6 +7,7 @@ and soft in the backward pass.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -23,7 +24,7 @@ class Gate(nn.Module, ABC):
     Subclasses implement `forward`; `gated` is q·G(q), a unit that is gated by its own pre-activation.
     """
 
-    hard: bool  #: gate values are exactly 0 or 1
+    hard: bool = False  #: whether the gate is 1 where q > 0 and 0 elsewhere
 
     @abstractmethod
     def forward(self, q: Tensor) -> Tensor: ...
@@ -35,7 +36,7 @@ class Gate(nn.Module, ABC):
     @property
     def label(self) -> str:
         """What figures print beside a result that was computed with this gate."""
-        return "hard"
+        return "hard" if self.hard else type(self).__name__.lower()
 
 
 class Hard(Gate):
@@ -154,11 +155,27 @@ def make_gate(gate: str | Gate, beta: float = 4.0, epsilon: float = 0.0) -> Gate
     A copy, so that a schedule that changes β of one network does not change it in another.
     """
     if isinstance(gate, Gate):
+        _check_hard(gate)
         return copy.deepcopy(gate)
+    if isinstance(gate, type) and issubclass(gate, Gate):
+        raise OptionError(f"Gate function: got the class {gate.__name__}. Give an instance: {gate.__name__}().")
     if gate not in _BY_NAME:
         raise unknown_name("gate function", gate, _BY_NAME)
-    options = {"soft": {"beta": beta, "epsilon": epsilon}, "straight_through": {"beta": beta}}
-    return _BY_NAME[gate](**options.get(gate, {}))
+    accepted = inspect.signature(_BY_NAME[gate]).parameters
+    options = {"beta": beta, "epsilon": epsilon}
+    return _BY_NAME[gate](**{name: value for name, value in options.items() if name in accepted})
+
+
+def _check_hard(gate: Gate) -> None:
+    """Raise an error if a gate calls itself hard and is not 1(q > 0), which regions and paths rely on."""
+    if gate.hard and not isinstance(gate, Open):
+        device = next((b.device for b in gate.buffers()), torch.device("cpu"))
+        q = torch.tensor([-3.0, -1.0, -0.3, -1e-3, 0.0, 1e-3, 0.3, 1.0, 3.0], device=device)
+        if not torch.equal(gate(q).detach(), (q > 0).to(q.dtype)):
+            raise OptionError(
+                f"Gate function {type(gate).__name__}: hard = True means 1 where q > 0 and 0 elsewhere, and its values "
+                "differ. Set hard = False."
+            )
 
 
 def gate_name(gate: Gate) -> str | None:
