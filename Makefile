@@ -77,7 +77,7 @@ docs: $(VENV)/.dev  ## write the reference, from docstrings, into build/docs
 
 picture: $(VENV)/.demo  ## draw the README's picture anew from the demo's artifacts
 	@test -d $(DEMO_DIR)/artifacts || $(MAKE) --no-print-directory demo
-	@$(BIN)/python -m pathlens.papers.pages.picture $(DEMO_DIR)/artifacts docs/images/opening.png
+	@$(BIN)/python docs/opening.py $(DEMO_DIR)/artifacts docs/images/opening.png
 
 evidence: $(VENV)/.dev  ## draw the README's maps of images anew: ten minutes, needs CIFAR-10
 	@$(BIN)/python docs/evidence.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,6 +59,15 @@ def as_index(key: Any, n: int, axis: str) -> Index:
     if low < -n or high >= n:
         raise _outside(low if low < -n else high, n, axis)
     return torch.where(array < 0, array + n, array)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is an integer of at least 1.
+
+    >>> is_count(3), is_count(0), is_count(True), is_count(2.0)
+    (True, False, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def as_number(key: Any, n: int, axis: str) -> int:

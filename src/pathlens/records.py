@@ -1,7 +1,6 @@
-"""Snapshot and Record: what was measured on a network, as tensors, with files of their own.
+"""`Snapshot` and `Record`: weights and measurements of a network as tensors, never the network, and their files.
 
-Nothing here holds a live model. How they are taken from a network is the package `recording`; this module knows
-tensors, shapes and files only.
+The package `recording` takes them from a network.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -229,41 +228,9 @@ class RecordHeader(TensorHeader, tag="pathlens.record", frozen=True, kw_only=Tru
     learned_entry: bool
 
 
-@runtime_checkable
-class RowSource(Protocol):
-    """Anything that can be asked for the record of any rows again: a `Record`, or a stream that recomputes them."""
-
-    @property
-    def n(self) -> int:
-        """Number of rows."""
-
-    @property
-    def outputs(self) -> int:
-        """Number of outputs c."""
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Names of the gate sites."""
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """Linear and convolutional layers."""
-
-    @property
-    def bytes_per_row(self) -> int:
-        """Memory of one row."""
-
-    @property
-    def flops_per_row(self) -> int:
-        """What it costs to compute one row."""
-
-    def rows(self, lo: int, hi: int, output: int | None = None) -> Record:
-        """The record of rows lo…hi, of all outputs or of one."""
-
-
 @dataclass
 class Record:
-    """Everything that one forward and one backward pass say about n rows.
+    """What one forward and one backward pass compute for n rows.
 
     The gradient of f_k to a layer's weight is Σ_p A_p ⊗ D_p for each row, with A = ``inputs(name)`` (n, P, I) and
     D = ``sensitivities(name, k)`` (n, P, m); to its bias it is Σ_p D_p. P counts positions and calls: 1 where the
@@ -291,16 +258,15 @@ class Record:
     flops_per_row : int
         What it costs to compute a row again.
     untracked : tuple of str
-        Trainable parameters whose gradient the layers do not tell: batch-norm's, embeddings, weights that are also
-        used in other ways.
+        Trainable parameters whose gradient does not follow from the layers: batch-norm's, embeddings, weights that are
+        also used in other ways.
     kept : tuple of int
         Which outputs of the network the columns of f are; () means all.
     has_sensitivities : bool
         False where the backward pass was skipped; `sensitivities` then refuses.
     chain : bool
-        Dense layers and gates in turn: each layer reads exactly what the gates before it let through of the layer
-        before, and the last one alone makes the output. False where a shortcut, batch-norm or a convolution comes
-        between, or other weights behind, which a record does not tell.
+        Dense layers and gates alternate: each layer reads exactly the gated outputs of the layer before, and the last
+        one computes the output. False if there are shortcuts, batch-norm, convolutions or other parameters.
     learned_entry : bool
         Whether parameters or batch-norm act on the input before the first value layer reads it, so that what it reads
         is not what paths start from.
@@ -334,8 +300,7 @@ class Record:
     learned_entry: bool = False
 
     def __post_init__(self) -> None:
-        named = [("f", self.f), *self.bits.items(), *self.soft.items(), *self.sensitivity.items()]
-        for name, t in named + [(f"input of {k}", t) for k, v in self.layer_inputs.items() for t in v]:
+        for name, t in self.tensors().items():
             if t.shape[0] != self.n:
                 raise ShapeError(
                     f"Record: '{name}' has {t.shape[0]} rows, expected {self.n} as in the input. "
@@ -365,10 +330,27 @@ class Record:
     @property
     def nbytes(self) -> int:
         """Memory of the whole record; a tensor that two layers read counts once."""
-        tensors = [self.x, self.f, *self.bits.values(), *self.soft.values(), *self.sensitivity.values()]
-        tensors += [t for calls in self.layer_inputs.values() for t in calls]
-        distinct = {(t.data_ptr(), t.shape, t.stride(), t.dtype): t for t in tensors}
+        distinct = {(t.data_ptr(), t.shape, t.stride(), t.dtype): t for t in self.tensors().values()}
         return sum(t.numel() * t.element_size() for t in distinct.values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor, by its name in a saved file."""
+        found = {"x": self.x, "f": self.f}
+        for kind in ("bits", "soft", "sensitivity"):
+            found |= {f"{kind}/{k}": t for k, t in getattr(self, kind).items()}
+        return found | {f"input/{i}/{k}": t for k, calls in self.layer_inputs.items() for i, t in enumerate(calls)}
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Record:
+        """A record with the function applied to every tensor."""
+        return replace(
+            self,
+            x=function(self.x),
+            f=function(self.f),
+            bits={k: function(t) for k, t in self.bits.items()},
+            soft={k: function(t) for k, t in self.soft.items()},
+            layer_inputs={k: [function(t) for t in calls] for k, calls in self.layer_inputs.items()},
+            sensitivity={k: function(t) for k, t in self.sensitivity.items()},
+        )
 
     def layer(self, name: str) -> Layer:
         """The layer of that name."""
@@ -402,8 +384,8 @@ class Record:
         self._check_output(output)
         if not self.has_sensitivities:
             raise RecordError(
-                f"Record: the sensitivities of '{name}' are asked for, but it was taken without a backward pass. "
-                "Record with sensitivities=True."
+                f"Record: it has no sensitivities of '{name}', since it was taken without a backward pass. Record with "
+                "sensitivities=True."
             )
         if layer.identity:
             row = torch.zeros(layer.outputs, dtype=self.f.dtype, device=self.f.device)
@@ -421,35 +403,25 @@ class Record:
 
     def _check_output(self, output: int) -> None:
         if not 0 <= output < self.outputs:
-            raise RecordError(f"Record: output {output} asked for, it has {self.outputs}, numbered from 0.")
+            raise RecordError(f"Record: no output {output}; it has {self.outputs}, numbered from 0.")
 
     def rows(self, lo: int, hi: int, output: int | None = None) -> Record:
         """Rows lo…hi as a record of their own (views); `output` keeps the sensitivities of one output."""
         if not 0 <= lo < hi <= self.n:
-            raise RecordError(f"Record: rows {lo}:{hi} asked for, it has {self.n}.")
-        if output is not None:
-            self._check_output(output)
-        cut = slice(lo, hi)
-        keep = slice(None) if output is None else slice(output, output + 1)
-        kept = self.kept if output is None else ((self.kept[output],) if self.kept else (output,))
-        return replace(
-            self,
-            x=self.x[cut],
-            f=self.f[cut, keep],
-            bits={k: v[cut] for k, v in self.bits.items()},
-            soft={k: v[cut] for k, v in self.soft.items()},
-            layer_inputs={k: [t[cut] for t in v] for k, v in self.layer_inputs.items()},
-            sensitivity={k: v[cut, keep] for k, v in self.sensitivity.items()},
-            kept=kept,
-        )
+            raise RecordError(f"Record: no rows {lo}:{hi}; it has {self.n}.")
+        part = self.map(lambda t: t[lo:hi])
+        if output is None:
+            return part
+        self._check_output(output)
+        one = slice(output, output + 1)
+        sensitivity = {k: t[:, one] for k, t in part.sensitivity.items()}
+        kept = self.kept[output] if self.kept else output
+        return replace(part, f=part.f[:, one], sensitivity=sensitivity, kept=(kept,))
 
     def save(self, path: str | Path) -> str:
         """Write `path`.safetensors and `path`.json; returns the checksum of the tensors."""
-        tensors = {"x": self.x, "f": self.f}
-        tensors |= {f"bits/{k}": v for k, v in self.bits.items()} | {f"soft/{k}": v for k, v in self.soft.items()}
-        tensors |= {f"sensitivity/{k}": v for k, v in self.sensitivity.items()}
-        tensors |= {f"input/{i}/{k}": t for k, v in self.layer_inputs.items() for i, t in enumerate(v)}
-        return save_tensors(path, tensors, RecordHeader(sites=self.sites, **{k: getattr(self, k) for k in _FACTS}))
+        header = RecordHeader(sites=self.sites, **{k: getattr(self, k) for k in _FACTS})
+        return save_tensors(path, self.tensors(), header)
 
     @classmethod
     def load(cls, path: str | Path) -> Record:

@@ -92,6 +92,31 @@ def test_an_edited_file_with_its_old_date_and_length_runs_anew() -> None:
     assert load(Path("runs/artifacts/own.one.quick.json")).claims[0].measured[0] == -1
 
 
+def test_checkpoints_of_an_edited_file_are_not_resumed() -> None:
+    """`train` compares settings and data, but cannot see that a function of the file has changed."""
+    training = """
+    from pathlens import data, models, training
+    net = models.gdln(2, (4,), gates=lambda x: SIGN * x[:, :1].expand(-1, 4))
+    options = {"seeds": run.seeds, "progress": False, "checkpoints": run.checkpoint("w")}
+    runs = training.train(net, data.circle(16), epochs=2, **options)
+    values = [10 + loss for loss in runs.history()[:, -1]]
+"""
+    text = Path("one.py").read_text()
+    start = text.index("    values =")
+    text = text[:start] + training.lstrip("\n") + text[text.index("    return") :]
+    found = []
+    for sign in ("1", "-1"):
+        Path("one.py").write_text(text.replace("SIGN", sign))
+        assert "own.one reproduced" in invoke("run", "one.py", "--seeds", "3", "--device", "cpu")
+        found.append(load(Path("runs/artifacts/own.one.quick.json")).claims[0].measured)
+    assert found[0] != found[1]
+
+
+def test_names_are_checked_before_anything_runs() -> None:
+    Path("one.py").write_text(Path("one.py").read_text().replace("own.one", "My experiment"))
+    assert "lower-case words joined by dots" in invoke("run", "one.py", code=1)
+
+
 def test_a_log_shows_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("one.py").write_text(
         SOURCE.replace("    values", "    run.progress('steps [a]', 3, 7)\n    values").replace("NAME", "own.one")

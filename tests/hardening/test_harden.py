@@ -322,6 +322,13 @@ def test_double_precision_and_the_same_seed_give_the_same_network(circle):
 # --- bad input -------------------------------------------------------------------------------------------------
 
 
+class NoBeta(pl.models.Gate):
+    """A soft gate without a buffer beta."""
+
+    def forward(self, q):
+        return torch.sigmoid(q)
+
+
 def dlgn(**options):
     return pl.models.dlgn(2, (4,), seed=0, **options)
 
@@ -350,7 +357,8 @@ BAD = [
     (lambda: pl.harden(dlgn(), (X, Y), validation=(X, Y, torch.ones(10))), errors.OptionError, "without weights"),
     (lambda: pl.harden(dlgn(), (X, torch.full((10,), 3))), errors.LabelError, "labels run"),
     (lambda: pl.harden(dlgn(), (X, Y), epochs=0), errors.OptionError, "epochs must be at least 1"),
-    (lambda: pl.harden(dlgn(), (X, Y), trained="values"), errors.OptionError, "trained is not an option"),
+    (lambda: pl.harden(dlgn(), (X, Y), trained="values"), TypeError, "unexpected keyword argument 'trained'"),
+    (lambda: pl.harden(dlgn(gate=NoBeta()), (X, Y)), errors.OptionError, "NoBeta has no β.*with_gate"),
 ]
 
 

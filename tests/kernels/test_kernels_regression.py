@@ -204,7 +204,7 @@ def test_a_ridge_is_chosen_for_labels_and_singular_kernels_too() -> None:
     with pytest.raises(SolverError, match="Pass a larger ridge"):
         leave_one_out(K, labels.double(), 0.0)
     for ridge in (-1, "best", float("inf"), float("nan")):
-        with pytest.raises(OptionError, match="ridge must be a number"):
+        with pytest.raises(OptionError, match="ridge must be a finite number"):
             leave_one_out(K, labels.double(), ridge)
 
 

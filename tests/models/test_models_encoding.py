@@ -22,7 +22,7 @@ def images(n=50, channels=3, side=8, seed=0):
 @given(st.integers(1, 3), st.sampled_from([1, 3, 5]), st.integers(0, 5))
 def test_an_image_is_read_back_from_its_code(channels, size, seed):
     x = images(30, channels, 6, seed)
-    parts = PatchParts.fit(x, size)
+    parts = PatchParts.fit(x, size=size)
     code = parts(x)
     assert code.shape == (30, 2 * channels * size**2, 6, 6) and bool((code >= 0).all())
     assert torch.allclose(parts.decode(code), x, atol=1e-9)

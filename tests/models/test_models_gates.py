@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pathlens.errors import OptionError, UnknownNameError
 from pathlens.models import (
+    Gate,
     GatedNetwork,
     Hard,
     Init,
@@ -20,6 +21,7 @@ from pathlens.models import (
     StraightThrough,
     dlgn,
     gated_twin,
+    gates,
     relu,
     soft_galu,
     soft_relu,
@@ -237,3 +239,39 @@ def test_an_unknown_scheme_is_met_with_a_suggestion() -> None:
 def test_sigma_belongs_to_bernoulli_and_is_positive(scheme: str, sigma: float) -> None:
     with pytest.raises(OptionError, match="sigma"):
         Init(scheme, sigma)
+
+
+# --- gates that users write ----------------------------------------------------------------------------------------
+
+
+class Band(Gate):
+    """Open near the boundary; it is hard only if it says so."""
+
+    def __init__(self, hard: bool = False) -> None:
+        super().__init__()
+        self.hard = hard
+
+    def forward(self, q: Tensor) -> Tensor:
+        return (q.abs() < 0.5).to(q.dtype)
+
+
+def test_a_gate_that_calls_itself_hard_must_be_open_where_q_is_positive() -> None:
+    """Regions and paths are computed for q > 0: those of another gate would be wrong."""
+    with pytest.raises(OptionError, match=r"Band: hard = True.*Set hard = False"):
+        dlgn(2, (4,), gate=Band(hard=True))
+    assert dlgn(2, (4,), gate=Band(), seed=0).gate.label == "band"
+
+
+def test_a_class_in_place_of_a_gate_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"Give an instance: Band\(\)"):
+        dlgn(2, (4,), gate=Band)  # type: ignore[arg-type]
+
+
+def test_a_named_gate_gets_the_options_that_it_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clipped(Soft):
+        def __init__(self, beta: float = 4.0) -> None:
+            super().__init__(beta)
+
+    monkeypatch.setitem(gates._BY_NAME, "clipped", Clipped)
+    net = dlgn(2, (4,), gate="clipped", beta=9.0)
+    assert net.gate.beta == 9 and net.with_gate("clipped", beta=2.0).gate.beta == 2

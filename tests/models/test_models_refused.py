@@ -223,7 +223,7 @@ class Softmax(Mlp):
 
 
 class FrozenNorm(nn.Module):
-    """Keeps its batch-norm in eval mode whatever `train` is asked for; a copy could not know."""
+    """Keeps its batch-norm in eval mode whatever mode is set; a copy would not."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pathlens.papers import PAPERS
 from pathlens.papers.artifact import Artifact, load, load_folder
 from pathlens.papers.claim import Claim
 from pathlens.papers.experiment import Experiment, Run, find, names, perform, select
@@ -39,7 +40,7 @@ def test_everything_that_was_wanted_is_there_in_order() -> None:
     figures = [name for name in found if name.startswith("dgn.fig")]
     assert figures == [f"dgn.fig{i}" for i in range(1, 11)]
     assert [name.partition(".")[0] for name in found] == sorted(
-        (name.partition(".")[0] for name in found), key=list(WANTED).index
+        (name.partition(".")[0] for name in found), key=list(PAPERS).index
     )
 
 
@@ -48,7 +49,7 @@ def test_every_experiment_has_sizes_and_estimates(name: str) -> None:
     entry = find(name)
     assert 0 < entry.minutes[0] <= 3 and entry.minutes[1] > 0
     flops, minutes = entry.estimate(Run("paper", tuple(range(entry.seed_count("paper")))))
-    assert flops is not None and flops > 0
+    assert flops is not None and flops > 0, "give flops= to the decorator: operations at paper scale, to one digit"
     assert minutes == pytest.approx(entry.minutes[1])
     # a set that is named in the sizes is a set that is needed
     words = [word for size in entry.sizes_at("paper").values() for word in (size if isinstance(size, list) else [size])]

@@ -232,7 +232,7 @@ def test_what_is_not_counted_is_named() -> None:
     with pytest.raises(RecordError, match="biases"):
         paths.count(flat, X, include_biases=True)
     with pytest.raises(RecordError, match=r"chain of dense.*Take gated = gated_twin.*paths\.count\(gated, X\) also"):
-        paths.count(convolutional("flat"), X)  # a plain module: nobody knows how it is wired
+        paths.count(convolutional("flat"), X)  # a plain module: its architecture is not known
     assert math.prod(paths.count(flat, X)) > 0
 
 

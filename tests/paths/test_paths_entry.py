@@ -184,7 +184,7 @@ def test_inputs_that_are_looked_up_start_no_path() -> None:
     net = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1))
     X = torch.tensor([[0, 1, 2], [2, 3, 4]])
     assert paths.top(net, X).f.shape == (2,)
-    with pytest.raises(RecordError, match="looked up"):
+    with pytest.raises(RecordError, match="the inputs are indices"):
         paths.top(net, X, include_inputs=True)
 
 

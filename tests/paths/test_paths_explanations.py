@@ -70,11 +70,11 @@ def test_the_curve_is_what_the_largest_groups_tell() -> None:
     got = paths.groups(net, X)
     order = got.contributions.abs().mean(0).argsort(descending=True)
     for j in (0, 2, 5):
-        told = got.contributions[:, order[: j + 1]].sum(1)
-        want = 1 - float((got.f - told).square().sum() / (got.f - got.f.mean()).square().sum())
+        predicted = got.contributions[:, order[: j + 1]].sum(1)
+        want = 1 - float((got.f - predicted).square().sum() / (got.f - got.f.mean()).square().sum())
         assert got.curve[j] == pytest.approx(want, abs=1e-12)
     few = got.needed(0.5)
-    assert got.curve[few - 1] >= 0.5 and all(told < 0.5 for told in got.curve[: few - 1])
+    assert got.curve[few - 1] >= 0.5 and all(r2 < 0.5 for r2 in got.curve[: few - 1])
     assert got.needed(2.0) == 6
 
 
@@ -108,8 +108,8 @@ def test_exactly_one_rule_holds_and_its_value_is_the_mean() -> None:
         assert rule.value == pytest.approx(float(f[holds].mean()), abs=1e-12)
         assert rule.share == pytest.approx(float(holds.double().mean()))
     assert (times == 1).all() and len(got.rules) <= 12
-    told = got.predict(net, X)
-    want = 1 - float((f - told).square().sum() / (f - f.mean()).square().sum())
+    predicted = got.predict(net, X)
+    want = 1 - float((f - predicted).square().sum() / (f - f.mean()).square().sum())
     assert got.r2 == pytest.approx(want, abs=1e-12) and got.r2_held_out == pytest.approx(want, abs=1e-12)
     assert paths.tree(net, X, leaves=1).rules[0].conditions == ()
 
@@ -130,17 +130,17 @@ def test_a_refit_is_what_it_says(method: str, kind: str) -> None:
     got = paths.refit(net, X, paths=8, method=method, output=1, validation=X)
     assert len(got.paths) <= 8 and got.paths.shape[1] == 3 and (got.slopes is None) == (kind == "pwc")
     bits = list(net.gates(X, hard=True).values())
-    told = torch.full((200,), got.intercept, dtype=torch.float64)
-    size = told.abs()
+    predicted = torch.full((200,), got.intercept, dtype=torch.float64)
+    size = predicted.abs()
     for p, path in enumerate(got.paths.tolist()):
         inside = bits[0][:, path[0]] * bits[1][:, path[1]] * bits[2][:, path[2]]
         height = got.constants[p] + (X @ got.slopes[p] if got.slopes is not None else 0)
-        told, size = told + inside * height, size + (inside * height).abs()
+        predicted, size = predicted + inside * height, size + (inside * height).abs()
     f = net(X)[:, 1].detach()
-    want = 1 - float((f - told).square().sum() / (f - f.mean()).square().sum())
+    want = 1 - float((f - predicted).square().sum() / (f - f.mean()).square().sum())
     assert got.r2 == pytest.approx(want, abs=1e-9) and got.r2_held_out == pytest.approx(want, abs=1e-9)
-    assert got.cancellation == pytest.approx(float((size / told.abs()).median()), rel=1e-6)
-    assert torch.allclose(got.predict(net, X), told)
+    assert got.cancellation == pytest.approx(float((size / predicted.abs()).median()), rel=1e-6)
+    assert torch.allclose(got.predict(net, X), predicted)
     assert want > 0.5
 
 
@@ -154,7 +154,7 @@ def test_a_refit_finds_a_region_that_is_there() -> None:
     assert got.r2 == pytest.approx(1, abs=1e-9) and got.target == "y"
     assert got.intercept == pytest.approx(-1) and got.constants.tolist() == pytest.approx([3])
     assert torch.equal(bits[0][:, got.paths[0, 0]] * bits[1][:, got.paths[0, 1]], bits[0][:, a] * bits[1][:, b])
-    assert len(paths.refit(net, X, torch.ones(200, 1), paths=3).paths) == 0  # nothing is left to tell
+    assert len(paths.refit(net, X, torch.ones(200, 1), paths=3).paths) == 0  # no variance is left to explain
 
 
 # --- path norm and pruning ---------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def trained() -> tuple[GatedNetwork, GatedNetwork, Tensor]:
     return made[0], made[1], data.x
 
 
-def test_on_the_circle_groups_trees_and_refits_tell_what_the_largest_paths_do_not(trained: Any) -> None:
+def test_on_the_circle_groups_trees_and_refits_explain_what_the_largest_paths_do_not(trained: Any) -> None:
     net, _, X = trained
     largest = paths.top(net, X, k=100)
     assert largest.cancellation > 3 and largest.r2 < 0.3 and "misleads" in repr(largest)
@@ -328,7 +328,7 @@ def test_a_refit_does_not_depend_on_the_units_of_the_inputs() -> None:
         net.values.linear1.weight.copy_(torch.tensor([[1e-8, 1e9]])), net.values.linear1.bias.fill_(0.5)
         net.values.output.weight.fill_(1.0), net.values.output.bias.fill_(0.0)
     x = torch.randn(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    told = paths.refit(net, x * torch.tensor([1e8, 1e-9], dtype=torch.float64), paths=1)
-    assert told.slopes is not None
-    assert told.r2 > 1 - 1e-9
-    torch.testing.assert_close(told.slopes[0], net.values.linear1.weight[0].detach(), rtol=1e-6, atol=0.0)
+    predicted = paths.refit(net, x * torch.tensor([1e8, 1e-9], dtype=torch.float64), paths=1)
+    assert predicted.slopes is not None
+    assert predicted.r2 > 1 - 1e-9
+    torch.testing.assert_close(predicted.slopes[0], net.values.linear1.weight[0].detach(), rtol=1e-6, atol=0.0)

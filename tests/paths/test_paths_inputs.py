@@ -78,8 +78,8 @@ def test_max_pooling_keeps_the_units_that_won(kind, pool):
     # affine between x and points near it, where the same units win: f(x + h) - f(x) is the slope along h
     slope = torch.autograd.functional.jacobian(values, x)
     near = x + 1e-6 * x
-    told = (found.contributions.flatten(1).sum(1) + found.rest).sum()
-    assert told.item() == pytest.approx(values(x).item(), abs=1e-10)
+    total = (found.contributions.flatten(1).sum(1) + found.rest).sum()
+    assert total.item() == pytest.approx(values(x).item(), abs=1e-10)
     assert torch.allclose(found.contributions, x * slope, atol=1e-12)
     moved = found.rest.sum() + (near * slope).sum()  # the rest does not move with x
     assert moved.item() == pytest.approx(values(near).item(), abs=1e-10)
@@ -165,7 +165,7 @@ def test_what_has_no_such_sum_is_refused():
     net, x = pl.models.dlgn(3, hidden=(4,)), rows(5, 3)
     with pytest.raises(RecordError, match="gated_twin"):
         paths.inputs(nn.Linear(3, 1), x)
-    with pytest.raises(OptionError, match="output 1 asked for, the network has 1"):
+    with pytest.raises(OptionError, match="no output 1; the network has 1"):
         paths.inputs(net, x, output=1)
     with pytest.raises(OptionError, match="one for each of the 5 rows"):
         paths.inputs(net, x, output=[0, 0])

@@ -181,8 +181,8 @@ def test_all_paths_add_up_to_the_sum_written_out() -> None:
 
 def test_the_list_warns_where_it_misleads() -> None:
     net, X = network("pwc", hidden=(8,) * 4, outputs=1), torch.randn(20, 2, dtype=torch.float64)
-    told = repr(paths.top(net, X, k=3))
-    assert told.startswith("TopPaths: R² ") and "cancellation" in told.splitlines()[0] and "misleads" in told
+    text = repr(paths.top(net, X, k=3))
+    assert text.startswith("TopPaths: R² ") and "cancellation" in text.splitlines()[0] and "misleads" in text
     single = network("dln", hidden=(1,), outputs=1)
     assert "misleads" not in repr(paths.top(single, X, k=3))
     assert "undefined" in repr(paths.top(net, X[:1], k=3))

@@ -18,7 +18,7 @@ X = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_se
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "told"),
+    ("call", "error", "message"),
     [
         (lambda net: paths.top(net, X, k=0), OptionError, "k must be an integer"),
         (lambda net: paths.top(net, X, k=True), OptionError, "k must be an integer"),
@@ -52,8 +52,8 @@ X = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_se
         (lambda net: paths.path_norm(nn.Sequential(nn.Linear(2, 3), nn.Linear(4, 1))), RecordError, "follow each"),
     ],
 )
-def test_refusals_name_what_is_wrong(call: Callable[[Any], Any], error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_refusals_name_what_is_wrong(call: Callable[[Any], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         call(network("hard"))
 
 

@@ -12,7 +12,7 @@ from pathlens.records import Record
 
 
 def jacobians(net: nn.Module, x: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
-    """Parameter → ∂f_k/∂parameter for every row, (n, c, *shape); nothing here knows of records."""
+    """Parameter → ∂f_k/∂parameter for every row, (n, c, *shape); computed without records."""
     parameters = {k: p.detach() for k, p in net.named_parameters()}
     found: dict[str, list[Tensor]] = {k: [] for k in parameters}
     for i in range(x.shape[0]):
@@ -27,8 +27,8 @@ def jacobians(net: nn.Module, x: Tensor, rows: Tensor | None = None) -> dict[str
     return {k: torch.stack(v) for k, v in found.items()}
 
 
-def told_gradients(rec: Record, net: nn.Module) -> dict[str, Tensor]:
-    """Parameter → (n, c, *shape) for every weight and bias that the record's layers tell: Σ_p A_p ⊗ D_p and Σ_p D_p."""
+def recorded_gradients(rec: Record, net: nn.Module) -> dict[str, Tensor]:
+    """Parameter → (n, c, *shape) for every weight and bias that the record's layers give: Σ_p A_p ⊗ D_p and Σ_p D_p."""
     parameters = dict(net.named_parameters())
     found = {}
     for layer in rec.layers:
@@ -44,20 +44,20 @@ def told_gradients(rec: Record, net: nn.Module) -> dict[str, Tensor]:
 
 
 def check_record(net: nn.Module, x: Tensor, rec: Record, rows: Tensor | None = None) -> None:
-    """Fail unless outputs and every gradient the record tells are right, and every other parameter is named."""
+    """Fail unless outputs and every gradient of the record are right, and every other parameter is named."""
     with torch.no_grad():
         expected = net(x.clone()) if rows is None else net(x, rows)
     expected = expected.reshape(x.shape[0], -1)
     assert rec.f.dtype == torch.float64 and torch.allclose(rec.f, expected, rtol=0, atol=1e-12)
     truth = jacobians(net, x, rows)
-    told = told_gradients(rec, net)
-    for name, gradient in told.items():
+    recorded = recorded_gradients(rec, net)
+    for name, gradient in recorded.items():
         scale = max(1.0, float(truth[name].abs().max()))
         error = float((gradient - truth[name]).abs().max()) / scale
         assert error <= 1e-12, f"{name}: error {error:.1e}"
     trained = {k for k, p in net.named_parameters() if p.requires_grad}
-    assert trained - set(told) == set(rec.untracked)
-    assert not set(told) & set(rec.untracked)
+    assert trained - set(recorded) == set(rec.untracked)
+    assert not set(recorded) & set(rec.untracked)
 
 
 def check_gates(net: GatedNetwork, x: Tensor, rec: Record, rows: Tensor | None = None) -> None:

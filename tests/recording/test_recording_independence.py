@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from pathlens import Trajectory, gated_twin, models, paths, record
 from pathlens.errors import RecordError
 from pathlens.kernels import LinearisedModel, npk, ntk, overlap
-from pathlens.recording.independence import check_rows_apart
+from pathlens.recording.independence import check_row_independence
 
-MESSAGE = r"changes by .* when the other rows of the batch are left out.*mixes rows.*Remove what works across the batch"
+MESSAGE = r"changes by .* when the other rows of the batch are left out.*mixes rows.*Remove operations across the batch"
 
 
 class Mixes(nn.Module):
@@ -151,7 +151,7 @@ def test_rounding_is_no_mixing(seed: int, dtype: torch.dtype) -> None:
         net.to(dtype)
         assert not (dtype == torch.float32 and torch.equal(net(X)[:1], net(X[:1])))
         record(net, X, sensitivities=False, stream=False)
-        check_rows_apart(net, X)
+        check_row_independence(net, X)
     if dtype == torch.float32:
         record(Float32Inside(), X, stream=False)
 

@@ -232,8 +232,8 @@ def test_rows_of_a_table_in_batches() -> None:
         ([0, 1], ShapeError, r"rows has shape \(2,\), expected \(6,\)"),
         ([0.0] * 6, DTypeError, "rows are torch.float32, expected integers"),
         ([True] * 6, DTypeError, "rows are torch.bool"),
-        ([0, 1, 2, 3, 4, 10], RowIndexError, r"rows 0…10 asked for, the table of gates has 10 examples"),
-        ([0, 1, 2, 3, 4, -1], RowIndexError, r"rows -1…4 asked for"),
+        ([0, 1, 2, 3, 4, 10], RowIndexError, r"no rows 0…10; the table of gates has 10 examples"),
+        ([0, 1, 2, 3, 4, -1], RowIndexError, r"no rows -1…4"),
     ],
 )
 def test_bad_rows_of_a_table(rows: Any, error: type[PathlensError], message: str) -> None:
@@ -242,7 +242,7 @@ def test_bad_rows_of_a_table(rows: Any, error: type[PathlensError], message: str
 
 
 def test_more_inputs_than_the_table_has_examples() -> None:
-    with pytest.raises(RowIndexError, match=r"rows 0…10 asked for.*record\(net, X, rows=…\)"):
+    with pytest.raises(RowIndexError, match=r"no rows 0…10.*record\(net, X, rows=…\)"):
         record(table(), torch.randn(11, 3))
 
 

@@ -95,7 +95,7 @@ class SharedBias(Base):
 
 
 class AlsoByMatmul(Base):
-    """b's weight is used by a linear call and by a matrix product: its calls do not tell the whole gradient."""
+    """b's weight is used by a linear call and by a matrix product: its calls do not give the whole gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.relu(self.b(self.relu(self.a(x))))
@@ -209,20 +209,20 @@ def test_a_layer_input_is_what_the_layer_read() -> None:
 
 @pytest.mark.filterwarnings("ignore::pathlens.errors.UngatedWarning")  # NormedTail
 def test_untracked_is_what_the_layers_do_not_tell() -> None:
-    told = {
+    tracked = {
         cls: (tuple(layer.name for layer in rec.layers), rec.untracked)
         for cls in NETS
         if (rec := record(cls().double(), rows(3, 4)))
     }
-    assert told[AlsoByMatmul] == (("a", "c"), ("b.weight",))
-    assert told[OnlyByMatmul] == (("a", "c"), ("b.weight",))
-    assert told[Asks] == (("a", "b", "c"), ())
-    assert told[Computed] == (("a", "c"), ("b.weight",))
-    assert told[TiedWeights] == (("a", "c"), ("a.bias", "b.bias"))
-    assert told[SharedBias] == (("a", "b", "c"), ("a.bias",))
-    assert told[TwoNames] == (("a", "c"), ("b.weight",))
-    assert told[OwnParameters] == (("weight", "deep.0"), ())
-    assert told[NormedTail] == (("a", "c"), ("b.weight", "norm.weight", "norm.bias"))
+    assert tracked[AlsoByMatmul] == (("a", "c"), ("b.weight",))
+    assert tracked[OnlyByMatmul] == (("a", "c"), ("b.weight",))
+    assert tracked[Asks] == (("a", "b", "c"), ())
+    assert tracked[Computed] == (("a", "c"), ("b.weight",))
+    assert tracked[TiedWeights] == (("a", "c"), ("a.bias", "b.bias"))
+    assert tracked[SharedBias] == (("a", "b", "c"), ("a.bias",))
+    assert tracked[TwoNames] == (("a", "c"), ("b.weight",))
+    assert tracked[OwnParameters] == (("weight", "deep.0"), ())
+    assert tracked[NormedTail] == (("a", "c"), ("b.weight", "norm.weight", "norm.bias"))
 
 
 def test_frozen_weight_with_trained_bias() -> None:
@@ -593,9 +593,9 @@ UNGATED = {
 @pytest.mark.parametrize("unit, name", UNGATED.values(), ids=UNGATED)
 def test_activations_that_are_no_gates_are_told(unit, name, tmp_path):
     net = nn.Sequential(nn.Linear(4, 5), unit, nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 2), nn.Sigmoid()).double()
-    with pytest.warns(UngatedWarning, match=name) as told:
+    with pytest.warns(UngatedWarning, match=name) as caught:
         rec = record(net, rows(6, 4))
-    assert len(told) == 1 and told[0].filename == __file__
+    assert len(caught) == 1 and caught[0].filename == __file__
     assert rec.sites == ("3@0",) and rec.ungated == (name,) == rec.rows(1, 3).ungated  # the output's is none of them
     check_record(net, rows(6, 4), rec)
     with pytest.warns(UngatedWarning, match=name):

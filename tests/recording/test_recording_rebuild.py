@@ -1,4 +1,4 @@
-"""A network comes back from its snapshot alone, bit for bit, or from a network that is built alike."""
+"""A network is rebuilt from its snapshot alone, bit for bit, or with a network of the same architecture."""
 
 from __future__ import annotations
 

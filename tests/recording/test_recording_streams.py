@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pathlens import gated_twin, models, record
 from pathlens.errors import BudgetError, OptionError, RecordError, ShapeError
 from pathlens.recording import RecordStream
-from pathlens.records import Record, RowSource
+from pathlens.records import Record
 
 N = 7
 
@@ -62,8 +62,8 @@ def test_rows_of_a_stream_are_the_rows_of_the_record(case: str) -> None:
     net, x = CASES[case]()
     whole, stream = record(net, x, stream=False), record(net, x, stream=True)
     assert isinstance(whole, Record) and isinstance(stream, RecordStream)
-    assert isinstance(whole, RowSource) and isinstance(stream, RowSource)
     assert (stream.n, stream.outputs, stream.sites, stream.layers) == (N, whole.outputs, whole.sites, whole.layers)
+    assert stream.flops_per_row == whole.flops_per_row and stream.bytes_per_row > 0
     for lo, hi in [(0, N), (2, 5), (N - 1, N)]:
         assert_same(stream.rows(lo, hi), whole.rows(lo, hi))
         for k in range(whole.outputs):
@@ -114,10 +114,10 @@ def test_bad_rows_and_outputs(stream: bool) -> None:
     net, x = CASES["dlgn"]()
     source = record(net, x, stream=stream)
     for lo, hi in [(-1, 2), (3, 3), (0, N + 1), (5, 2)]:
-        with pytest.raises(RecordError, match=f"rows {lo}:{hi} asked for, it has {N}"):
+        with pytest.raises(RecordError, match=f"no rows {lo}:{hi}; it has {N}"):
             source.rows(lo, hi)
     for k in (-1, 3):
-        with pytest.raises(RecordError, match=f"output {k} asked for, it has 3"):
+        with pytest.raises(RecordError, match=f"no output {k}; it has 3"):
             source.rows(0, 1, output=k)
     for outputs in ([], [3], [-1]):
         with pytest.raises(RecordError, match="the network has 3, numbered from 0"):
@@ -255,7 +255,7 @@ def test_control_flow_that_depends_on_the_batch_is_noticed() -> None:
 def test_reprs_say_what_they_are() -> None:
     net, x = CASES["dlgn"]()
     assert repr(record(net, x)).startswith("Record(7 rows, 3 outputs, 2 gate sites (soft β=4), 5 layers")
-    assert "recomputed when asked" in repr(record(net, x, stream=True))
+    assert "recomputed when needed" in repr(record(net, x, stream=True))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's account of resident memory")

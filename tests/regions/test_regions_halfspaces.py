@@ -171,7 +171,7 @@ def test_pictures() -> None:
     drawn = seen.plot("2@0").images[0].get_array()[:6, :6]  # the first channel's, at the middle position
     middle = seen.normal("2@0", (0, *(size // 2 for size in seen.shapes["2@0"][1:]))).numpy().reshape(2, 6, 6)
     np.testing.assert_allclose(drawn, (middle / np.abs(middle).max()).mean(0))
-    with pytest.raises(RegionError, match="no plane and no picture"):
+    with pytest.raises(RegionError, match="neither points of a plane nor images"):
         halfspaces(pl.models.dlgn(16, (5, 5), seed=0)).plot(0)
     plt.close("all")
 
@@ -232,7 +232,7 @@ def test_inference_mode_and_low_precision_change_nothing(dtype: torch.dtype) -> 
     ).to(dtype)
     x = torch.randn(3, 1, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
 
-    def told() -> list[np.ndarray]:
+    def computed() -> list[np.ndarray]:
         spaces = halfspaces(net, input_shape=(1, 3))
         cells = pl.regions.slice2d(net, plane=tuple(x))
         region = pl.regions.path_region(net, [0], input_shape=(1, 3))
@@ -244,6 +244,6 @@ def test_inference_mode_and_low_precision_change_nothing(dtype: torch.dtype) -> 
             region.normals.numpy(),
         ]
 
-    want = told()
+    want = computed()
     with torch.inference_mode():
-        assert all(np.array_equal(a, b) for a, b in zip(want, told()))
+        assert all(np.array_equal(a, b) for a, b in zip(want, computed()))

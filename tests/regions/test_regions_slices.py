@@ -278,12 +278,12 @@ def test_neighbours_share_an_edge() -> None:
 
 def test_summary() -> None:
     net = pl.models.dlgn(2, (4, 4), bias=True, seed=0)
-    told = slice2d(net, box=2.0).summary()
-    assert told.complete and told.looked_at == told.total_paths == 16
-    assert told.connected_paths == told.active_paths and told.most_components == 1
-    assert "connected" in str(told)
+    summary = slice2d(net, box=2.0).summary()
+    assert summary.complete and summary.examined == summary.total_paths == 16
+    assert summary.connected_paths == summary.active_paths and summary.most_components == 1
+    assert "connected" in str(summary)
     drawn = slice2d(pl.models.relu(2, (16,) * 3, bias=True, seed=0), box=3.0).summary(paths=300)
-    assert not drawn.complete and drawn.active_paths == drawn.looked_at and drawn.most_components > 1
+    assert not drawn.complete and drawn.active_paths == drawn.examined and drawn.most_components > 1
 
 
 def test_soft_networks_say_so() -> None:
@@ -313,7 +313,7 @@ def test_snapshots() -> None:
         a, b = slice2d(net), slice2d(pl.snapshot(net))
         assert np.array_equal(a.maps.numpy(), b.maps.numpy()) and np.array_equal(a.corners.numpy(), b.corners.numpy())
     twin = pl.gated_twin(Shortcut(), "relu", example=torch.randn(2, 2))
-    with pytest.raises(RecordError, match="not how to build it"):  # its shapes alone would tell a network without
+    with pytest.raises(RecordError, match="not how to build it"):  # its shapes alone would fit a network without
         slice2d(pl.snapshot(twin))
 
 
@@ -407,9 +407,9 @@ def test_figure_1_right_a_path_region_that_jumps() -> None:
 
 
 def test_planes() -> None:
-    with pytest.raises(RegionError, match="span no plane"):
+    with pytest.raises(RegionError, match="parallel or zero"):
         Plane(np.zeros(3), np.ones(3), 2 * np.ones(3))
-    with pytest.raises(RegionError, match="span no plane"):
+    with pytest.raises(RegionError, match="parallel or zero"):
         Plane(np.zeros(3), np.ones(3), np.zeros(3))
     with pytest.raises(ShapeError, match="shape of one input"):
         Plane(np.zeros(3), np.ones(3), np.ones(2))
@@ -510,7 +510,7 @@ def test_places_and_polygons_that_a_slice_does_not_have() -> None:
         cells.polygon(len(cells)).numpy()
     with pytest.raises(ShapeError, match="points must have one shape"):
         Plane.through([0.0, 0], [1.0, 0, 0], [0.0, 1])
-    with pytest.raises(RegionError, match="a is no array of numbers"):
+    with pytest.raises(RegionError, match="a is not an array of numbers"):
         segment1d(pl.models.relu(2, (4, 4)), ["a", "b"], [0.0, 1.0])
 
 

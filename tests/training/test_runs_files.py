@@ -89,7 +89,7 @@ def test_networks_of_ones_own_come_back_in_copies_of_one_that_is_built_alike(tmp
     back = Runs.load(tmp_path, like=Own())
     assert_same(back, runs)
     assert back.networks[0] is not back.networks[1]
-    with pytest.raises(errors.RecordError, match="built alike"):
+    with pytest.raises(errors.RecordError, match="same architecture"):
         Runs.load(tmp_path, like=nn.Linear(2, 1))
 
 

@@ -13,30 +13,24 @@ from torch import nn
 
 from pathlens.data import as_pair
 from pathlens.data.inputs import as_numbers
-from pathlens.errors import ConversionError, NotFiniteError, OptionError, unknown_name
-from pathlens.hardening.report import (
-    HardeningReport,
-    agreement,
-    cell_bound,
-    near_boundary,
-    outputs_of,
-    score,
-)
+from pathlens.errors import ConversionError, OptionError, unknown_name
+from pathlens.hardening.report import HardeningReport, Score, agreement, cell_bound, near_boundary, outputs_of, score
 from pathlens.hardening.training import sharpening
 from pathlens.hardening.values import can_solve, has_batch_norm, least_squares, recalibrate
 from pathlens.models import GatedNetwork
 from pathlens.models.tracing import unwrapped
 from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording import Trajectory
-from pathlens.training import LOSSES, Checkpoints, Stopping, train
+from pathlens.recording.taking import check_finite
+from pathlens.training import LOSSES, Checkpoints, Execution, Stopping, train
 from pathlens.training.inputs import Data, DataReader
+from pathlens.training.optimizers import OptimizerFactory
 from pathlens.training.options import as_option
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 METHODS = ("recipe", "anneal", "straight_through", "refit", "direct")
-_OWN = {"beta", "trained", "validation", "stopping", "seeds", "settings", "loss"}
 
 
 @dataclass(frozen=True)
@@ -98,8 +92,13 @@ def harden(
     beta: float = 1000.0,
     batch_size: int | None = 32,
     seed: int = 0,
+    optimizer: str | OptimizerFactory = "adam",
+    weight_decay: float = 0.0,
+    augment: str | None = None,
+    checkpoints: Checkpoints | str | Path | None = None,
+    device: str | torch.device | None = None,
+    execution: Execution | None = None,
     progress: bool = True,
-    **options: Any,
 ) -> Hardened:
     """Turn a network with soft gates σ(βq) into one with hard gates q > 0, and report the cost.
 
@@ -128,8 +127,8 @@ def harden(
         Default: cross-entropy for integer targets, mean squared error for real ones.
     epochs, value_epochs : int
         Of the training of gates ("refit": of the values), and of the values alone after it (by default a tenth).
-    lr, batch_size, seed, progress, **options
-        As in `train`.
+    lr, batch_size, seed, optimizer, weight_decay, augment, checkpoints, device, execution, progress
+        As in `train`; each phase has a folder of its own for its checkpoints.
     beta : float
         The β at which annealing ends.
 
@@ -153,14 +152,11 @@ def harden(
     soft = _checked(net)
     if method not in METHODS:
         raise unknown_name("hardening method", method, METHODS)
-    taken = sorted(_OWN & options.keys())
-    if taken:
-        raise OptionError(f"harden: {taken[0]} is not an option of harden. Call train to use it.")
     for name, value in (("epochs", epochs), ("value_epochs", value_epochs)):
         if value is not None and value < 1:
             raise OptionError(f"harden: {name} must be at least 1, got {value}.")
     own_beta = float(soft.gate.beta)  # type: ignore[arg-type]
-    place = torch.device(options.get("device") or next(soft.parameters()).device)
+    place = torch.device(device or next(soft.parameters()).device)
     soft.to(place)
     X, y = as_pair(data, where="harden")
     chosen = loss or ("mse" if as_numbers(y).dtype.is_floating_point else "cross_entropy")
@@ -173,8 +169,20 @@ def harden(
         raise OptionError("harden: validation rows have equal weights. Give validation=(X, y), without weights.")
     held_pair = None if held is None else (held.x, held.y)
     batch = min(batch_size or len(rows.x), len(rows.x))
-    common: dict[str, Any] = {"loss": chosen, "lr": lr, "batch_size": batch_size, "seed": seed, "progress": progress}
-    common |= {"scheduler": "cosine"} | options
+    common: dict[str, Any] = {
+        "loss": chosen,
+        "optimizer": optimizer,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "scheduler": "cosine",
+        "batch_size": batch_size,
+        "augment": augment,
+        "seed": seed,
+        "checkpoints": checkpoints,
+        "device": place,
+        "execution": execution,
+        "progress": progress,
+    }
 
     def watched(count: int) -> dict[str, Any]:
         """With hard gates the best epoch is kept, including epoch 0, before any change."""
@@ -229,12 +237,13 @@ def _checked(net: nn.Module) -> GatedNetwork:
             "to harden. net.with_gate('hard') is the ReLU network of the same weights."
         )
     if net.gate.hard:
+        raise OptionError(f"harden: the gates are hard already ({net.gate.label}). Use net.with_gate('hard').")
+    if not hasattr(net.gate, "beta"):
         raise OptionError(
-            f"harden: the gates are hard already ({net.gate.label}). net.with_gate('hard') has the same outputs."
+            f"harden: the gate function {type(net.gate).__name__} has no β to start from. Register a buffer 'beta', or "
+            "switch the gates with net.with_gate('hard')."
         )
-    bad = [n for n, t in net.state_dict().items() if t.dtype.is_floating_point and not torch.isfinite(t).all()]
-    if bad:
-        raise NotFiniteError(f"harden: '{bad[0]}' of the network holds NaN or infinity. Did its training diverge?")
+    check_finite(net)
     return copy.deepcopy(net).eval()
 
 
@@ -273,18 +282,19 @@ def _report(
     kept: str,
 ) -> HardeningReport:
     networks = {"soft": soft, "direct": soft.with_gate("hard"), "hard": hard}
-    outputs = {name: outputs_of(n, rows.x) for name, n in networks.items()}
-    scores = {name: score(f, rows.y, loss) for name, f in outputs.items()}
-    validation, validation_agreement = {}, None
-    if held is not None:
-        unseen = {name: outputs_of(n, held.x) for name, n in networks.items()}
-        validation = {name: score(f, held.y, loss) for name, f in unseen.items()}
-        validation_agreement = agreement(unseen["hard"], unseen["soft"], loss)
+
+    def measure(data: Data) -> tuple[dict[str, Score], float]:
+        outputs = {name: outputs_of(n, data.x) for name, n in networks.items()}
+        scores = {name: score(f, data.y, loss) for name, f in outputs.items()}
+        return scores, agreement(outputs["hard"], outputs["soft"], loss)
+
+    scores, agrees = measure(rows)
+    validation, validation_agreement = ({}, None) if held is None else measure(held)
     return HardeningReport(
         method=method,
         kept=kept,
         **scores,
-        agreement=agreement(outputs["hard"], outputs["soft"], loss),
+        agreement=agrees,
         margin=1 / beta,
         near=near_boundary(soft, rows.x, 1 / beta),
         near_after=near_boundary(hard, rows.x, 1 / beta),

@@ -97,10 +97,8 @@ class HardeningReport:
         agree = "share of equal predictions" if self.soft.accuracy is not None else "R² of hard on soft outputs"
         lines = [f"Hardening by {self.method!r} in {self.seconds:.1f} s: {self.kept}"]
         lines += [f"  {name:<7}{getattr(self, name)}" for name in ("soft", "direct", "hard")]
-        if self.bound.loss is not None:
-            lines.append(f"  bound  loss {self.bound.loss:.4g}: {self.bound.what}, {self.bound.cells} cells")
-        else:
-            lines.append(f"  bound  none: {self.bound.what}, {self.bound.cells} cells")
+        bound = "none" if self.bound.loss is None else f"loss {self.bound.loss:.4g}"
+        lines.append(f"  bound  {bound}: {self.bound.what}, {self.bound.cells} cells")
         lines.append(f"  agreement {self.agreement:.4f} ({agree})")
         if self.validation:
             lines.append("  held out:")
@@ -113,7 +111,7 @@ class HardeningReport:
 
 
 def blocks(x: Tensor, rows: int | None = None) -> Iterator[Tensor]:
-    """Copies of at most so many rows (a network may change its input); by default as many as fit a forward pass."""
+    """Copies of blocks of rows, since a network may change its input; by default as many as fit a forward pass."""
     for part in x.split(rows or max(1, _AT_ONCE // x[0].numel())):
         yield part.clone()
 
@@ -184,20 +182,20 @@ def cells_of(net: GatedNetwork, x: Tensor) -> tuple[Tensor, int]:
     return torch.tensor(found, device=x.device), len(numbers)
 
 
-def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, *, loss: str = "mse") -> CellBound:
+def cell_bound(net: GatedNetwork, X: Tensor, y: Tensor, *, loss: str = "mse") -> CellBound:
     """The smallest loss on these rows that values can reach on the cells of the network's hard gates.
 
     A network whose values read ones is constant on each cell: the best constant is the mean of y there, or for labels
     their frequencies. One whose values read x is affine on each cell, and without biases linear: for squared losses the
-    best such function of each cell is found by least squares. Networks with these gates are among the functions so
-    described, hence a lower bound; it is exact where the value network is wide enough to be any of them on each cell.
-    With max-pooling values that read x bend inside a cell, and there is no bound.
+    best such function of each cell is found by least squares. Networks with these gates are such functions, hence a
+    lower bound; it is exact if the value network is wide enough to be any of them on each cell. With max-pooling,
+    values that read x are not affine on a cell, and there is no bound.
 
     Parameters
     ----------
     net : GatedNetwork
         With any gate function; cells are those of its hard gates.
-    x : Tensor (n, ...)
+    X : Tensor (n, ...)
     y : Tensor (n, c) or (n,)
     loss : {"mse", "half_mse", "cross_entropy"}
 
@@ -215,7 +213,7 @@ def cell_bound(net: GatedNetwork, x: Tensor, y: Tensor, *, loss: str = "mse") ->
     CellBound(loss=0.11..., cells=54, what='best constant on each cell')
     """
     check_net(net)
-    x, y = x.detach(), y.detach()
+    x, y = X.detach(), y.detach()
     if not net.needs_rows:
         net.unit_shapes(x)
     cell, count = cells_of(net, x)

@@ -111,7 +111,10 @@ def train_hard(
     weights: np.ndarray | None = None,
     validation: Any = None,
     patience: int | None = None,
-    **options: Any,
+    optimizer: str = "adam",
+    weight_decay: float = 0.0,
+    batch_size: int | None = 32,
+    progress: bool = True,
 ) -> HardRuns:
     """Train a network with soft gates, make its gates hard, and train its values alone on them.
 
@@ -129,7 +132,7 @@ def train_hard(
           an annealed one leaves more than a quarter of the variance of real targets; else "anneal".
     beta : (float, float)
         First and last β.
-    epochs, lr, seeds, **options
+    epochs, lr, seeds, optimizer, weight_decay, batch_size, progress
         As in `train`; the values alone train for a tenth of the epochs.
     weights : (n,), optional
         Weights of the rows.
@@ -146,10 +149,18 @@ def train_hard(
     share = np.full(len(x), 1 / len(x)) if weights is None else weights / weights.sum()
     stopping = {} if validation is None else {"validation": validation, "stopping": Stopping(patience)}
     start = {"epochs": epochs, "lr": lr, "seeds": seeds, **stopping}
+    every_phase: dict[str, Any] = {
+        "weights": weights,
+        "loss": loss,
+        "optimizer": optimizer,
+        "weight_decay": weight_decay,
+        "batch_size": batch_size,
+        "progress": progress,
+    }
     phases: list[Runs] = []
 
     def phase(label: str, networks: Any, targets: Tensor, **how: Any) -> Runs:
-        phases.append(train_phase(networks, (x, targets), label, weights=weights, loss=loss, **options, **how))
+        phases.append(train_phase(networks, (x, targets), label, **every_phase, **how))
         return phases[-1]
 
     def first_phase(sharp: bool) -> Runs:

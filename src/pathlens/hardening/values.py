@@ -120,7 +120,7 @@ def _solve_layer(net: GatedNetwork, name: str, x: Tensor, y: Tensor, damping: fl
                 features = torch.cat([features, d.sum(1)], dim=1)
             gram += features.T @ features
             right += features.T @ (y[lo : lo + len(a), k] - part.f[:, k])
-    weightless = float(gram.trace()) == 0  # f does not depend on this layer: a later one lets nothing through
+    weightless = float(gram.trace()) == 0  # f does not depend on this layer: a later one is zero
     gram.diagonal().add_(1.0 if weightless else damping * gram.trace())
     step = torch.cholesky_solve(right[:, None], torch.linalg.cholesky(gram))[:, 0]
     before, saved = _loss(net, x, y), [p.detach().clone() for p in (weight, bias) if p is not None]

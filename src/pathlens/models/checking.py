@@ -1,7 +1,7 @@
 """Numerical checks of a converted template.
 
-The tracer refuses operations that it does not know. Here the graph is run in float64, with perturbed weights so that
-none is zero by chance, and compared with the template; the gate and value paths are tested for being affine.
+The graph is run in float64, with perturbed weights so that none is zero by chance, and compared with the template; the
+gate network and, for fixed gates, the value network are tested for being affine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from torch import Tensor, fx, nn
 
 from pathlens.errors import ConversionError
 from pathlens.models.graphs import ValueInterpreter
-from pathlens.models.tracing import HOOKS, Traced, describe, gate_graph, graph_module, linear_unit, value_graph
+from pathlens.models.tracing import (
+    HOOKS,
+    Traced,
+    describe,
+    gate_graph,
+    graph_module,
+    is_max_pool,
+    linear_unit,
+    value_graph,
+)
 
 _POINTS = (0.0, 1.0, 1.75, -0.5)  # on a line; values at the first two determine those at the last two
 _TOLERANCE = 1e-8  # relative, in float64; errors of functions that are not affine are far larger
@@ -38,32 +47,22 @@ class Checker:
             torch.default_generator.manual_seed(0)
             _perturb(self.copy)
             scale = max(1.0, float(first.std())) if first.numel() > 1 else 1.0
-            # an image has many positions; flat rows are cheap, and with few of them all units of a layer may be off
-            # and hide what follows, or batch-norm in train mode turns any two rows into ±1
+            # an image has many positions; of flat rows, few could leave all units of a layer off, which hides the
+            # layers after it, and batch-norm in train mode maps any two rows to ±1
             others = [torch.randn_like(first) for _ in range(1 if first.ndim > 2 else 15)]
             self.rows = torch.cat([first, *(first + scale * other for other in others)])
             self.far = 100 * scale * torch.randn_like(first)
-        self.values: fx.GraphModule  # made after the template has run, since making it changes in-place modules
-
-    def refresh(self) -> None:
-        """Copy modules that were replaced in the traced template (max-pools that became average-pools)."""
-        for node in self.traced.graph.nodes:
-            if node.op == "call_module":
-                module = self.traced.root.get_submodule(str(node.target))
-                if type(module) is not type(self.copy.get_submodule(str(node.target))):
-                    self.copy.set_submodule(str(node.target), copy.deepcopy(module))
-        self.values = graph_module(self.copy, value_graph(self.traced), "Values")
 
     # --- the template ------------------------------------------------------------------------------------------
 
     def equals_template(self) -> None:
         """The ReLU network of the graph is the template, hooks and all, in both modes, row by row."""
         expected = self._run_template()
-        self.values = graph_module(self.copy, value_graph(self.traced), "Values")
+        values = self._value_network()  # after the template has run, since building it clears in-place flags
         for training in (True, False):
             with self._buffers_kept():
                 units = (nn.functional.leaky_relu,) * len(self.traced.sites)
-                got = self._run(self.values.train(training), self.rows.clone(), *units)
+                got = self._run(values.train(training), self.rows.clone(), *units)
             want = expected[training]
             if not isinstance(want, Tensor) or want.shape != got.shape or want.shape[:1] != self.rows.shape[:1]:
                 shape = tuple(want.shape) if isinstance(want, Tensor) else type(want).__name__
@@ -84,6 +83,9 @@ class Checker:
                     "output: a hook that rewrites activations, an in-place change through a view, or randomness; "
                     "remove it."
                 )
+
+    def _value_network(self) -> fx.GraphModule:
+        return graph_module(self.copy, value_graph(self.traced), "Values")
 
     def _run_template(self) -> dict[bool, Any]:
         """Outputs in both modes, with the user's forward hooks on the copy while it runs."""
@@ -112,7 +114,7 @@ class Checker:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.default_generator.manual_seed(1)
                 return module(*inputs)
-        except Exception as error:  # whatever the user's forward or hook raises
+        except Exception as error:  # the user's forward or hook may raise anything
             raise ConversionError(
                 f"gated_twin: {self.name}: it does not run on {len(inputs[0])} rows like the example's in float64 on "
                 f"the CPU ({type(error).__name__}: {error}). The template must accept `example`, any number of rows, "
@@ -131,12 +133,13 @@ class Checker:
             shapes.append(q.shape)
             return q
 
-        self._run(self.values.eval(), self.rows[:1].clone(), *(unit,) * len(self.traced.sites))
-        # gates of no network, all open: a closed one would hide what follows
+        values = self._value_network().eval()
+        self._run(values, self.rows[:1].clone(), *(unit,) * len(self.traced.sites))
+        # random positive gates: a closed one would hide the layers after it
         gates = tuple(0.5 + torch.rand(s, generator=generator, dtype=torch.float64) for s in shapes)
-        together = self._check_affine(self.values.eval(), gates, claim, frozenset(self.traced.max_pools))
-        others = self._run(self.values, self.rows.clone(), *gates)
-        if not torch.allclose(together[0], others[0], rtol=_TOLERANCE, atol=1e-10 * float(1 + others[0].abs().max())):
+        alone = self._check_affine(values, gates, claim)
+        others = self._run(values, self.rows.clone(), *gates)
+        if not torch.allclose(alone[0], others[0], rtol=_TOLERANCE, atol=1e-10 * float(1 + others[0].abs().max())):
             raise ConversionError(
                 f"gated_twin: {self.name}: the output for one input depends on the other inputs of the batch (in eval "
                 "mode). Remove what mixes rows, such as a mean over the batch."
@@ -147,25 +150,17 @@ class Checker:
         module = graph_module(self.copy, gate_graph(self.traced, with_entry=False), "Gates").eval()
         self._check_affine(module, (linear_unit,) * len(self.traced.sites), "the gate path is not affine")
 
-    def _check_affine(
-        self, module: fx.GraphModule, rest: tuple[Any, ...], claim: str, skip: frozenset[str] = frozenset()
-    ) -> Any:
-        """All points in one pass if every tensor has rows first; one by one if not, or to confirm a failure."""
+    def _check_affine(self, module: fx.GraphModule, rest: tuple[Any, ...], claim: str) -> Any:
+        """Compare values at four points of a line, one by one; returns the output at the first."""
         first = self.rows[:1]
-        points = [first + t * (self.far - first) for t in _POINTS]
-        out, values = self._values(module, torch.cat(points), *rest)
-        together = all(len(v) == len(points) for v in values.values() if v.ndim)
-        bad = None
-        if together:
-            bad = _first_not_affine([{n: v[i] for n, v in values.items() if v.ndim} for i in range(4)], module, skip)
-        if bad or not together:
-            bad = _first_not_affine([self._values(module, point, *rest)[1] for point in points], module, skip)
+        results = [self._values(module, first + t * (self.far - first), *rest) for t in _POINTS]
+        bad = _first_not_affine([values for _, values in results], module)
         if bad:
             raise ConversionError(
                 f"gated_twin: {describe(bad[0])}: {claim} there (relative error {bad[1]:.1e}). "
                 "Replace it by an affine layer or a ReLU."
             )
-        return out
+        return results[0][0]
 
     def _values(self, module: fx.GraphModule, x: Tensor, *rest: Any) -> tuple[Any, dict[fx.Node, Tensor]]:
         """The result of a graph, and by node every floating-point tensor that depends on x."""
@@ -187,16 +182,14 @@ def _perturb(module: nn.Module) -> None:
             p.add_(torch.randn_like(p), alpha=0.1 * (size or 1.0))
 
 
-def _first_not_affine(
-    values: list[dict[fx.Node, Tensor]], module: fx.GraphModule, skip: frozenset[str]
-) -> tuple[fx.Node, float] | None:
+def _first_not_affine(values: list[dict[fx.Node, Tensor]], module: fx.GraphModule) -> tuple[fx.Node, float] | None:
     """The first node whose values at `_POINTS` do not lie on a line, with its relative error.
 
-    Nodes named in `skip` and all that depends on them are left out.
+    Max-pooling and nodes that depend on it are left out.
     """
     left_out: set[fx.Node] = set()
     for node in module.graph.nodes:
-        if node.name in skip or any(n in left_out for n in node.all_input_nodes):
+        if is_max_pool(module, node) or any(n in left_out for n in node.all_input_nodes):
             left_out.add(node)
             continue
         if not all(node in seen for seen in values):

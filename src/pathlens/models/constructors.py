@@ -1,6 +1,6 @@
-"""Named constructors: every model of the papers, fully connected, in one line each.
+"""Named constructors of every model of the papers, fully connected.
 
-All go through the same core as `gated_twin`; for other architectures give a template from `templates` to it.
+For other architectures pass a template, for example one of `templates`, to `gated_twin`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, ShapeError
-from pathlens.models.gates import Gate, gate_name, make_gate
+from pathlens.models.gates import Gate, gate_name
 from pathlens.models.initialisation import Init
 from pathlens.models.network import GatedNetwork
 from pathlens.models.sources import (
@@ -27,48 +27,32 @@ from pathlens.models.sources import (
 )
 from pathlens.models.templates import check_sizes, mlp
 from pathlens.models.tracing import trace
-from pathlens.models.twin import KINDS, build
+from pathlens.models.twin import KINDS, NetworkKind, build
+
+
+def _sizes(inputs: int, hidden: Sequence[int], outputs: int, bias: bool) -> dict[str, Any]:
+    """The sizes of a network as plain values, checked."""
+    check_sizes(inputs, hidden, outputs)
+    return {"inputs": int(inputs), "hidden": [int(w) for w in hidden], "outputs": int(outputs), "bias": bool(bias)}
 
 
 def _fully_connected(
-    kind: str,
-    inputs: int,
-    hidden: Sequence[int],
-    outputs: int,
-    bias: bool,
+    name: str,
+    kind: NetworkKind,
+    sizes: dict[str, Any],
     init: str | Init,
     seed: int | None,
-    *,
-    source: str | Callable[[], GateSource] | None = None,
-    gate: str | Gate | None = None,
-    beta: float | None = None,
-    epsilon: float | None = None,
-    piecewise_constant: bool = False,
-    trained: str | None = None,
-    gates_from: str | Mapping[str, Tensor] | nn.Module | None = None,
+    make_source: Callable[[], GateSource] | None = None,
 ) -> GatedNetwork:
-    """The network of a kind; where `KINDS` has no row for it, gates come from the given source."""
-    check_sizes(inputs, hidden, outputs)
-    row = KINDS.get(kind, KINDS["given"])
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):  # layers are drawn as they are made, and anew
-        made = source() if callable(source) else source or row.source
-        net = build(
-            trace(mlp(inputs, hidden, outputs, bias=bias)),
-            kind,
-            source=made,
-            gate=make_gate(
-                gate or row.gate, row.beta if beta is None else beta, row.epsilon if epsilon is None else epsilon
-            ),
-            piecewise_constant=piecewise_constant,
-            trained=trained or row.trained,
-            gates_from=row.gates_from if gates_from is None else gates_from,
-            init=Init(init) if isinstance(init, str) else init,
-            seed=seed,
-        )
+    """A fully connected network of a kind; `make_source` replaces the kind's own gate source."""
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):  # new layers draw their weights
+        if make_source is not None:
+            kind = kind.override(source=make_source())
+        net = build(trace(mlp(**sizes)), name, kind, init=init, seed=seed)
     if seed is None and net.init.scheme != "default":
         net.draw_values()
         net.draw_gates()
-    net.sizes = {"inputs": int(inputs), "hidden": [int(w) for w in hidden], "outputs": int(outputs), "bias": bool(bias)}
+    net.sizes = sizes
     return net
 
 
@@ -86,7 +70,7 @@ def relu(
     >>> relu(2, hidden=(8, 8), seed=0).describe()["gate"]
     'hard'
     """
-    return _fully_connected("relu", inputs, hidden, outputs, bias, init, seed)
+    return _fully_connected("relu", KINDS["relu"], _sizes(inputs, hidden, outputs, bias), init, seed)
 
 
 def soft_relu(
@@ -101,7 +85,8 @@ def soft_relu(
     seed: int | None = None,
 ) -> GatedNetwork:
     """Soft-ReLU network N(Θ, β; Θ): units q·(1 + ε)·σ(βq) (DGN, section 3)."""
-    return _fully_connected("soft_relu", inputs, hidden, outputs, bias, init, seed, beta=beta, epsilon=epsilon)
+    kind = KINDS["soft_relu"].override(beta=beta, epsilon=epsilon)
+    return _fully_connected("soft_relu", kind, _sizes(inputs, hidden, outputs, bias), init, seed)
 
 
 def dln(
@@ -114,7 +99,7 @@ def dln(
     seed: int | None = None,
 ) -> GatedNetwork:
     """Deep linear network: all gates are open."""
-    return _fully_connected("dln", inputs, hidden, outputs, bias, init, seed)
+    return _fully_connected("dln", KINDS["dln"], _sizes(inputs, hidden, outputs, bias), init, seed)
 
 
 def galu(
@@ -136,9 +121,8 @@ def galu(
     """
     if not isinstance(dependent, bool):
         raise OptionError(f"galu: dependent must be True (FRNPF-DI) or False (FRNPF-II), got {dependent!r}.")
-    return _fully_connected(
-        "galu", inputs, hidden, outputs, bias, init, seed, gates_from="dependent" if dependent else "independent"
-    )
+    kind = KINDS["galu"].override(gates_from="dependent" if dependent else "independent")
+    return _fully_connected("galu", kind, _sizes(inputs, hidden, outputs, bias), init, seed)
 
 
 def flnpf(
@@ -156,9 +140,10 @@ def flnpf(
     Parameters
     ----------
     checkpoint : state dict or module
-        Of a ReLU network of the same sizes: ours, a template's, or a gated network (whose gate source is taken).
+        Of a ReLU network of the same sizes, from `relu` or `mlp`, or of a gated network, whose gate source is used.
     """
-    return _fully_connected("flnpf", inputs, hidden, outputs, bias, init, seed, gates_from=checkpoint)
+    kind = KINDS["flnpf"].override(gates_from=checkpoint)
+    return _fully_connected("flnpf", kind, _sizes(inputs, hidden, outputs, bias), init, seed)
 
 
 def soft_galu(
@@ -180,9 +165,8 @@ def soft_galu(
     gate_activation : {"relu", "soft"}
         Hidden units of the gate network: ReLU in the NPF paper, q·G(q) in the DGN paper.
     """
-    return _fully_connected(
-        "soft_galu", inputs, hidden, outputs, bias, init, seed, source=gate_activation, beta=beta, epsilon=epsilon
-    )
+    kind = KINDS["soft_galu"].override(source=gate_activation, beta=beta, epsilon=epsilon)
+    return _fully_connected("soft_galu", kind, _sizes(inputs, hidden, outputs, bias), init, seed)
 
 
 def gates_only(
@@ -196,8 +180,9 @@ def gates_only(
     init: str | Init = "default",
     seed: int | None = None,
 ) -> GatedNetwork:
-    """Random values that stay, gates that learn (DGN Experiment 6; soft gates, since hard ones have no gradient)."""
-    return _fully_connected("gates_only", inputs, hidden, outputs, bias, init, seed, beta=beta, epsilon=epsilon)
+    """Random values, and gates that alone are trained (DGN Experiment 6; soft, since hard ones have no gradient)."""
+    kind = KINDS["gates_only"].override(beta=beta, epsilon=epsilon)
+    return _fully_connected("gates_only", kind, _sizes(inputs, hidden, outputs, bias), init, seed)
 
 
 def frg(
@@ -213,7 +198,8 @@ def frg(
 ) -> GatedNetwork:
     """DGN with fixed random gates: a table of Bernoulli(μ) bits per example; call it as ``net(x, rows=indices)``."""
     source = partial(TableSource, examples, hidden, probability)
-    return _fully_connected("frg", inputs, hidden, outputs, bias, init, seed, source=source)
+    kind = NetworkKind("given", "hard", "values")
+    return _fully_connected("frg", kind, _sizes(inputs, hidden, outputs, bias), init, seed, source)
 
 
 def dlgn(
@@ -235,7 +221,7 @@ def dlgn(
     Parameters
     ----------
     gate : {"soft", "hard", "straight_through"} or Gate
-        What multiplies the values; train with "soft" or "straight_through" (hard gates have no gradient).
+        Gate function; train with "soft" or "straight_through", since hard gates have no gradient.
     piecewise_constant : bool
         DLGN-PWC: the value network reads ones, so that the network is constant on each cell.
     frozen : bool
@@ -247,20 +233,14 @@ def dlgn(
     GatedNetwork(dlgn: gates from separate linear network, soft β=4; value input ones; trains both; 5 sites;
     2128 parameters)
     """
-    return _fully_connected(
-        "dlgn",
-        inputs,
-        hidden,
-        outputs,
-        bias,
-        init,
-        seed,
+    kind = KINDS["dlgn"].override(
         gate=gate,
         beta=beta,
         piecewise_constant=piecewise_constant,
         trained="values" if frozen else "both",
         gates_from=gates_from,
     )
+    return _fully_connected("dlgn", kind, _sizes(inputs, hidden, outputs, bias), init, seed)
 
 
 def dlgn_shallow(
@@ -277,20 +257,10 @@ def dlgn_shallow(
     seed: int | None = None,
 ) -> GatedNetwork:
     """DLGN-SF (shallow features): the gates of every layer are half-spaces that read x directly."""
-    return _fully_connected(
-        "dlgn_shallow",
-        inputs,
-        hidden,
-        outputs,
-        bias,
-        init,
-        seed,
-        source=partial(ShallowSource, inputs, hidden, bias),
-        gate=gate,
-        beta=beta,
-        piecewise_constant=piecewise_constant,
-        trained="values" if frozen else "both",
-    )
+    source = partial(ShallowSource, inputs, hidden, bias)
+    trained = "values" if frozen else "both"
+    kind = NetworkKind("given", gate, trained, beta=beta, piecewise_constant=piecewise_constant)
+    return _fully_connected("dlgn_shallow", kind, _sizes(inputs, hidden, outputs, bias), init, seed, source)
 
 
 def quadratic(
@@ -308,20 +278,10 @@ def quadratic(
     seed: int | None = None,
 ) -> GatedNetwork:
     """Quadratic gates: each gate reads Σ_r s_r (v_r·x)² + u·x, with `rank` squares per unit."""
-    return _fully_connected(
-        "quadratic",
-        inputs,
-        hidden,
-        outputs,
-        bias,
-        init,
-        seed,
-        source=partial(QuadraticSource, inputs, hidden, bias, rank),
-        gate=gate,
-        beta=beta,
-        piecewise_constant=piecewise_constant,
-        trained="values" if frozen else "both",
-    )
+    source = partial(QuadraticSource, inputs, hidden, bias, rank)
+    trained = "values" if frozen else "both"
+    kind = NetworkKind("given", gate, trained, beta=beta, piecewise_constant=piecewise_constant)
+    return _fully_connected("quadratic", kind, _sizes(inputs, hidden, outputs, bias), init, seed, source)
 
 
 def gdln(
@@ -354,20 +314,9 @@ def gdln(
     >>> net.gates(torch.tensor([[1.0, 0.0]]))
     {'relu1@0': tensor([[1., 0.]])}
     """
-    return _fully_connected(
-        "gdln",
-        inputs,
-        hidden,
-        outputs,
-        bias,
-        init,
-        seed,
-        source=partial(FunctionSource, gates, hidden),
-        gate=gate,
-        beta=beta,
-        piecewise_constant=piecewise_constant,
-        trained=trained,
-    )
+    source = partial(FunctionSource, gates, hidden)
+    kind = NetworkKind("given", gate, trained, beta=beta, piecewise_constant=piecewise_constant)
+    return _fully_connected("gdln", kind, _sizes(inputs, hidden, outputs, bias), init, seed, source)
 
 
 # --- networks as plain values ----------------------------------------------------------------------------------
@@ -408,36 +357,24 @@ def recipe(net: GatedNetwork) -> dict[str, Any] | None:
 
 def from_recipe(recipe: Mapping[str, Any], state: Mapping[str, Tensor]) -> GatedNetwork:
     """The network that a recipe and its state, as ``net.state_dict()`` gives it, describe; on the CPU."""
-    sizes, options = recipe["sizes"], dict(recipe["source"])
-    inputs, hidden, bias = sizes["inputs"], sizes["hidden"], sizes["bias"]
+    options = dict(recipe["source"])
     name = options.pop("name")
-    check_sizes(inputs, hidden, sizes["outputs"])
-    # the state holds every weight and every entry of a table: a recipe of a larger network is not built at all
+    sizes = _sizes(**recipe["sizes"])
+    inputs, hidden, bias = sizes["inputs"], sizes["hidden"], sizes["bias"]
+    # the state holds every weight and every entry of a table: a larger network is refused before it is built
     widths, held = [inputs, *hidden, sizes["outputs"]], sum(tensor.numel() for tensor in state.values())
     needed = sum(a * b for a, b in pairwise(widths))
     needed += sum(hidden) * (inputs * options.get("rank", 0) + options.get("examples", 0))
     if needed > held:
         raise ShapeError(f"a network of widths {widths} has at least {needed} numbers, and the state has {held}")
-    made: dict[str, Callable[[], GateSource]] = {
+    sources: dict[str, Callable[[], GateSource]] = {
         "shallow": partial(ShallowSource, inputs, hidden, bias),
         "quadratic": partial(QuadraticSource, inputs, hidden, bias, **options),
         "table": partial(TableSource, widths=hidden, **options),
     }
-    net = _fully_connected(
-        recipe["kind"],
-        inputs,
-        hidden,
-        sizes["outputs"],
-        bias,
-        "default",
-        0,  # the weights drawn here are overwritten; with a seed, torch's own random state stays
-        source=made.get(name, name),
-        gate=recipe["gate"],
-        epsilon=0.0,
-        piecewise_constant=recipe["piecewise_constant"],
-        trained="values",
-        gates_from="independent",
-    )
+    kind = NetworkKind(name, recipe["gate"], "values", piecewise_constant=recipe["piecewise_constant"])
+    # the weights drawn here are overwritten; with a seed, torch's random state is not changed
+    net = _fully_connected(recipe["kind"], kind, sizes, "default", 0, sources.get(name))
     net.trained, net.gates_from, net.init = recipe["trained"], recipe["gates_from"], Init(*recipe["init"])
     for parameter, p in net.named_parameters():
         p.requires_grad_(parameter not in recipe["frozen"])

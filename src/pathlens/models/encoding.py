@@ -1,14 +1,12 @@
-"""A fixed encoding of images that gives linear gates something to work with: principal parts of small patches.
+"""`PatchParts`: a fixed encoding of images by the principal components of small patches, split by sign.
 
-A linear gate on pixels cannot distinguish 'an edge somewhere around here' from no edge: bright and dark sides cancel.
-Split by sign first, they do not. The encoding has no trained weights, loses nothing (`decode`), and a gated network
-behind it is a gated network as any other, whose half-spaces lie in the space of the encoded images.
+A linear gate on pixels cannot detect an edge at an unknown place, since bright and dark sides cancel; split by sign
+they do not. The encoding has no trained weights and can be inverted (`decode`).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,7 +46,7 @@ class PatchParts(nn.Module):
         self.register_buffer("mean", mean)
 
     @classmethod
-    def fit(cls, images: Any, size: int = 3, floor: float = 1e-3, most: int = 2000) -> PatchParts:
+    def fit(cls, images: Tensor | np.ndarray, *, size: int = 3, floor: float = 1e-3, most: int = 2000) -> PatchParts:
         """Learn the components from images, shape (n, C, H, W), without labels.
 
         Parameters
@@ -58,7 +56,7 @@ class PatchParts(nn.Module):
         floor : float
             Added to every variance, as a fraction of the largest, so that whitening does not blow up noise.
         most : int
-            Of more images than this, as many are looked at, evenly spaced: few numbers are learned from many patches.
+            Largest number of images that are used; of more, evenly spaced ones.
 
         Examples
         --------
@@ -72,8 +70,8 @@ class PatchParts(nn.Module):
         images = torch.as_tensor(images).detach()
         if not images.dtype.is_floating_point:
             raise DTypeError(
-                f"PatchParts.fit: needs real images, got {images.dtype}. Of bytes, take images.float() / 255, and give "
-                "the network the same."
+                f"PatchParts.fit: needs real images, got {images.dtype}. Convert bytes by images.float() / 255, and do "
+                "so for the network."
             )
         last = images.ndim == 4 and images.shape[1] > 4 and images.shape[1] == images.shape[2] and images.shape[3] <= 4
         if images.ndim != 4 or last:
@@ -99,7 +97,7 @@ class PatchParts(nn.Module):
         if not bool(torch.isfinite(covariance).all()) or not bool(covariance.trace() > 0):
             raise NotFiniteError("PatchParts.fit: the images contain NaN or infinity, or are all of one colour.")
         variance, axes = torch.linalg.eigh(covariance)
-        axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()  # else each machine has its own signs
+        axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()  # signs depend on the machine
         filters = (axes / (variance.clamp_min(0) + floor * variance[-1]).sqrt()).T.flip(0)
         return cls(filters.reshape(m, -1, size, size).to(images), mean.to(images))
 

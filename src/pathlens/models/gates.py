@@ -1,12 +1,13 @@
 """Gate functions: how a pre-activation q becomes a gate value.
 
-A hard gate is q > 0 everywhere in Pathlens. Soft gates train by gradient; straight-through gates are hard going
-forward and soft going backward.
+A hard gate is q > 0 everywhere in Pathlens. Soft gates have a gradient; straight-through gates are hard in the forward
+and soft in the backward pass.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -23,7 +24,7 @@ class Gate(nn.Module, ABC):
     Subclasses implement `forward`; `gated` is q·G(q), a unit that is gated by its own pre-activation.
     """
 
-    hard: bool  #: gate values are exactly 0 or 1
+    hard: bool = False  #: whether the gate is 1 where q > 0 and 0 elsewhere
 
     @abstractmethod
     def forward(self, q: Tensor) -> Tensor: ...
@@ -35,7 +36,7 @@ class Gate(nn.Module, ABC):
     @property
     def label(self) -> str:
         """What figures print beside a result that was computed with this gate."""
-        return "hard"
+        return "hard" if self.hard else type(self).__name__.lower()
 
 
 class Hard(Gate):
@@ -66,7 +67,7 @@ def _number(what: str, value: float, positive: bool) -> float:
 
 
 class _WithBeta(Gate):
-    """β as a buffer, so that a schedule can move it and a stack of networks can hold one each."""
+    """Base of gates with a β. It is a buffer, so that a schedule can change it and stacked networks have one each."""
 
     beta: Tensor
 
@@ -151,22 +152,34 @@ _BY_NAME: dict[str, type[Gate]] = {"hard": Hard, "soft": Soft, "straight_through
 def make_gate(gate: str | Gate, beta: float = 4.0, epsilon: float = 0.0) -> Gate:
     """A gate from its name ("hard", "soft", "straight_through", "open"), or a copy of a gate.
 
-    A copy, so that a schedule that moves one network's β leaves another network alone.
+    A copy, so that a schedule that changes β of one network does not change it in another.
     """
     if isinstance(gate, Gate):
+        _check_hard(gate)
         return copy.deepcopy(gate)
+    if isinstance(gate, type) and issubclass(gate, Gate):
+        raise OptionError(f"Gate function: got the class {gate.__name__}. Give an instance: {gate.__name__}().")
     if gate not in _BY_NAME:
         raise unknown_name("gate function", gate, _BY_NAME)
-    options: dict[str, Any] = {}
-    if gate in ("soft", "straight_through"):
-        options["beta"] = beta
-    if gate == "soft":
-        options["epsilon"] = epsilon
-    return _BY_NAME[gate](**options)
+    accepted = inspect.signature(_BY_NAME[gate]).parameters
+    options = {"beta": beta, "epsilon": epsilon}
+    return _BY_NAME[gate](**{name: value for name, value in options.items() if name in accepted})
+
+
+def _check_hard(gate: Gate) -> None:
+    """Raise an error if a gate calls itself hard and is not 1(q > 0), which regions and paths rely on."""
+    if gate.hard and not isinstance(gate, Open):
+        device = next((b.device for b in gate.buffers()), torch.device("cpu"))
+        q = torch.tensor([-3.0, -1.0, -0.3, -1e-3, 0.0, 1e-3, 0.3, 1.0, 3.0], device=device)
+        if not torch.equal(gate(q).detach(), (q > 0).to(q.dtype)):
+            raise OptionError(
+                f"Gate function {type(gate).__name__}: hard = True means 1 where q > 0 and 0 elsewhere, and its values "
+                "differ. Set hard = False."
+            )
 
 
 def gate_name(gate: Gate) -> str | None:
-    """The name that `make_gate` knows it by; None for a gate function of the user's own."""
+    """The gate's name in `make_gate`; None for a gate function that the user wrote."""
     return next((name for name, kind in _BY_NAME.items() if type(gate) is kind), None)
 
 

@@ -65,7 +65,9 @@ class Init:
 
     def _draw(self, layer: nn.Module, gate_square: float) -> None:
         assert isinstance(layer, _WEIGHTED)
-        fan_in = _fan_in(layer)
+        fan_in: float = layer.weight[0].numel()  # terms in the sum of one output
+        if isinstance(layer, _TRANSPOSED):  # the mean over outputs
+            fan_in = layer.weight[:, 0].numel() / layer.groups / math.prod(layer.stride)
         with torch.no_grad():
             if self.scheme == "bernoulli":
                 sigma = math.sqrt(2 / fan_in) if self.sigma is None else self.sigma
@@ -75,11 +77,3 @@ class Init:
                 layer.weight.normal_(0.0, math.sqrt(variance))
             if layer.bias is not None:
                 layer.bias.zero_()
-
-
-def _fan_in(layer: nn.Module) -> float:
-    """Terms in the sum of one output; for a transposed convolution the mean over its outputs."""
-    assert isinstance(layer, _WEIGHTED)
-    if isinstance(layer, _TRANSPOSED):
-        return layer.weight[:, 0].numel() / layer.groups / math.prod(layer.stride)
-    return layer.weight[0].numel()

@@ -18,7 +18,7 @@ from pathlens.errors import CheckpointError, OptionError, ShapeError, unknown_na
 from pathlens.models.gates import Gate, Hard, Open, leak, make_gate
 from pathlens.models.initialisation import Init
 from pathlens.models.sources import FunctionSource, GateSource, GraphSource, TableSource
-from pathlens.models.tracing import Site, apply_site, linear_unit
+from pathlens.models.tracing import Site, apply_site
 
 _TRAINED = ("values", "gates", "both")
 
@@ -53,6 +53,7 @@ class GatedNetwork(nn.Module):
         source: GateSource | None,
         gate: Gate,
         sites: tuple[Site, ...],
+        *,
         value_input: str = "x",
         enters_late: bool = False,
         trained: str = "both",
@@ -79,19 +80,12 @@ class GatedNetwork(nn.Module):
         self.gates_from = gates_from
         self.init = init or Init()
         self._enters_late = enters_late
-        self._set_trained()
-
-    # --- what is trained ---------------------------------------------------------------------------------------
-
-    def _set_trained(self) -> None:
-        for p in self.values.parameters():
-            p.requires_grad_(self.trained != "gates")
-        if self.source is not None:
-            for p in self.source.parameters():
-                p.requires_grad_(self.trained != "values")
+        values.requires_grad_(trained != "gates")
+        if source is not None:
+            source.requires_grad_(trained != "values")
 
     def train(self, mode: bool = True) -> GatedNetwork:
-        """Train or eval mode; frozen gates stay in eval mode, so that their batch statistics do not move either."""
+        """Train or eval mode; frozen gates stay in eval mode, so that their batch statistics do not change."""
         super().train(mode)
         if self.source is not None and self.trained == "values":
             self.source.eval()
@@ -99,39 +93,37 @@ class GatedNetwork(nn.Module):
 
     # --- computing ---------------------------------------------------------------------------------------------
 
-    def _unit(self) -> Any:
-        """The activation of the gate source's own hidden units."""
+    @property
+    def _inner_gate(self) -> Gate:
+        """The gate of the hidden units inside the gate source."""
         assert isinstance(self.source, GraphSource)
-        return {"linear": linear_unit, "relu": _HARD.gated, "soft": self.gate.gated}[self.source.activation_name]
+        return {"linear": _OPEN, "relu": _HARD, "soft": self.gate}[self.source.activation_name]
 
     def _scores(self, x: Tensor, rows: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Pre-activations of the gates, and the tensor whose shape the constant value input takes."""
         assert self.source is not None
         if isinstance(self.source, GraphSource):
-            out = self.source.run(x, self._unit())
+            out = self.source.run(x, self._inner_gate.gated)
             return (out[:-1], out[-1]) if self._enters_late else (out, None)
         return self.source(x, rows), None
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Output f(x), shape (n, c). `rows` are example numbers, needed only where gates come from a table."""
         if self.source is None:
-            inputs = torch.ones_like(x) if self.value_input == "ones" else x
-            return self.values(inputs, *(self.gate.gated,) * len(self.sites))
+            return self.values(self._value_input(x), *(self.gate.gated,) * len(self.sites))
         scores, entry = self._scores(x, rows)
         gates = [leak(self.gate(q), site.slope) for q, site in zip(scores, self.sites)]
-        if self.value_input == "ones":
-            x = torch.ones_like(x if entry is None else entry)
-        return self.values(x, *gates)
+        return self.values(self._value_input(x, entry), *gates)
+
+    def _value_input(self, x: Tensor, entry: Tensor | None = None) -> Tensor:
+        return x if self.value_input == "x" else torch.ones_like(x if entry is None else entry)
 
     def value_reads(self, x: Tensor) -> Tensor:
         """The input of the value network: x itself, or ones of that shape for a piecewise-constant network."""
-        if self.value_input == "x":
-            return x
-        entry = self._scores(x, None)[1] if self._enters_late else None
-        return torch.ones_like(x if entry is None else entry)
+        return self._value_input(x, self._scores(x, None)[1] if self._enters_late else None)
 
     def preactivations(self, x: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """What each gate reads, by site; the gate is on where it is positive."""
+        """The pre-activation of each gate, by site; the gate is on where it is positive."""
         if self.source is None:
             found: list[Tensor] = []
 
@@ -139,14 +131,14 @@ class GatedNetwork(nn.Module):
                 found.append(q)
                 return self.gate.gated(q, slope)
 
-            self.values(torch.ones_like(x) if self.value_input == "ones" else x, *(unit,) * len(self.sites))
+            self.values(self._value_input(x), *(unit,) * len(self.sites))
             scores = tuple(found)
         else:
             scores, _ = self._scores(x, rows)
         return {site.name: q for site, q in zip(self.sites, scores)}
 
     def unit_shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
-        """Shape of the units of every site, for rows like the first of x; raises where rows do not stay first."""
+        """Shape of the units of every site, for rows like the first of x; rows must stay the first dimension."""
         with torch.no_grad():
             one, two = (self.preactivations(x[:1].expand(n, *x.shape[1:])) for n in (1, 2))
         for site, q in one.items():
@@ -157,22 +149,21 @@ class GatedNetwork(nn.Module):
                 )
         return {site: tuple(q.shape[1:]) for site, q in one.items()}
 
-    def gates(self, x: Tensor, rows: Tensor | None = None, hard: bool | None = None) -> dict[str, Tensor]:
+    def gates(self, x: Tensor, rows: Tensor | None = None, *, hard: bool = False) -> dict[str, Tensor]:
         """Gate values by site.
 
         Parameters
         ----------
-        hard : bool, optional
-            True gives q > 0 whatever the network's gate function is (all ones stay all ones); default is the
-            network's own gate function.
+        hard : bool
+            q > 0 instead of the network's gate function; open gates remain open.
         """
-        function = Hard() if hard and not isinstance(self.gate, Open) else self.gate
+        function = _HARD if hard and not isinstance(self.gate, Open) else self.gate
         scores = self.preactivations(x, rows)
         return {site.name: leak(function(scores[site.name]), site.slope) for site in self.sites}
 
     # --- changing ----------------------------------------------------------------------------------------------
 
-    def with_gate(self, gate: str | Gate, beta: float = 4.0, epsilon: float = 0.0) -> GatedNetwork:
+    def with_gate(self, gate: str | Gate, *, beta: float = 4.0, epsilon: float = 0.0) -> GatedNetwork:
         """A copy with another gate function and the same weights: `net.with_gate("hard")`."""
         clone = copy.deepcopy(self)
         like = next(itertools.chain(self.parameters(), self.gate.buffers()), torch.empty(0))
@@ -182,7 +173,7 @@ class GatedNetwork(nn.Module):
     def reinitialise(self, seed: int) -> GatedNetwork:
         """Draw the weights anew from `seed`, in place; given gates (FLNPF, untrained gates of a GDLN) stay the same.
 
-        Weights are drawn on the CPU, so that they are the same on every device; torch's own random state stays.
+        Weights are drawn on the CPU, so that they are the same on every device; torch's random state is not changed.
         """
         device = next((p.device for p in self.parameters()), torch.device("cpu"))
         self.cpu()
@@ -211,8 +202,7 @@ class GatedNetwork(nn.Module):
         if self.gates_from == "dependent":
             load_matching(self.source, self.values.state_dict(), "the value network")
         elif isinstance(self.source, GraphSource):
-            units = {"linear": Open(), "relu": _HARD, "soft": self.gate}
-            inner = self._square(units[self.source.activation_name], own=True)
+            inner = self._square(self._inner_gate, own=True)
             self.init.apply(self.source, inner, ungated=ungated_layers(self.source.network, "network."))
         else:
             self.init.apply(self.source)
@@ -263,14 +253,14 @@ class GatedNetwork(nn.Module):
         )
 
 
-_HARD = Hard()
+_HARD, _OPEN = Hard(), Open()
 
 
 def mean_square(gate: Gate, own: bool, slope: float = 0.0) -> float:
     """E[g²] of the gate g = α + (1 − α)·G(q) of a unit of slope α for q ~ N(0, 1), or E[q²g²] where it reads its own.
 
-    That is what a layer behind the gates sees of a signal of size one, where pre-activations have size one too, as
-    initialisation by "preserve" makes them. By quadrature on |q| ≤ 8; hard gates have (1 + α²)/2, open ones 1.
+    This is the mean square of a gated signal of size one, for pre-activations of size one, which initialisation by
+    "preserve" gives. By quadrature on |q| ≤ 8; hard gates have (1 + α²)/2, open ones 1.
     """
     if isinstance(gate, Open):
         return 1.0

@@ -8,16 +8,12 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from numbers import Integral
 
 import torch
 from torch import Tensor, fx, nn
 
 from pathlens.errors import OptionError, ShapeError
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+from pathlens.indexing import is_count
 
 
 class GateSource(nn.Module, ABC):
@@ -32,7 +28,7 @@ class GateSource(nn.Module, ABC):
 class GraphSource(GateSource):
     """A copy of the template up to its last site.
 
-    `activation` names what stands at the inner sites, "linear", "relu" or "soft"; the first makes the source linear.
+    `activation` is the unit at its inner sites: "linear", "relu" or "soft"; with "linear" the source is linear.
     """
 
     def __init__(self, network: fx.GraphModule, sites: int, activation: str) -> None:
@@ -47,7 +43,7 @@ class GraphSource(GateSource):
         return self.network(x, *(activation,) * self.count)
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, ...]:
-        raise OptionError("GraphSource.forward: hidden units are the network's choice. Call run(x, activation).")
+        raise OptionError("GraphSource: the network chooses its hidden units. Call run(x, activation).")
 
 
 class ShallowSource(GateSource):
@@ -68,7 +64,7 @@ class QuadraticSource(GateSource):
 
     def __init__(self, inputs: int, widths: Sequence[int], bias: bool, rank: int) -> None:
         super().__init__()
-        if not _is_count(rank):
+        if not is_count(rank):
             raise OptionError(f"Quadratic gates: rank must be a positive integer, got {rank!r}. Try rank=1.")
         self.rank = rank
         self.linear_part = nn.ModuleList(nn.Linear(inputs, w, bias=bias) for w in widths)
@@ -102,7 +98,7 @@ class _Signs(nn.Module):
 class TableSource(GateSource):
     """A table of Bernoulli(μ) bits per example and unit: fixed random gates (DGN-FRG).
 
-    `net(x, rows=idx)` gives the numbers of the examples in a batch; without it the batch is the whole table in order.
+    `net(x, rows=idx)` passes the numbers of the examples in a batch; without it the batch is the whole table in order.
     """
 
     def __init__(self, examples: int, widths: Sequence[int], probability: float) -> None:
@@ -111,7 +107,7 @@ class TableSource(GateSource):
             raise OptionError(
                 f"Gate table: the probability of an open gate must be in (0, 1], got {probability}. Try 0.5."
             )
-        if not _is_count(examples):
+        if not is_count(examples):
             raise ShapeError(f"Gate table: examples must be a positive integer, got {examples!r}. Pass len(X).")
         self.examples, self.probability = int(examples), float(probability)
         self.tables = nn.ModuleList(_Bits(examples, w, probability) for w in widths)
@@ -135,7 +131,7 @@ class TableSource(GateSource):
 
 
 class _Bits(nn.Module):
-    """One layer's table of gate bits; drawn anew by `reset_parameters`, as weights are."""
+    """One layer's table of gate bits; `reset_parameters` redraws them, as for weights."""
 
     bits: Tensor
 

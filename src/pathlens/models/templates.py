@@ -1,7 +1,6 @@
 """Templates: plain ReLU networks that `gated_twin` turns into gated ones.
 
-Every architecture of the four papers, for 32×32 images or flat inputs. A template is an ordinary `nn.Module`; nothing
-here knows of gates.
+Every architecture of the four papers, for 32×32 images or flat inputs. A template is an ordinary `nn.Module`.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pathlens.errors import OptionError, ShapeError
+from pathlens.indexing import is_count
 
 
 def check_sizes(inputs: int, hidden: Sequence[int], outputs: int) -> None:
@@ -31,7 +31,7 @@ def check_sizes(inputs: int, hidden: Sequence[int], outputs: int) -> None:
 def check_positive(**sizes: Sequence[int]) -> None:
     """Refuse sizes that are not positive integers; the keyword is what the message calls them."""
     for name, values in sizes.items():
-        if any(not isinstance(v, Integral) or isinstance(v, bool) or v < 1 for v in values):
+        if not all(map(is_count, values)):
             shown = values[0] if len(values) == 1 else tuple(values)
             raise ShapeError(f"Network sizes must be positive integers, got {name}={shown!r}. Try 16.")
 

@@ -1,8 +1,8 @@
 """From a user's module to a graph with named gate sites.
 
 `trace` copies a template, follows it with `torch.fx` in train and in eval mode, makes in-place operations functional,
-turns every ReLU into a site, and refuses whatever it cannot prove to be affine between sites. Nothing here knows which
-kind of gated network the graph becomes; that is `twin.py`.
+turns every ReLU into a site, and refuses operations between sites that are not known to be affine. The networks are
+built from this graph in `twin.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def _modules(names: str) -> tuple[type[nn.Module], ...]:
-    """Classes of torch.nn by name; ``Conv?d`` stands for Conv1d, Conv2d and Conv3d."""
+    """Classes of torch.nn by name; ``Conv?d`` means Conv1d, Conv2d and Conv3d."""
     return tuple(getattr(nn, name.replace("?", d)) for name in names.split() for d in ("123" if "?" in name else "1"))
 
 
@@ -92,22 +92,21 @@ class Site(NamedTuple):
 
 
 def apply_site(q: Tensor, gate: Any, slope: float) -> Tensor:
-    """What stands in a traced graph for a ReLU: q·gate for a tensor, gate(q, α) for a function of q itself."""
+    """A gate site in a traced graph: q·gate if the gate is a tensor, gate(q, α) if it is a function of q."""
     return q * gate if isinstance(gate, Tensor) else gate(q, slope)
 
 
 def linear_unit(q: Tensor, slope: float) -> Tensor:
-    """What stands at the sites of a linear gate source."""
+    """The unit at the sites of a linear gate source: q itself."""
     return q
 
 
 @dataclass
 class Traced:
-    """A template's graph, with its ReLUs marked.
+    """The graph of a template and its ReLUs.
 
     `root` is a copy of the template without its hooks, which holds the modules; `sites` are in the order of execution.
-    `entry` is the last batch-norm that the input passes on a single way before any site or branch: a constant value
-    input has to enter after it.
+    `entry` is the last batch-norm before any site or branch: a constant value input has to enter after it.
     """
 
     root: nn.Module
@@ -115,11 +114,15 @@ class Traced:
     sites: tuple[Site, ...]
     site_nodes: tuple[str, ...]
     entry: str | None
-    max_pools: tuple[str, ...] = ()
+
+    @property
+    def max_pools(self) -> list[fx.Node]:
+        """Max-pooling nodes of the graph."""
+        return [node for node in self.graph.nodes if is_max_pool(self.root, node)]
 
 
 class _Proxy(fx.Proxy):
-    """Records `a += b` as an in-place operation: fx would fall back to `a + b` and lose that `a` itself changes."""
+    """Records `a += b` as an in-place operation: fx would record `a + b`, and `a` itself would not change."""
 
 
 def _record_in_place(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,7 +164,7 @@ def copy_without_hooks(module: nn.Module) -> nn.Module:
         memo.update((id(vars(m)[name]), type(vars(m)[name])()) for name in HOOKS if vars(m).get(name))
     try:
         return copy.deepcopy(module, memo)
-    except Exception as error:  # whatever a user's attribute raises
+    except Exception as error:  # a user's attribute may raise anything
         problem = f"it cannot be copied ({type(error).__name__}: {error})"
         raise _fail(module, f"{problem}. Remove the attribute that copy.deepcopy cannot copy.") from error
 
@@ -204,7 +207,9 @@ def _follow(root: nn.Module, training: bool, leaves: tuple[type[nn.Module], ...]
     before = _random_state()
     try:
         graph = _Tracer(leaves).trace(root)
-    except Exception as error:  # fx raises TraceError, TypeError, or whatever the user's forward raises on a proxy
+    except (
+        Exception
+    ) as error:  # fx raises TraceError or TypeError, and the user's forward may raise anything on a proxy
         raise _fail(
             root,
             f"its forward cannot be followed symbolically ({type(error).__name__}: {error}). Control flow that depends "
@@ -233,7 +238,7 @@ def _random_state() -> tuple[Tensor, Any, dict[str, Any]]:
 
 
 def _put_input_first(graph: fx.Graph) -> None:
-    """`F.relu(input=x)` becomes `F.relu(x)`, so that all that follows finds the data in one place."""
+    """`F.relu(input=x)` becomes `F.relu(x)`, so that the data is always the first argument."""
     for node in graph.nodes:
         if not node.args and isinstance(node.kwargs.get("input"), fx.Node):
             node.args = (node.kwargs["input"],)
@@ -260,7 +265,7 @@ def _functional_dropouts(graph: fx.Graph) -> list[tuple[fx.Node, bool]]:
 
 
 def _dropouts_to_modules(root: nn.Module, graph: fx.Graph, flags: list[tuple[fx.Node, bool, bool]]) -> None:
-    """Functional dropout bakes `training` into the graph; as a module it follows the mode."""
+    """Replace functional dropout, whose `training` is fixed in the graph, by modules, which follow the mode."""
     for node, in_train, in_eval in flags:
         source, p = node.args[0], node.kwargs["p"]
         assert isinstance(source, fx.Node) and isinstance(p, int | float)
@@ -297,7 +302,8 @@ def _same_graph(root: nn.Module, train: fx.Graph, evaluate: fx.Graph) -> str | N
     return different
 
 
-def _reads_shape(node: fx.Node) -> bool:
+def reads_shape(node: fx.Node) -> bool:
+    """Whether a node reads the shape or type of a tensor, not its values."""
     return (node.op == "call_method" and node.target in _SHAPE_METHODS) or (
         node.target is getattr and node.args[1] in _SHAPE_ATTRIBUTES
     )
@@ -306,8 +312,8 @@ def _reads_shape(node: fx.Node) -> bool:
 def _redirect_later_uses(graph: fx.Graph, node: fx.Node, storage: dict[fx.Node, fx.Node]) -> None:
     """After an in-place operation every later reader of its input sees the result.
 
-    `storage` maps each earlier node to the one whose memory it may share: a reader of another view of that memory
-    would see the change too, or not, so that is refused.
+    `storage` maps each earlier node to the one whose memory it may share. Later readers of another view of that memory
+    are refused, since the view may or may not change.
     """
     source = node.args[0]
     if not isinstance(source, fx.Node):
@@ -316,7 +322,7 @@ def _redirect_later_uses(graph: fx.Graph, node: fx.Node, storage: dict[fx.Node, 
     for other, owner in storage.items():
         if owner is not storage[source] or other is source:
             continue
-        if any(order[u] > order[node] and not _reads_shape(u) for u in other.users):
+        if any(order[u] > order[node] and not reads_shape(u) for u in other.users):
             problem = f"it changes memory in place that {describe(other)} may share and that is read again later"
             raise _fail(node, f"{problem}. Write it without the in-place operation.")
     for user in list(source.users):
@@ -327,7 +333,7 @@ def _redirect_later_uses(graph: fx.Graph, node: fx.Node, storage: dict[fx.Node, 
 def _make_functional(root: nn.Module, graph: fx.Graph) -> None:
     """Replace in-place operations by functional ones, keeping what the template computes.
 
-    In-place modules keep their flag here, since `root` also stands for the template; `twin.py` clears it in copies.
+    In-place modules keep their flag, since `root` is also run as the template; `graph_module` clears it in copies.
     """
     storage: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
@@ -391,7 +397,7 @@ def _operation(node: fx.Node) -> str:
 
 
 def _from_torch(function: Any) -> bool:
-    """A function of torch or of the operator module, and not one of the user's that happens to have the same name."""
+    """Whether a function is torch's or Python's, and not a user's function of the same name."""
     module = getattr(function, "__module__", None) or "torch"
     return module.split(".")[0] in ("torch", "_operator", "builtins")
 
@@ -399,13 +405,10 @@ def _from_torch(function: Any) -> bool:
 _CONSTANT, _SHAPE, _DATA = range(3)
 
 
-def _classify(
-    root: nn.Module, graph: fx.Graph, affine: tuple[Any, ...]
-) -> tuple[dict[fx.Node, int], list[fx.Node], list[str]]:
-    """Walk the graph: what depends on the data, which nodes are ReLUs, which are max-pools; refuse the rest."""
+def _classify(root: nn.Module, graph: fx.Graph, affine: tuple[Any, ...]) -> tuple[dict[fx.Node, int], list[fx.Node]]:
+    """What depends on the data, and which nodes are ReLUs; other nodes must be max-pools or affine."""
     role: dict[fx.Node, int] = {}
     relus: list[fx.Node] = []
-    pools: list[str] = []
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             role[node] = _DATA if node.op == "placeholder" else _CONSTANT
@@ -417,34 +420,32 @@ def _classify(
         role[node] = _DATA
         if _relu_slope(root, node) is not None:
             relus.append(node)
-        elif _reads_shape(node):
+        elif reads_shape(node):
             role[node] = _SHAPE
+        elif is_max_pool(root, node):
+            continue
         elif node.op == "call_module":
             module = root.get_submodule(str(node.target))
-            if type(module) in _MAX_POOLS:
-                pools.append(node.name)
-            elif not isinstance(module, _AFFINE_MODULES + _types(affine)):
+            if not isinstance(module, _AFFINE_MODULES + _types(affine)):
                 raise _refused(node, type(module).__name__)
-            elif isinstance(module, _BATCH_NORMS) and not module.track_running_stats:
+            if isinstance(module, _BATCH_NORMS) and not module.track_running_stats:
                 problem = "batch-norm without running statistics is not affine in eval mode"
                 raise _fail(node, f"{problem}. Set track_running_stats=True.")
         elif node.target not in affine:
-            _classify_call(node, role, pools)
-    return role, relus, pools
+            _check_call(node, role)
+    return role, relus
 
 
 def _types(affine: tuple[Any, ...]) -> tuple[type[nn.Module], ...]:
     return tuple(a for a in affine if isinstance(a, type) and issubclass(a, nn.Module))
 
 
-def _classify_call(node: fx.Node, role: dict[fx.Node, int], pools: list[str]) -> None:
-    """Refuse a function or method of the data unless it is a max-pool or affine."""
+def _check_call(node: fx.Node, role: dict[fx.Node, int]) -> None:
+    """Refuse a function or method of the data that is not affine."""
     name = _operation(node)
     if node.op == "call_function" and not _from_torch(node.target):
         raise _refused(node, name)
-    if name.removesuffix("_with_indices") in _MAX_POOL_FUNCTIONS:
-        pools.append(node.name)
-    elif name in _BILINEAR:
+    if name in _BILINEAR:
         if _data_count(node, role) > 1:
             problem = "it multiplies two quantities that both depend on the input"
             raise _fail(node, f"{problem}. A gated network is linear between its gates; remove the product.")
@@ -461,16 +462,9 @@ def _classify_call(node: fx.Node, role: dict[fx.Node, int], pools: list[str]) ->
 
 def _data_count(node: fx.Node, role: dict[fx.Node, int]) -> int:
     """How often data occurs among the arguments (x·x counts twice)."""
-    count = 0
-
-    def visit(n: fx.Node) -> fx.Node:
-        nonlocal count
-        count += role.get(n) == _DATA
-        return n
-
-    fx.map_arg(node.args, visit)
-    fx.map_arg(node.kwargs, visit)
-    return count
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return sum(role.get(n) == _DATA for n in found)
 
 
 def _refused(node: fx.Node, what: str) -> ConversionError:
@@ -479,26 +473,28 @@ def _refused(node: fx.Node, what: str) -> ConversionError:
     return _fail(node, f"{what} is neither a ReLU nor known to be affine. {remedy}.")
 
 
+def is_max_pool(root: nn.Module, node: fx.Node) -> bool:
+    """Whether a node is a max-pooling, which is not affine even with fixed gates."""
+    if node.op == "call_module":
+        return type(root.get_submodule(str(node.target))) in _MAX_POOLS
+    if node.op not in ("call_function", "call_method") or not _from_torch(node.target):
+        return False
+    return _operation(node).removesuffix("_with_indices") in _MAX_POOL_FUNCTIONS
+
+
 def max_pools(network: fx.GraphModule) -> list[fx.Node]:
-    """Max-pooling nodes of a gated network's graph, which are not affine even with fixed gates."""
-
-    def pools(node: fx.Node) -> bool:
-        if node.op == "call_module":
-            return type(network.get_submodule(str(node.target))) in _MAX_POOLS
-        called = node.op in ("call_function", "call_method")
-        return called and _operation(node).removesuffix("_with_indices") in _MAX_POOL_FUNCTIONS
-
-    return [node for node in network.graph.nodes if pools(node)]
+    """Max-pooling nodes of a gated network's graph."""
+    return [node for node in network.graph.nodes if is_max_pool(network, node)]
 
 
-def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) -> None:
+def average_max_pools(traced: Traced) -> None:
     """Replace max-pooling by average-pooling of the same windows, in place."""
-    for node in [n for n in graph.nodes if n.name in names]:
+    for node in traced.graph.nodes:
+        if not is_max_pool(traced.root, node):  # also a second call of a module that was replaced at its first
+            continue
         options = dict(node.kwargs)
         if node.op == "call_module":
-            module: Any = root.get_submodule(str(node.target))
-            if type(module) not in _MAX_POOLS:  # a module called twice was replaced at its first call
-                continue
+            module: Any = traced.root.get_submodule(str(node.target))
             options = vars(module)
         if options.get("return_indices") or options.get("dilation", 1) not in (1, (1,), (1, 1), (1, 1, 1)):
             problem = "max-pooling with indices or dilation has no average counterpart"
@@ -509,7 +505,7 @@ def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) 
                 new = average(module.output_size)
             else:
                 new = average(module.kernel_size, module.stride, module.padding, module.ceil_mode)
-            root.set_submodule(str(node.target), new)
+            traced.root.set_submodule(str(node.target), new)
         else:
             name = _operation(node)
             if name not in _MAX_POOL_FUNCTIONS or len(node.args) > 4:
@@ -521,7 +517,7 @@ def average_max_pools(root: nn.Module, graph: fx.Graph, names: tuple[str, ...]) 
 
 
 def _name_relus(root: nn.Module, graph: fx.Graph) -> dict[fx.Node, Site]:
-    """Every ReLU call with its name; one whose result is not used counts too, as in `record`."""
+    """Every ReLU call with its name; unused ones are numbered too, as in `record`."""
     calls: Counter[str] = Counter()
     found = {}
     for node in graph.nodes:
@@ -539,7 +535,7 @@ def _name_relus(root: nn.Module, graph: fx.Graph) -> dict[fx.Node, Site]:
 
 
 def _find_entry(root: nn.Module, graph: fx.Graph, role: dict[fx.Node, int], relus: list[fx.Node]) -> str | None:
-    """The last batch-norm that the input passes before its way branches or reaches a ReLU, if any."""
+    """The last batch-norm before the first branch or ReLU, if any."""
     node = next(n for n in graph.nodes if n.op == "placeholder")
     entry = None
     while True:
@@ -565,13 +561,30 @@ def _single_input(template: nn.Module, graph: fx.Graph) -> None:
 
 
 def unwrapped(net: nn.Module) -> nn.Module:
-    """The module behind torch.compile or data parallelism; its code is what runs, its names are what users know."""
+    """The module inside a torch.compile or data-parallel wrapper, which has the names that the user gave."""
     inner = net.module if isinstance(net, _PARALLEL) else getattr(net, "_orig_mod", None)
     return unwrapped(inner) if isinstance(inner, nn.Module) else net
 
 
+def chain_of(graph: fx.Graph) -> tuple[list[fx.Node], str | None]:
+    """The nodes between input and output of a graph without branches; else also the name of the node that joins them.
+
+    Nodes that read shapes alone are left out.
+    """
+    node: fx.Node = next(iter(graph.nodes))
+    steps: list[fx.Node] = []
+    while True:
+        users = [user for user in node.users if not reads_shape(user)]
+        if len(users) != 1:
+            return steps, (users or [node])[-1].name
+        if users[0].op == "output":
+            return steps, None
+        node = users[0]
+        steps.append(node)
+
+
 def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
-    """Follow a template and mark its gate sites; the template itself is not touched.
+    """Trace a template and find its gate sites; the template itself is not changed.
 
     Raises
     ------
@@ -597,7 +610,7 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
             "nn.BatchNorm modules instead of branching on self.training.",
         )
     graph = graphs[False]
-    graph.owning_module = root  # type: ignore[assignment]  # fx asks it which calls are pure
+    graph.owning_module = root  # type: ignore[assignment]  # fx finds pure calls by it
     _dropouts_to_modules(root, graph, [(node, on, off) for (_, on), (node, off) in zip(*dropouts)])
     _single_input(template, graph)
     _make_functional(root, graph)
@@ -607,14 +620,14 @@ def trace(template: nn.Module, affine: tuple[Any, ...] = ()) -> Traced:
         raise _fail(template, f"{problem}. Wrap it so that it returns the logits alone.")
     sites = _name_relus(root, graph)
     graph.eliminate_dead_code()
-    role, relus, pools = _classify(root, graph, affine)
+    role, relus = _classify(root, graph, affine)
     if not relus:
-        remedy = "Use a template with nn.ReLU, F.relu or LeakyReLU."
         raise NoGateError(
-            f"gated_twin: {type(template).__name__}: it has no ReLU, so there is nothing to gate. {remedy}"
+            f"gated_twin: {type(template).__name__}: it has no ReLU, so there is nothing to gate. Use a template with "
+            "nn.ReLU, F.relu or LeakyReLU."
         )
     entry = _find_entry(root, graph, role, relus)
-    return Traced(root, graph, tuple(sites[n] for n in relus), tuple(n.name for n in relus), entry, tuple(pools))
+    return Traced(root, graph, tuple(sites[n] for n in relus), tuple(n.name for n in relus), entry)
 
 
 # --- graphs of the two networks ----------------------------------------------------------------------------------
@@ -664,7 +677,7 @@ def value_graph(traced: Traced, enters_late: bool = False, constant: bool = Fals
         graph.eliminate_dead_code()
         for node in first.users:
             if (
-                _reads_shape(node)
+                reads_shape(node)
                 and node.args[1:] != (0,)
                 and not all(u.target is operator.getitem and u.args[1] == 0 for u in node.users)
             ):
@@ -696,10 +709,10 @@ def graph_module(root: nn.Module, graph: fx.Graph, name: str) -> NetworkGraph:
             continue
         path, _, name = str(node.target).rpartition(".")
         owner = root.get_submodule(path)
-        # fx puts the weights of a module that it followed into a blank one; with its class it can be drawn anew
+        # fx puts the weights of a traced module into a blank one; with its class they can be redrawn
         if path and hasattr(owner, "reset_parameters"):
             module.set_submodule(path, owner)
-        # fx makes buffers of all tensors; what was not part of the template's state is not part of this one's
+        # fx makes buffers of all tensors; those outside the template's state are left out of this one's too
         elif name not in owner._parameters and (
             name not in owner._buffers or name in owner._non_persistent_buffers_set
         ):

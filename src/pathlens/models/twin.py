@@ -7,8 +7,8 @@ result must satisfy is tested in `checking.py`; how a template is followed is in
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,41 +42,49 @@ from pathlens.models.tracing import (
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One row of the table of models: defaults that every option of `gated_twin` may override."""
+class NetworkKind:
+    """One row of the table of models.
 
-    source: str  #: "self", "none", "linear", "relu", "soft" or "given" (a GateSource)
-    gate: str
+    Attributes
+    ----------
+    source : {"self", "none", "linear", "relu", "soft"} or GateSource
+        Where gates come from: the unit itself, nowhere (all open), a copy of the template with such units, or a source
+        that is given.
+    gate, trained, gates_from, beta, epsilon, piecewise_constant
+        As in `gated_twin`.
+    """
+
+    source: str | GateSource
+    gate: str | Gate
     trained: str = "both"
-    gates_from: str = "independent"
+    gates_from: str | Mapping[str, Tensor] | nn.Module = "independent"
     beta: float = 4.0
     epsilon: float = 0.0
     piecewise_constant: bool = False
 
+    def override(self, **options: Any) -> NetworkKind:
+        """The same kind with other options; those that are None are kept."""
+        return replace(self, **{name: value for name, value in options.items() if value is not None})
 
-KINDS: dict[str, Kind] = {
-    "dln": Kind("none", "open", trained="values"),
-    "relu": Kind("self", "hard"),
-    "soft_relu": Kind("self", "soft", epsilon=0.1),
-    "galu": Kind("relu", "hard", trained="values"),
-    "flnpf": Kind("relu", "hard", trained="values", gates_from="given"),
-    "soft_galu": Kind("relu", "soft", epsilon=0.1),
-    "gates_only": Kind("relu", "soft", trained="gates"),
-    "dlgn": Kind("linear", "soft"),
-    "dlgn_pwc": Kind("linear", "soft", piecewise_constant=True),
-    "dlgn_frozen": Kind("linear", "soft", trained="values"),
-    "given": Kind("given", "hard", trained="values"),
+    def make_gate(self) -> Gate:
+        """The gate function."""
+        return make_gate(self.gate, self.beta, self.epsilon)
+
+
+KINDS = {
+    "dln": NetworkKind("none", "open", trained="values"),
+    "relu": NetworkKind("self", "hard"),
+    "soft_relu": NetworkKind("self", "soft", epsilon=0.1),
+    "galu": NetworkKind("relu", "hard", trained="values"),
+    "flnpf": NetworkKind("relu", "hard", trained="values", gates_from="given"),
+    "soft_galu": NetworkKind("relu", "soft", epsilon=0.1),
+    "gates_only": NetworkKind("relu", "soft", trained="gates"),
+    "dlgn": NetworkKind("linear", "soft"),
+    "dlgn_pwc": NetworkKind("linear", "soft", piecewise_constant=True),
+    "dlgn_frozen": NetworkKind("linear", "soft", trained="values"),
 }
 #: names that the papers use for the same kind
 ALIASES = {"frnpf": "galu", "dnpfl": "soft_galu"}
-
-
-def find_kind(kind: str) -> tuple[str, Kind]:
-    """A kind by its name (with "-" or "_") or by the papers' name for it."""
-    name = ALIASES.get(kind, kind.replace("-", "_") if isinstance(kind, str) else kind)
-    if name not in KINDS or name == "given":
-        raise unknown_name("kind", kind, [k for k in (*KINDS, *ALIASES) if k != "given"])
-    return name, KINDS[name]
 
 
 def gated_twin(
@@ -94,15 +102,15 @@ def gated_twin(
     max_pool: str = "refuse",
     init: str | Init = "default",
     seed: int | None = None,
-    affine: tuple[Any, ...] = (),
+    affine: type[nn.Module] | Callable[..., Tensor] | tuple[type[nn.Module] | Callable[..., Tensor], ...] = (),
 ) -> GatedNetwork:
     """The gated network of a given kind with the architecture of `template`.
 
     One copy of the template becomes the gate source, one the value network; every ReLU call becomes a gate site named
-    ``module.path@call``. The template is not touched and the copies carry none of its hooks. The result is checked on
-    `example`: the ReLU twin equals the template in train and eval mode (the template's forward hooks run once in each,
-    on copies, so that one which rewrites activations is found), a linear gate source is affine, the value network is
-    affine for fixed gates, rows do not mix. Cost: six to nine forward passes in float64, of two to sixteen rows.
+    ``module.path@call``. The template is not changed and the copies have none of its hooks. The result is checked on
+    `example`: the ReLU twin equals the template in train and eval mode (its forward hooks run once in each, on a copy,
+    to detect one that changes activations), a linear gate source is affine, the value network is affine for fixed
+    gates, rows do not mix. Cost: six to nine forward passes in float64, of two to sixteen rows.
 
     Parameters
     ----------
@@ -121,8 +129,7 @@ def gated_twin(
         Feed the value network ones instead of x. With batch-norm the ones enter after the first linear layer and its
         batch-norm, since a constant does not survive the normalisation.
     trained : {"both", "values", "gates"}, optional
-        What has gradients. This alone decides: `requires_grad` flags and `torch.no_grad` blocks of the template are
-        not carried over.
+        What is trained. `requires_grad` flags and `torch.no_grad` blocks of the template are ignored.
     gates_from : {"independent", "dependent"}, state dict or module, optional
         Weights of the gate source: drawn anew, copied from the value network, or given (from any checkpoint).
         "flnpf" takes the template's weights by default and draws the values anew.
@@ -136,8 +143,8 @@ def gated_twin(
         Draw all weights anew from this seed. Without it the value network keeps the template's weights (except for
         "flnpf") and gate sources are drawn from torch's global generator.
     affine : tuple
-        Module types of yours, and functions wrapped with `torch.fx.wrap`, that are affine although Pathlens does not
-        know them; the check on `example` still applies.
+        Your own module types, and functions wrapped with `torch.fx.wrap`, that are affine; the check on `example`
+        still applies.
 
     Raises
     ------
@@ -153,7 +160,9 @@ def gated_twin(
     >>> twin.site_names, twin(torch.randn(5, 4)).shape
     (('1@0',), torch.Size([5, 3]))
     """
-    name, row = find_kind(kind)
+    name = ALIASES.get(kind, kind.replace("-", "_") if isinstance(kind, str) else kind)
+    if name not in KINDS:
+        raise unknown_name("kind", kind, (*KINDS, *ALIASES))
     template = unwrapped(template)
     if isinstance(template, nn.Module) and any(isinstance(m, PatchParts) for m in template.modules()):
         raise ConversionError(
@@ -167,41 +176,34 @@ def gated_twin(
         )
     if max_pool not in ("refuse", "average"):
         raise OptionError(f"gated_twin: max_pool must be 'refuse' or 'average', got {max_pool!r}.")
-    gate_function = _gate_of(kind, row, gate, beta, epsilon)
-    _check_example(example)
-    source = gate_activation or row.source
-    if gate_activation is not None and row.source in ("self", "none"):
+    if gate_activation is not None and KINDS[name].source in ("self", "none"):
         raise OptionError(f"gated_twin: kind {kind!r} has no gate network, so gate_activation has no meaning there.")
+    chosen = KINDS[name].override(
+        gate=gate,
+        beta=beta,
+        epsilon=epsilon,
+        piecewise_constant=piecewise_constant,
+        trained=trained,
+        source=gate_activation,
+        gates_from=template if name == "flnpf" and gates_from is None else gates_from,
+    )
+    _refuse_unused(kind, chosen.make_gate(), gate, beta=beta, epsilon=epsilon)
+    _check_example(example)
     traced = trace(template, affine if isinstance(affine, tuple) else (affine,))
-    pools = traced.max_pools
     checker = Checker(traced, template, example)
     checker.equals_template()
-    if pools and max_pool == "average":
-        average_max_pools(traced.root, traced.graph, pools)
-        traced.max_pools = ()
-        checker.refresh()
-    elif pools and source in ("linear", "none"):
-        node = next(n for n in traced.graph.nodes if n.name == pools[0])
+    if traced.max_pools and max_pool == "average":
+        average_max_pools(traced)
+        checker = Checker(traced, template, example)
+    elif traced.max_pools and chosen.source in ("linear", "none"):
         raise ConversionError(
-            f"gated_twin: {describe(node)}: max-pooling is not affine, and the gates of kind {kind!r} must "
-            "be. Pass max_pool='average', or replace it by average-pooling."
+            f"gated_twin: {describe(traced.max_pools[0])}: max-pooling is not affine, and the gates of kind {kind!r} "
+            "must be. Pass max_pool='average', or replace it by average-pooling."
         )
     checker.values_affine()
-    if source == "linear":
+    if chosen.source == "linear":
         checker.gates_affine()
-    given = template if row.gates_from == "given" else row.gates_from
-    net = build(
-        traced,
-        name,
-        source=source,
-        gate=gate_function,
-        piecewise_constant=_or(piecewise_constant, row.piecewise_constant),
-        trained=trained or row.trained,
-        gates_from=_or(gates_from, given),
-        init=Init(init) if isinstance(init, str) else init,
-        seed=seed,
-        keep_values=row.gates_from != "given",
-    )
+    net = build(traced, name, chosen, init=init, seed=seed, keep_values=name != "flnpf")
     reference = next(template.parameters(), None)
     if reference is not None:
         net.to(reference.device, reference.dtype)
@@ -210,24 +212,18 @@ def gated_twin(
     return net
 
 
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def _gate_of(kind: str, row: Kind, gate: str | Gate | None, beta: float | None, epsilon: float | None) -> Gate:
-    """The gate function, with an error for a β or ε that it would ignore."""
-    function = make_gate(_or(gate, row.gate), _or(beta, row.beta), _or(epsilon, row.epsilon))
-    for name, value in (("beta", beta), ("epsilon", epsilon)):
-        if value is not None and (isinstance(gate, Gate) or not hasattr(function, name)):
+def _refuse_unused(kind: str, function: Gate, given: str | Gate | None, **options: float | None) -> None:
+    """Refuse a β or ε that the gate function would ignore."""
+    for name, value in options.items():
+        if value is not None and (isinstance(given, Gate) or not hasattr(function, name)):
             raise OptionError(
                 f"gated_twin: {name}={value} has no effect: the gate of this network of kind {kind!r} is "
-                f"{'given' if isinstance(gate, Gate) else function.label}. Drop {name}, or pass another gate."
+                f"{'given' if isinstance(given, Gate) else function.label}. Drop {name}, or pass another gate."
             )
-    return function
 
 
 def _copy_modes(template: nn.Module, net: GatedNetwork) -> None:
-    """A layer that the user put in another mode than the whole (a frozen batch-norm) stays in it."""
+    """Copy the mode of each layer, such as a frozen batch-norm in eval mode."""
     modes = {name: m.training for name, m in template.named_modules()}
     parts: list[nn.Module] = [net.values]
     if isinstance(net.source, GraphSource) and net.trained != "values":
@@ -261,22 +257,13 @@ def _check_example(example: Any) -> None:
 
 
 def build(
-    traced: Traced,
-    kind: str,
-    *,
-    source: str | GateSource,
-    gate: Gate,
-    piecewise_constant: bool,
-    trained: str,
-    gates_from: str | Mapping[str, Tensor] | nn.Module,
-    init: Init,
-    seed: int | None,
-    keep_values: bool = True,
+    traced: Traced, name: str, kind: NetworkKind, *, init: str | Init, seed: int | None, keep_values: bool = True
 ) -> GatedNetwork:
-    """Make the network; no checks. The value network takes over the modules of `traced`, which is used up by it."""
+    """Make the network without checks of the template; its value network takes over the modules of `traced`."""
+    source, gates_from, piecewise_constant = kind.source, kind.gates_from, kind.piecewise_constant
     if piecewise_constant and source in ("self", "none"):
         raise OptionError(
-            f"gated_twin: kind {kind!r} has no gate network, so that its output would not depend on the input at all "
+            f"gated_twin: kind {name!r} has no gate network, so that its output would not depend on the input at all "
             "with piecewise_constant=True. Use a kind with separate gates, such as 'dlgn'."
         )
     late = piecewise_constant and traced.entry is not None
@@ -295,7 +282,7 @@ def build(
         raise unknown_name("origin of gate weights", gates_from, ("independent", "dependent"))
     if origin != "independent" and not isinstance(gate_source, GraphSource):
         raise OptionError(
-            f"gated_twin: gates of kind {kind!r} have no network of their own whose weights could be "
+            f"gated_twin: gates of kind {name!r} have no network of their own whose weights could be "
             f"{'a copy of the values' if origin == 'dependent' else 'given'}. Drop gates_from."
         )
     if origin == "dependent" and late:
@@ -306,16 +293,16 @@ def build(
     known = set(traced.root.state_dict())
     values = graph_module(traced.root, value_graph(traced, late, piecewise_constant), "ValueNetwork")
     net = GatedNetwork(
-        kind,
+        name,
         values,
         gate_source,
-        gate,
+        kind.make_gate(),
         traced.sites,
-        "ones" if piecewise_constant else "x",
-        late,
-        trained,
-        origin,
-        init,
+        value_input="ones" if piecewise_constant else "x",
+        enters_late=late,
+        trained=kind.trained,
+        gates_from=origin,
+        init=Init(init) if isinstance(init, str) else init,
     )
     if origin == "given":
         assert isinstance(gate_source, GraphSource)
@@ -331,7 +318,7 @@ def build(
 
 
 def _load_given(source: GraphSource, state: Any, known: set[str]) -> None:
-    """Load gate weights from a checkpoint, after a look at whether it can be one of this template."""
+    """Load gate weights from a checkpoint of this template."""
     if not isinstance(state, Mapping):
         raise CheckpointError(
             f"Gate weights: expected a module or a state dict, got {type(state).__name__}. Pass net.state_dict()."
@@ -347,9 +334,9 @@ def _load_given(source: GraphSource, state: Any, known: set[str]) -> None:
 
 
 def gate_weights(state: Mapping[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
-    """Template-named weights from the state of a template, of a ReLU network of ours, or of a gated network.
+    """Weights by their names in the template, from the state of a template or of a gated network.
 
-    A gated network with a gate source gives that source's weights; a ReLU network its values.
+    Of a gated network with a gate source these are the weights of the source, else those of the values.
     """
     if not wanted <= set(state):
         for prefix in ("source.network.", "source.", "values."):

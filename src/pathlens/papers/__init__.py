@@ -10,4 +10,5 @@ PAPERS = {
     "dgn": "Deep Gated Networks",
     "npk": "Neural Path Features",
     "loc": "Gated Deep Linear Networks and Localisation",
+    "beyond": "Beyond the papers",
 }

@@ -107,8 +107,7 @@ class Artifact:
 
     def __post_init__(self) -> None:
         where = f"Artifact {self.name!r}"
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise OptionError(f"{where}: a name is lower-case words joined by dots, such as 'hs.fig2'.")
+        check_name(self.name, where)
         check_texts(self, ("title", "paper", "created", "source"), where)
         if self.scale not in SCALES:
             raise OptionError(f"{where}: scale must be 'quick' or 'paper', got {self.scale!r}.")
@@ -230,6 +229,12 @@ class Artifact:
         }
         document = {name: msgspec.to_builtins(values[name]) for name in _Document.__struct_fields__}
         return with_checksum(_tag_infinities(document))
+
+
+def check_name(name: Any, where: str) -> None:
+    """Raise an error unless a name can be that of an experiment."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise OptionError(f"{where}: a name is lower-case words joined by dots, such as 'hs.fig2'.")
 
 
 # --- the JSON file ---------------------------------------------------------------------------------------------

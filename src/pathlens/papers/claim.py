@@ -239,6 +239,8 @@ def _number(value: Any, where: str) -> float | None:
     """A float, or None for a missing value (None, NaN)."""
     if value is None:
         return None
+    if not isinstance(value, (float, np.number)) and hasattr(value, "item"):
+        value = value.item()  # a tensor of one number
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise OptionError(f"{where}: a measured value must be a number or None, got {value!r}.")
     return None if math.isnan(value) else float(value)

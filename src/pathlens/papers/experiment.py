@@ -30,7 +30,7 @@ import numpy as np
 
 from pathlens import papers
 from pathlens.errors import OptionError, unknown_name
-from pathlens.papers.artifact import SCALES, Artifact, environment, natural_order
+from pathlens.papers.artifact import SCALES, Artifact, check_name, environment, natural_order
 from pathlens.papers.claim import Claim, Deviation
 from pathlens.papers.panels import Panel
 
@@ -79,6 +79,7 @@ class Experiment:
     source: str = ""
 
     def __post_init__(self) -> None:
+        check_name(self.name, f"Experiment {self.name!r}")
         if not self.claims:
             raise OptionError(
                 f"Experiment {self.name!r} has no claim. Give at least one Claim with a threshold and a null."
@@ -196,11 +197,18 @@ def experiment(
                 paper=paper or papers.PAPERS.get(name.partition(".")[0], "own experiment"),
                 shares=shares,
                 choices=choices or {},
+                source=_file_digest(function.__code__.co_filename),
             )
         )
         return function
 
     return add
+
+
+def _file_digest(path: str) -> str:
+    """Checksum of a source file; empty for a function that was typed into an interpreter."""
+    file = Path(path)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _checked_sizes(name: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,9 +358,11 @@ class Run:
         """Folder for the checkpoints of one training, or None if the run has no folder.
 
         Runs with other seeds or changes have other folders, because `train` does not accept the checkpoint of another
-        training.
+        training. The same holds for a user's experiment whose file was edited: `train` cannot detect changes of its
+        functions.
         """
-        settings = json.dumps([self.seeds, dict(self.changes)], sort_keys=True, default=str)
+        own_source = self.current.source if self.current is not None and self.current.file else ""
+        settings = json.dumps([self.seeds, dict(self.changes), own_source], sort_keys=True, default=str)
         return self.checkpoint_folder(*words, _digest(settings))
 
     def checkpoint_folder(self, *words: str) -> Path | None:
@@ -534,13 +544,13 @@ def load_file(path: str | Path) -> list[Experiment]:
             del _REGISTERED[added]
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         at = f", line {lines[-1]}" if lines else ""
-        raise OptionError(f"{path}{at}: {type(error).__name__}: {error}. Correct the file; nothing was run.") from error
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise OptionError(f"{path}{at}: {reason}. Correct the file; nothing was run.") from error
     new = [name for name in _REGISTERED if name not in before]
     if not new:
         raise OptionError(
             f"{path} declares no experiment. Decorate a function with pathlens.papers.experiment.experiment."
         )
-    source = hashlib.sha256(text).hexdigest()
     for name in new:
-        _REGISTERED[name] = dataclasses.replace(_REGISTERED[name], file=str(file), source=source)
+        _REGISTERED[name] = dataclasses.replace(_REGISTERED[name], file=str(file))
     return [_REGISTERED[name] for name in new]

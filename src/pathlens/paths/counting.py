@@ -6,8 +6,6 @@ The kernel of path counts between inputs is `pathlens.kernels.overlap`; this is 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from pathlens.errors import RecordError
 from pathlens.models import GatedNetwork
+from pathlens.models.tensors import tensors_in
 from pathlens.models.tracing import apply_site, unwrapped
 from pathlens.paths.trellis import take_record, take_trellis
 from pathlens.progress import ProgressBar
@@ -24,20 +23,13 @@ from pathlens.recording import Record
 _CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
 _POOLS = {nn.AvgPool1d: F.conv1d, nn.AvgPool2d: F.conv2d, nn.AvgPool3d: F.conv3d}  # sums instead of means
 _GLOBAL_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
-# the same as calls, made into modules so that they are counted in one way
-_POOL_CALLS: dict[Any, type[nn.Module]] = {
-    F.avg_pool1d: nn.AvgPool1d,
-    F.avg_pool2d: nn.AvgPool2d,
-    F.avg_pool3d: nn.AvgPool3d,
-    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
-    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
-    F.adaptive_avg_pool3d: nn.AdaptiveAvgPool3d,
-}
-_PASS = (nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.modules.dropout._DropoutNd)
-# they move counts about, as functions or methods; what comes of some is a tuple
+_POOL_CALLS = {getattr(F, f"avg_pool{d}d"): pool for d, pool in enumerate(_POOLS, start=1)}
+_POOL_CALLS |= {getattr(F, f"adaptive_avg_pool{d}d"): pool for d, pool in enumerate(_GLOBAL_POOLS, start=1)}
+_UNCHANGED = (nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.modules.dropout._DropoutNd)
+# functions and methods that rearrange, split and join tensors, or read their shape
 _MOVES = {"flatten", "view", "reshape", "flip", "roll", "narrow", "select", "index_select", "unsqueeze", "contiguous"}
-_SPLITS = {"chunk", "split", "split_with_sizes", "tensor_split", "unbind"}
-_JOINS = {"cat", "concat", "concatenate", "hstack"}
+_MOVES |= {"chunk", "split", "split_with_sizes", "tensor_split", "unbind", "cat", "concat", "concatenate", "hstack"}
+_MOVES |= {"getitem", "pad", "size"}
 _SUMS, _FACTORS = {"add", "sub"}, {"mul", "truediv", "div"}
 _LARGEST_PRIME = 2**31 - 1  # residues below it, times up to 2^22 connections into a unit, are exact in float64
 _BLOCK = 64  # rows at a time
@@ -69,7 +61,7 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
     Notes
     -----
     Convolutions: a forward pass with all weights 1, modulo as many primes below 2³¹ as the largest possible count
-    needs, put together by the Chinese remainder theorem; each prime costs one forward pass in float64.
+    needs, combined by the Chinese remainder theorem; each prime costs one forward pass in float64.
 
     Examples
     --------
@@ -91,8 +83,8 @@ def count(net: nn.Module, X: Any, *, include_inputs: bool = False, include_biase
         return _convolutional(net, X, include_inputs, include_biases)
     if not trellis.direct:
         raise RecordError(
-            "paths.count: the first layer does not read the inputs as they are, and for a plain module it is not "
-            'known which of them lead to it. Take gated = gated_twin(net, "relu", example=X[:2]).'
+            "paths.count: the first layer does not read the inputs directly, and for a plain module it is not known "
+            'which of them reach it. Take gated = gated_twin(net, "relu", example=X[:2]).'
         )
     counts = [trellis.sizes[0] - trellis.biased if include_inputs else 1] * trellis.n
     # a bias of the first layer starts a path of its own only where the others name their input
@@ -108,7 +100,7 @@ def _convolutional(net: GatedNetwork, rec: Record, include_inputs: bool, include
     if not rec.sites:
         raise RecordError("paths.count: the network has no gate sites, so it has no hidden units to pass.")
     all_open = {k: torch.ones_like(b[:1]) for k, b in rec.bits.items()}
-    # float64 is right to rounding here, and infinite where it is too large
+    # float64 is accurate to rounding, and infinite where the count is too large
     most = float(_Counter(net, all_open, include_inputs, None).counts(rec.x[:1]))
     if not math.isfinite(most):
         raise RecordError("paths.count: more than 10^308 paths. Count the paths of a part of the network.")
@@ -143,9 +135,8 @@ def _primes(bound: int) -> list[int]:
 class _Counter(fx.Interpreter):
     """Runs the value network with every weight 1, no biases and hard gates, modulo a prime.
 
-    Values are pairs (counts, reached); a tuple of tensors is a list of pairs. The second is 1 where the input arrives
-    without having passed a gate, and None where it arrives nowhere: a path of hidden units starts, once, at each gate
-    that it arrives at.
+    Tensors have one row per input with counts, and a last row that is 1 where the input arrives without having passed
+    a gate: a path of hidden units starts, once, at each gate that it arrives at.
     """
 
     def __init__(self, net: GatedNetwork, bits: dict[str, Tensor], include_inputs: bool, prime: int | None) -> None:
@@ -153,144 +144,119 @@ class _Counter(fx.Interpreter):
         self.extra_traceback = False  # a refusal names the node itself
         self._bits, self._prime, self._inputs = bits, prime, include_inputs
         self._net = net
+        self._data = {next(iter(net.values.graph.nodes))}  # nodes that are computed from the input
 
     def counts(self, x: Tensor) -> Tensor:
         """Counts (n,) as float64."""
         with torch.no_grad():
             # on the CPU, where convolutions of float64 add products up and nothing else, so that integers stay exact
             gates = [self._bits[site].cpu().double() for site in self._net.site_names]
-            ones = torch.ones(self._net.value_reads(x).shape, dtype=torch.float64)
-            counts, _ = self.run((ones, None) if self._inputs else (torch.zeros_like(ones), ones), *gates)
+            n, *shape = self._net.value_reads(x).shape
+            start = torch.full((n + 1, *shape), float(self._inputs), dtype=torch.float64)
+            start[-1] = not self._inputs
+            counts = self.run(start, *gates)[:-1]
         flat = counts.reshape(len(counts), -1)  # of one output for each row, (n,)
         if not bool((flat == flat[:, :1]).all()):
             raise RecordError(
                 "paths.count: outputs are reached by different paths (the last layer is a convolution, or in groups), "
-                "so that a row has no one count. Count a network that ends in a dense layer."
+                "so that a row has several counts. Count a network that ends in a dense layer."
             )
         return flat[:, 0]
 
-    def _reduced(self, counts: Tensor) -> Tensor:
-        return counts if self._prime is None else counts.remainder_(self._prime)
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "output" or not any(each in self._data for each in n.all_input_nodes):
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.op == "call_module":
+            out = self._module(self.fetch_attr(str(n.target)), n.target, args, kwargs)
+        else:
+            out = self._call(n, args, kwargs)
+        if any(True for _ in tensors_in(out)):
+            self._data.add(n)
+        return out
 
-    def _sums(self, read: Any, add_up: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None]:
-        """What comes of both under an operation that adds up, or moves about."""
-        counts, reached = read
-        return self._reduced(add_up(counts)), None if reached is None else add_up(reached).clamp(max=1)
+    def _reduced(self, sums: Tensor) -> Tensor:
+        if self._prime is not None:
+            sums[:-1].remainder_(self._prime)
+        sums[-1].clamp_(max=1)
+        return sums
 
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return self._module(self.fetch_attr(target), target, args, kwargs)
-
-    def _module(self, module: Any, target: Any, args: Any, kwargs: Any) -> Any:
+    def _module(self, module: Any, target: Any, args: Any, kwargs: Any) -> Tensor:
         kind = type(module)
-        read, *others = args
+        t, *others = args
         if others or kwargs:
             raise self._refuse(target, kind.__name__)
         if kind is nn.Linear:
-            return self._sums(read, lambda t: t.sum(-1, keepdim=True).repeat_interleave(module.out_features, -1))
+            return self._reduced(t.sum(-1, keepdim=True)).repeat_interleave(module.out_features, -1)
         if kind in _CONVOLUTIONS and module.padding_mode == "zeros":
             # weights are 1, so all channels of a group are one sum: of channels first, then over the window
-            groups, each = module.groups, module.out_channels // module.groups
-            weight = torch.ones(groups, 1, *module.kernel_size, dtype=torch.float64)
-            geometry = module.stride, module.padding, module.dilation, groups
-
-            def windows(t: Tensor) -> Tensor:
-                summed = t.unflatten(1, (groups, -1)).sum(2)
-                return _CONVOLUTIONS[kind](summed, weight, None, *geometry).repeat_interleave(each, 1)
-
-            return self._sums(read, windows)
+            weight = torch.ones(module.groups, 1, *module.kernel_size, dtype=torch.float64)
+            summed = t.unflatten(1, (module.groups, -1)).sum(2)
+            geometry = module.stride, module.padding, module.dilation, module.groups
+            made = self._reduced(_CONVOLUTIONS[kind](summed, weight, None, *geometry))
+            return made.repeat_interleave(module.out_channels // module.groups, 1)
         if kind in _POOLS and not module.ceil_mode:
-            channels, dims = read[0].shape[1], read[0].ndim - 2
+            channels, dims = t.shape[1], t.ndim - 2
             window = module.kernel_size if isinstance(module.kernel_size, tuple) else (module.kernel_size,) * dims
             ones = torch.ones(channels, 1, *(window if len(window) == dims else window * dims), dtype=torch.float64)
-            return self._sums(read, lambda t: _POOLS[kind](t, ones, None, module.stride, module.padding, 1, channels))
+            return self._reduced(_POOLS[kind](t, ones, None, module.stride, module.padding, 1, channels))
         if kind in _GLOBAL_POOLS:
             wanted = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
             if any(size != 1 for size in wanted):
                 raise self._refuse(target, f"{kind.__name__} to more than one position")
-            return self._sums(read, lambda t: t.sum(dim=tuple(range(2, t.ndim)), keepdim=True))
+            return self._reduced(t.sum(dim=tuple(range(2, t.ndim)), keepdim=True))
         if kind is nn.Flatten:
-            return self._sums(read, module)
-        if isinstance(module, _PASS):
-            return read
+            return module(t)
+        if isinstance(module, _UNCHANGED):
+            return t
         raise self._refuse(target, kind.__name__)
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        name = getattr(target, "__name__", str(target))
-        if target is apply_site:
-            (counts, reached), gate = args[0], args[1]
-            return (counts if reached is None else counts + reached) * gate, None
+    def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """A function or a method."""
+        name, function = getattr(node.target, "__name__", str(node.target)), node.target
+        if node.op == "call_method":
+            function = getattr(Tensor, name)
+        assert callable(function)
+        if function is apply_site:
+            t, gate, _ = args
+            return torch.cat([(t[:-1] + t[-1:]) * gate, torch.zeros_like(t[-1:])])
         if not args:
             raise self._refuse(name, "with named arguments alone")
-        if isinstance(args[0], torch.Size) or (isinstance(args[0], list) and target is operator.getitem):
-            return target(*args, **kwargs)  # an entry of a shape, or of a tuple of tensors
-        if (found := self._known(name, args, kwargs, target)) is not None:
-            return found
-        if target is getattr and args[1] == "shape":
-            return args[0][0].shape
-        if target is F.pad and (args[3] if len(args) > 3 else kwargs.get("value")):  # it would count as paths
+        if function is getattr and args[1] == "shape":
+            return args[0].shape
+        if function is F.pad and (args[3] if len(args) > 3 else kwargs.get("value")):  # it would count as paths
             raise self._refuse(name, "with other values than zero")
-        moves = target in (F.pad, operator.getitem)  # they move counts about, or add zeros
-        # without a dimension it may take that of the rows
-        if moves or (target is torch.squeeze and (kwargs or len(args) > 1)):
-            return self._sums(args[0], lambda t: target(t, *args[1:], **kwargs))
-        if target in _POOL_CALLS:
-            return self._module(_POOL_CALLS[target](*args[1:], **kwargs), name, args[:1], {})
-        if target in (torch.mean, torch.sum):
+        # squeeze without a dimension may remove that of the rows
+        if name in _MOVES or (name == "squeeze" and (kwargs or len(args) > 1)):
+            return function(*args, **kwargs)
+        if function in _POOL_CALLS:
+            return self._module(_POOL_CALLS[function](*args[1:], **kwargs), name, args[:1], {})
+        if name in ("mean", "sum"):
             return self._over_positions(*args, **kwargs)
-        raise self._refuse(name, "function")
+        if name in _SUMS | _FACTORS and not kwargs and len(args) == 2:
+            data = [a for a, each in zip(args, node.args) if each in self._data]
+            if len(data) == 2:
+                return self._reduced(data[0] + data[1])
+            constant = torch.as_tensor(next(a for a, each in zip(args, node.args) if each not in self._data)).cpu()
+            # a bias starts no path; a factor of zero would end some
+            if (data[0] + constant).shape == data[0].shape and (name in _SUMS or bool(constant.ne(0).all())):
+                return data[0]
+        raise self._refuse(name, node.op.removeprefix("call_"))
 
-    def _known(self, name: str, args: Any, kwargs: Any, call: Callable[..., Any]) -> Any:
-        """What comes of operations that are functions and methods alike; None for others."""
-        read = args[0]
-        if name in _SPLITS and isinstance(read, tuple):
-            parts, reached = call(read[0], *args[1:], **kwargs), read[1]
-            arrived = [None] * len(parts) if reached is None else call(reached, *args[1:], **kwargs)
-            return list(zip(parts, arrived))
-        if name in _MOVES and isinstance(read, tuple):
-            return self._sums(read, lambda t: call(t, *args[1:], **kwargs))
-        if name in _JOINS and not isinstance(read, tuple | Tensor) and all(isinstance(part, tuple) for part in read):
-            none = all(reached is None for _, reached in read)
-            filled = [torch.zeros_like(counts) if reached is None else reached for counts, reached in read]
-            joined = call([counts for counts, _ in read], *args[1:], **kwargs)
-            return joined, None if none else call(filled, *args[1:], **kwargs)
-        if name not in _SUMS | _FACTORS or kwargs or len(args) != 2:
-            return None
-        pairs = [a for a in args if isinstance(a, tuple)]
-        if name in _SUMS and len(pairs) == 2:
-            (a, here), (b, there) = pairs
-            reached = here if there is None else there if here is None else (here + there).clamp(max=1)
-            return self._reduced(a + b), reached
-        constant = torch.as_tensor(next(a for a in args if not isinstance(a, tuple)))
-        # a bias starts no path; a factor of zero would end some
-        same = (pairs[0][0] + constant.cpu()).shape == pairs[0][0].shape
-        return pairs[0] if same and (name in _SUMS or bool(constant.ne(0).all())) else None
-
-    def _over_positions(self, read: Any, dim: Any = None, keepdim: bool = False, **others: Any) -> Any:
-        """A mean or sum over positions: every one of them leads on."""
+    def _over_positions(self, t: Tensor, dim: Any = None, keepdim: bool = False, **others: Any) -> Tensor:
+        """A mean or sum over positions: paths through all of them continue."""
         dim = others.pop("axis", dim)
-        dims = dim if isinstance(dim, (tuple, list)) else (dim,)
-        if others or any(d is None or d % read[0].ndim < 2 for d in dims):
+        dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+        if others or any(d is None or d % t.ndim < 2 for d in dims):
             raise self._refuse("mean or sum", "over rows or channels")
-        return self._sums(read, lambda t: t.sum(dim=tuple(dims), keepdim=keepdim))
-
-    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target == "size":
-            return args[0][0].size(*args[1:], **kwargs)
-        method = getattr(torch.Tensor, target)
-        if (found := self._known(target, args, kwargs, method)) is not None:
-            return found
-        if target == "squeeze" and (kwargs or len(args) > 1):
-            return self._sums(args[0], lambda t: getattr(t, target)(*args[1:], **kwargs))
-        if target in ("mean", "sum"):
-            return self._over_positions(*args, **kwargs)
-        raise self._refuse(target, "method")
+        return self._reduced(t.sum(dim=dims, keepdim=keepdim))
 
     def _refuse(self, name: Any, what: str) -> RecordError:
         if "maxpool" in f"{name} {what}".lower().replace("_", ""):
-            remedy = "It switches paths by their values: take average-pooling, gated_twin(…, max_pool='average')."
+            remedy = "It selects paths by their values: use average-pooling, gated_twin(…, max_pool='average')."
         else:
-            remedy = "kernels.overlap(net, X) may follow it, in floats."
+            remedy = "kernels.overlap(net, X) may support it, in floating point."
         return RecordError(
-            f"paths.count: '{name}' ({what}) is not among what is counted: dense layers, zero-padded convolutions, "
-            f"average pooling, batch-norm, flattening, splits, joins, gates and additions. {remedy}"
+            f"paths.count: '{name}' ({what}) is not supported: only dense layers, zero-padded convolutions, average "
+            f"pooling, batch-norm, flattening, splits, joins, gates and additions are. {remedy}"
         )

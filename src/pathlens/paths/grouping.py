@@ -26,7 +26,7 @@ class PathGroups(Explanation):
     Attributes
     ----------
     contributions : Tensor (n, G), float64
-        What the paths of each group add up to.
+        Sum of the paths of each group.
     rest : Tensor (n,), float64
         Paths that pass no unit of the layer: those that start at a later bias. Zero without biases.
     names : tuple of G str
@@ -36,7 +36,7 @@ class PathGroups(Explanation):
     curve : tuple of G floats
         R² of the rest and the j + 1 groups of largest mean |contribution|, in the order of ``order``.
     order : tuple of G int
-        PathGroups by mean |contribution|, largest first.
+        Groups by mean |contribution|, largest first.
     """
 
     contributions: Tensor
@@ -84,19 +84,15 @@ class PathGroups(Explanation):
     def table(self) -> dict[str, list[Any]]:
         """One row per group, largest first: mean |contribution|, and the R² of it and all larger groups."""
         size = self.contributions.abs().mean(0)[list(self.order)]
-        return {
-            "group": [self.names[g] for g in self.order],
-            "mean |contribution|": size.tolist(),
-            "cumulative r2": list(self.curve),
-        }
+        names = [self.names[g] for g in self.order]
+        return {"group": names, "mean |contribution|": size.tolist(), "cumulative r2": list(self.curve)}
 
     def _lines(self) -> list[str]:
         n, count = self.contributions.shape
         few, most = self.needed(0.9), self.needed(0.99)
         lines = [f"{count} groups on {n} rows; the largest {few} give R² 0.9, the largest {most} give 0.99"]
-        size = self.contributions.abs().mean(0)
-        for g in self.order[:_SHOWN]:
-            lines.append(f"{self.names[g]}: mean |contribution| {float(size[g]):.3g}")
+        names, sizes, _ = self.table().values()
+        lines += [f"{name}: mean |contribution| {size:.3g}" for name, size in zip(names[:_SHOWN], sizes)]
         if count > _SHOWN:
             lines.append(f"… and {count - _SHOWN} smaller ones")
         return lines
@@ -104,11 +100,11 @@ class PathGroups(Explanation):
     def plot(self, ax: Any = None) -> Any:
         """Mean |contribution| of each group, and the R² of the largest ones together; needs matplotlib."""
         ax = get_axes(ax, "drawing groups of paths")
-        size = self.contributions.abs().mean(0)[list(self.order)]
+        names, sizes, _ = self.table().values()
         where = range(len(self.order))
-        ax.bar(where, size.cpu().numpy(), color="tab:blue")
+        ax.bar(where, sizes, color="tab:blue")
         ax.set(xlabel="group, largest first", ylabel="mean |contribution|")
-        ax.set_xticks(list(where), [self.names[g] for g in self.order], rotation=90, fontsize="small")
+        ax.set_xticks(list(where), names, rotation=90, fontsize="small")
         right = ax.twinx()
         right.plot(where, self.curve, color="tab:orange", marker=".")
         right.set_ylabel("R² of the largest groups", color="tab:orange")
@@ -144,11 +140,10 @@ def groups(
     labels: Sequence[Any] | np.ndarray | Tensor | None = None,
     output: int = 0,
 ) -> PathGroups:
-    """Each prediction as a sum over the units of one layer: what all paths through a unit contribute together.
+    """Each prediction as a sum over the units of one layer, each with the sum of all paths through it.
 
     The paths through unit i of layer l add up to h_{l,i}(x) · ∂f/∂h_{l,i} at fixed gates, a forward and a backward
-    pass. Of the last layer that is h_{L,i}·U_{L+1}[c, i]: f as a sum over half-spaces, one per unit, of functions that
-    live on them.
+    pass. For the last layer that is h_{L,i}·U_{L+1}[c, i], which is zero outside the half-space of unit i.
 
     Parameters
     ----------
@@ -174,8 +169,7 @@ def groups(
     >>> parts.contributions.shape, torch.allclose(parts.contributions.sum(1) + parts.rest, parts.f)
     (torch.Size([50, 8]), True)
     """
-    trellis = take_trellis("paths.groups", net, X)
-    output = trellis.check_output("paths.groups", output)
+    trellis = take_trellis("paths.groups", net, X, output=output)
     unit = None
     if isinstance(by, tuple):
         if len(by) != 2:
@@ -189,7 +183,7 @@ def groups(
     if unit is not None:
         if isinstance(unit, bool) or not isinstance(unit, Integral) or not 0 <= unit < trellis.widths[layer]:
             raise OptionError(
-                f"paths.groups: unit {unit!r} asked for, layer {layer} has {trellis.widths[layer]}, from 0."
+                f"paths.groups: no unit {unit!r}; layer {layer} has {trellis.widths[layer]}, numbered from 0."
             )
         if labels is not None:
             raise OptionError("paths.groups: labels and a single unit contradict each other. Give by=layer.")

@@ -26,7 +26,7 @@ _CANDIDATES = 1 << 22  # numbers that one block of rows may compare at once
 
 @dataclass(frozen=True, repr=False)
 class TopPaths(Explanation):
-    """The k largest paths of each row, and what they leave out.
+    """The k largest paths of each row, and the remainder.
 
     Attributes
     ----------
@@ -117,9 +117,9 @@ def top(net: nn.Module, X: Any, *, k: int = 10, output: int = 0, include_inputs:
         How many paths.
     output : int
     include_inputs : bool
-        A path also names the input that it starts from, one of the network's own. What is done to the inputs before the
-        first layer (a flip, a normalisation, batch-norm) belongs to the weights from inputs to units, and what it adds
-        to the first bias; it must be affine. Of a piecewise-constant network it names the place of a one.
+        A path also names the network's input from which it starts. Operations on the inputs before the first layer (a
+        flip, a normalisation, batch-norm) belong to the weights from inputs to units, and constants that they add to
+        the first bias; they must be affine. Of a piecewise-constant network it names the position of a one.
 
     Returns
     -------
@@ -127,11 +127,11 @@ def top(net: nn.Module, X: Any, *, k: int = 10, output: int = 0, include_inputs:
 
     Notes
     -----
-    Let m(node) be the largest |product| of the end of any path from that node, found backwards. A beginning of a path
-    can be completed to a contribution of size |beginning|·m(node) and to none larger, and different beginnings are
-    completed to different paths; so a beginning of one of the k largest paths is itself one of the k largest under that
-    bound, and going forward with k beginnings per layer loses nothing. Equal contributions come in the order of their
-    units; those that differ by rounding alone may change places. Cost n·Σ_l (w_l w_{l−1} + k w_l).
+    Let m(node) be the largest |product| of weights and gates on any path from that node to the output, computed
+    backwards. A partial path that ends in the node can be completed to a contribution of at most |its product|·m(node),
+    and different partial paths are completed to different paths. So the partial paths of the k largest paths are among
+    the k largest under this bound, and it is enough to keep k of them per layer. Equal contributions come in the order
+    of their units; those that differ by rounding alone may change places. Cost n·Σ_l (w_l w_{l−1} + k w_l).
 
     Examples
     --------
@@ -144,8 +144,7 @@ def top(net: nn.Module, X: Any, *, k: int = 10, output: int = 0, include_inputs:
     True
     """
     check_positive("paths.top", k=k)
-    trellis = take_trellis("paths.top", net, X, include_inputs)
-    output = trellis.check_output("paths.top", output)
+    trellis = take_trellis("paths.top", net, X, include_inputs, output=output)
     paths, contributions = best(trellis, output, int(k))
     f = trellis.f[:, output]
     size = trellis.absolute().total()[:, output]
@@ -163,7 +162,7 @@ def top(net: nn.Module, X: Any, *, k: int = 10, output: int = 0, include_inputs:
         f - listed_sum,
         ratios,
         trellis.number_of_paths,
-        output,
+        int(output),
     )
 
 
@@ -215,16 +214,16 @@ def _best(trellis: Trellis, output: int, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest(values: Tensor, ahead: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k beginnings of largest |value|·ahead, (n, k), and their flat numbers, ascending: in the order of units.
+    """The k partial paths of largest |value|·ahead, (n, k), and their flat indices, ascending: in the order of units.
 
-    values (n, beginnings, nodes), ahead (n, nodes). Of those that are equal to the smallest kept, the first are taken.
+    values (n, partial paths, nodes), ahead (n, nodes). Of those that equal the smallest kept, the first are taken.
     """
     bounds = (values.abs() * ahead[:, None, :]).flatten(1)
     k = min(k, bounds.shape[1])
     least = bounds.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
     above, equal = bounds > least, bounds == least
-    room = k - above.sum(1, keepdim=True)
-    keep = (above | (equal & (equal.cumsum(1) <= room))).nonzero()[:, 1].view(-1, k)
+    missing = k - above.sum(1, keepdim=True)
+    keep = (above | (equal & (equal.cumsum(1) <= missing))).nonzero()[:, 1].view(-1, k)
     return values.flatten(1).gather(1, keep), keep
 
 
@@ -246,16 +245,16 @@ def _units(what: str, paths: Any, sizes: tuple[int, ...], biased: bool) -> Tenso
     bad = (units < -int(biased)) | (units >= widths)
     if bool(bad.any()) or bool(late.any()):
         row = int((bad.any(1) | late.any(1)).nonzero()[0])
-        hint = "−1 stands before the layer at whose bias a path starts" if biased else "there are no biases to start at"
+        hint = "−1 before the layer at whose bias a path starts" if biased else "there are no biases to start at"
         raise OptionError(
             f"{what}: path {row} is {units[row].tolist()}; layers have {widths.tolist()} units, from 0 ({hint})."
         )
     return units.long() + int(biased)
 
 
-def _with_inputs(what: str, net: nn.Module, X: Any, paths: Any) -> tuple[Trellis, Tensor]:
-    """The trellis in which these paths are walks: with the input node if they are one longer than the hidden layers."""
-    trellis = take_trellis(what, net, X)
+def _with_inputs(what: str, net: nn.Module, X: Any, paths: Any, output: int) -> tuple[Trellis, Tensor]:
+    """The trellis of given paths: with the input node if they are one longer than the hidden layers."""
+    trellis = take_trellis(what, net, X, output=output)
     shape = torch.as_tensor(paths).shape
     if shape and shape[-1] == len(trellis.bits) + 1:
         trellis = take_trellis(what, net, X, include_inputs=True)
@@ -280,8 +279,7 @@ def values(net: nn.Module, X: Any, paths: Any, *, output: int = 0) -> Tensor:
     >>> bool(values(net, x, [1, 3])[0, 0] == top(net, x, k=1).contributions[0, 0])
     True
     """
-    trellis, units = _with_inputs("paths.values", net, X, paths)
-    output = trellis.check_output("paths.values", output)
+    trellis, units = _with_inputs("paths.values", net, X, paths, output)
     made = trellis.start[:, units[:, 0]]
     for t, (weight, gate) in enumerate(zip(trellis.weights, trellis.gates)):
         made = made * weight[units[:, t + 1], units[:, t]] * gate[:, units[:, t + 1]]
@@ -297,7 +295,7 @@ def strengths(net: nn.Module, X: Any, paths: Any, *, output: int = 0) -> Tensor:
         As for `values`. Without the input node a path has one strength only if the network reads ones (piecewise
         constant); otherwise name the input.
     X : (n, d)
-        Any inputs of the network; they show how its layers are chained.
+        Any inputs of the network, from which the order of its layers is found.
 
     Notes
     -----
@@ -311,8 +309,7 @@ def strengths(net: nn.Module, X: Any, paths: Any, *, output: int = 0) -> Tensor:
     >>> bool(strengths(net, torch.zeros(1, 2), [[1, 3]])[0] == u1.double()[3, 1] * u2.double()[0, 3])
     True
     """
-    trellis, units = _with_inputs("paths.strengths", net, X, paths)
-    output = trellis.check_output("paths.strengths", output)
+    trellis, units = _with_inputs("paths.strengths", net, X, paths, output)
     if trellis.include_inputs:
         made = torch.ones(len(units), dtype=torch.float64, device=units.device)
     elif reads_ones(net):
@@ -380,7 +377,6 @@ def cancellation(net: nn.Module, X: Any, *, output: int = 0, include_inputs: boo
     >>> cancellation(net, torch.randn(20, 2, generator=torch.Generator().manual_seed(0))).median > 1
     True
     """
-    trellis = take_trellis("paths.cancellation", net, X, include_inputs)
-    output = trellis.check_output("paths.cancellation", output)
+    trellis = take_trellis("paths.cancellation", net, X, include_inputs, output=output)
     size, f = trellis.absolute().total()[:, output], trellis.f[:, output]
     return Cancellation(size, f, ratio(size, f), trellis.label)

@@ -1,6 +1,6 @@
 """`refit`: a network's output approximated by few path regions with newly fitted heights.
 
-scikit-learn is loaded when a lasso path is asked for.
+scikit-learn is loaded for a lasso path.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlens.plotting import get_axes
 from pathlens.progress import ProgressBar
 
 _SHOWN = 8
-_BEAM = 256  # beginnings of paths that the greedy search follows
+_BEAM = 256  # partial paths that the greedy search keeps
 _PER_ROW = 20  # largest paths of each row that are candidates for the lasso path
-_CANDIDATES = 1000  # and at most so many different regions of them
+_CANDIDATES = 1000  # most different regions among them
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,8 +115,8 @@ def refit(
 ) -> Refit:
     """Few path regions, with new heights, that approximate the network's output or given targets.
 
-    Contributions of the network's own paths cancel, so that no few of them approximate f; the regions of few
-    paths with newly fitted heights do. A region is where all gates of a path are on: for linear gates, an intersection
+    Contributions of the network's paths cancel, so that a few of them do not approximate f, but the regions of a few
+    paths with newly fitted heights can. A region is where all gates of a path are on: for linear gates, an intersection
     of half-spaces.
 
     Parameters
@@ -126,10 +126,10 @@ def refit(
     y : (n,) or (n, 1), optional
         Fit these instead of f; then `validation` is a share of the rows of X, since other inputs have no targets.
     paths : int
-        At most so many.
+        Largest number of regions.
     method : {"greedy", "l1"}
-        "greedy": the region that explains most of the residual is added, and all heights are fitted again. "l1": least
-        squares on the first regions that a lasso path takes up, among the largest paths of the rows.
+        "greedy": add the region that explains most of the residual, then fit all heights again. "l1": least
+        squares on the first regions that enter a lasso path, among the largest paths of the rows.
     affine : bool, optional
         Heights a + b·x instead of constants; by default where the network reads x and is not piecewise constant.
     validation, seed
@@ -141,9 +141,8 @@ def refit(
 
     Notes
     -----
-    The greedy search goes layer by layer with the 256 best beginnings of paths, so that it finds good regions, not
-    provably the best. A step costs n·256·Σ_l w_l (times d + 1 if affine). With affine heights and many inputs there are
-    p(d + 1) coefficients: mind the held-out R².
+    The greedy search keeps the 256 best partial paths per layer, so that the regions found need not be the best. A step
+    costs n·256·Σ_l w_l (times d + 1 if affine). Affine heights have p(d + 1) coefficients: compare the held-out R².
 
     Examples
     --------
@@ -158,8 +157,7 @@ def refit(
     choose: dict[str, Callable[..., list[tuple[int, ...]]]] = {"greedy": _greedy, "l1": _lasso}
     if method not in choose:
         raise unknown_name("method of refit", method, choose)
-    whole = take_trellis("paths.refit", net, X)
-    output = column = whole.check_output("paths.refit", output)
+    whole, column = take_trellis("paths.refit", net, X, output=output), output
     if y is not None:
         if not isinstance(validation, float):
             raise OptionError("paths.refit: inputs for validation have no targets y. Give a share of the rows.")
@@ -202,7 +200,7 @@ def _columns(trellis: Trellis, affine: bool) -> Tensor:
 def _heights(inside: Tensor, target: Tensor, columns: Tensor) -> tuple[float, Tensor]:
     """Least squares: intercept, and a row of coefficients per region; the smallest where regions coincide.
 
-    In columns of one size: least squares takes what is 1e-16 of the largest for rounding, and inputs have any unit.
+    Columns are scaled first, since least squares treats 1e-16 of the largest as rounding.
     """
     sizes = columns.abs().amax(0)
     sizes = torch.where(sizes == 0, 1.0, sizes)
@@ -232,7 +230,7 @@ def _greedy(seen: Trellis, target: Tensor, columns: Tensor, paths: int, output: 
 
 
 def _region(bits: list[Tensor], left: Tensor, columns: Tensor) -> tuple[tuple[int, ...], float]:
-    """A path in whose region one height (per column) takes most of Σ left² away, and about how much that is."""
+    """The path whose region, with one height per column, reduces Σ left² most, and about how much."""
     weighted, squares = left[:, None] * columns, columns.square()
     inside, paths = torch.ones_like(left)[:, None], torch.zeros(1, 0, dtype=torch.long, device=left.device)
     gain = 0.0
@@ -242,7 +240,7 @@ def _region(bits: list[Tensor], left: Tensor, columns: Tensor) -> tuple[tuple[in
             dot, size = (inside * z[:, None]).T @ on, (inside * zz[:, None]).T @ on
             scores += torch.where(size > 0, dot.square() / size, 0.0)
         values, order = scores.flatten().sort(descending=True, stable=True)
-        # gates often coincide on the rows: of regions that score the same one is followed
+        # gates often coincide on the rows: of regions with equal scores one is kept
         fresh = torch.cat([values.new_ones(1, dtype=torch.bool), values[1:] < values[:-1] * (1 - 1e-12)])
         keep = order[fresh][:_BEAM]
         before, unit = keep // on.shape[1], keep % on.shape[1]
@@ -252,7 +250,7 @@ def _region(bits: list[Tensor], left: Tensor, columns: Tensor) -> tuple[tuple[in
 
 
 def _lasso(seen: Trellis, target: Tensor, columns: Tensor, paths: int, output: int) -> list[tuple[int, ...]]:
-    """The first regions that a lasso path takes up, among the largest paths of the rows."""
+    """The first regions that enter a lasso path, among the largest paths of the rows."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import lars_path
 
@@ -263,7 +261,7 @@ def _lasso(seen: Trellis, target: Tensor, columns: Tensor, paths: int, output: i
     weight.index_add_(0, place, sizes[whole].abs())
     unique = unique[weight.sort(descending=True, stable=True).indices]
     inside = _inside(seen, unique)
-    # of paths with the same region on these rows the largest stands for all; a region of all rows is the intercept
+    # of paths with the same region on these rows the largest is kept; a region of all rows is the intercept
     regions: dict[bytes, int] = {}
     for i, column in enumerate(inside.T.bool().cpu().numpy()):
         if not column.all() and column.any():
@@ -275,7 +273,7 @@ def _lasso(seen: Trellis, target: Tensor, columns: Tensor, paths: int, output: i
     design = design - design.mean(0)
     design = design / design.norm(dim=0).clamp(min=torch.finfo(torch.float64).tiny)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # regions that are sums of others are dropped, as wanted
+        warnings.simplefilter("ignore", ConvergenceWarning)  # regions that are sums of others are dropped, as intended
         _, order, _ = lars_path(
             design.cpu().numpy(),
             (target - target.mean()).cpu().numpy(),

@@ -1,4 +1,4 @@
-"""Fewer paths by design: a path-norm penalty for training, and pruning of the value network's edges."""
+"""Fewer paths: a path-norm penalty for training, and pruning of the value network's edges."""
 
 from __future__ import annotations
 
@@ -14,31 +14,18 @@ from torch import Tensor, fx, nn
 from pathlens.errors import OptionError, RecordError
 from pathlens.explanations import Explanation, r_squared, ratio
 from pathlens.models import GatedNetwork
-from pathlens.models.tracing import unwrapped
+from pathlens.models.tracing import chain_of, unwrapped
 from pathlens.paths.trellis import Trellis, take_record, take_trellis
 from pathlens.plotting import get_axes
 from pathlens.recording import Record
 
-# functions and methods between dense layers through which every path goes as it is
-_PASSING = {
-    "apply_site",
-    "relu",
-    "relu_",
-    "leaky_relu",
-    "leaky_relu_",
-    "dropout",
-    "flatten",
-    "view",
-    "reshape",
-    "contiguous",
-}
+# functions and methods between dense layers that change no path
+_PASSING = {"apply_site", "relu", "relu_", "leaky_relu", "leaky_relu_", "dropout"}
+_PASSING |= {"flatten", "view", "reshape", "contiguous"}
 
 
 def _dense_layers(what: str, net: nn.Module, rec: Record | None = None) -> list[nn.Linear]:
-    """The value network's layers in the order in which they act; anything else with parameters is refused.
-
-    The order comes from a record of a chain, or else from the network's graph.
-    """
+    """The layers of the value network in order, from a record or else from its graph; other parameters are refused."""
     net = unwrapped(net)
     values = net.values if isinstance(net, GatedNetwork) else net
     known = {id(p) for m in values.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
@@ -53,44 +40,31 @@ def _dense_layers(what: str, net: nn.Module, rec: Record | None = None) -> list[
     if not why and (not layers or any(a.out_features != b.in_features for a, b in pairwise(layers))):
         why = "its dense layers do not follow each other"
     if why:
-        raise RecordError(f"{what}: the value network is no chain of dense layers: {why}. Give a fully connected one.")
+        raise RecordError(
+            f"{what}: the value network is not a chain of dense layers: {why}. Give a fully connected network."
+        )
     return layers
 
 
 def _followed(values: nn.Module) -> tuple[list[nn.Linear], str]:
-    """The dense layers on the one way from the input to the output, and why there is no such way.
+    """The dense layers between input and output, and the reason if they do not form a chain.
 
-    Modules are registered in any order, and shortcuts and second calls not at all, so the graph is followed.
+    The order in which modules are registered shows neither shortcuts nor second calls, so the graph is followed.
     """
     try:
         graph = values.graph if isinstance(values, fx.GraphModule) else fx.Tracer().trace(values)
-    except Exception as error:  # whatever a forward raises on a proxy
+    except Exception as error:  # a forward may raise anything on a proxy
         return [], f"its forward cannot be followed ({type(error).__name__}: {error})"
     modules = dict(values.named_modules(remove_duplicate=False))
-    layers: list[nn.Linear] = []
-    here: fx.Node | None = None
-    passed: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder" and here is not None:
-            continue  # a gate
-        data = [each for each in node.all_input_nodes if each in passed]
-        if here is not None and (not data or node.op == "output"):
-            if node.op == "output" and data != [here]:
-                return [], "what it returns is not what its last layer makes"
-            continue
-        if node.target is getattr or (node.op == "call_method" and node.target in ("size", "dim")):
-            continue  # a shape
-        name = getattr(node.target, "__name__", str(node.target))
-        if here is not None and (data != [here] or (node.op != "call_module" and name not in _PASSING)):
-            return [], f"'{node.name}' joins or rescales what its layers make"
-        module = modules.get(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, nn.Linear):
-            if module in layers:
-                return [], f"'{node.target}' is called twice"
-            layers.append(module)
-        here = node
-        passed.add(node)
-    return layers, ""
+    steps, joined = chain_of(graph)
+    calls = [step for step in steps if step.op != "call_module"]
+    joined = joined or next((s.name for s in calls if getattr(s.target, "__name__", s.target) not in _PASSING), None)
+    if joined is not None:
+        return [], f"'{joined}' joins or rescales the outputs of its layers"
+    called = [str(step.target) for step in steps if step.op == "call_module"]
+    layers = {name: m for name in called if isinstance(m := modules[name], nn.Linear)}
+    twice = next((name for name in layers if sum(modules[other] is layers[name] for other in called) > 1), None)
+    return list(layers.values()), "" if twice is None else f"'{twice}' is called twice"
 
 
 def path_norm(net: nn.Module) -> Tensor:
@@ -128,7 +102,7 @@ def path_norm(net: nn.Module) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Pruned(Explanation):
-    """A network with most of its value edges set to zero, and what that cost.
+    """A network with most of its value edges set to zero, and the cost.
 
     Attributes
     ----------
@@ -139,9 +113,9 @@ class Pruned(Explanation):
     edges : (kept, of)
         Value weights and biases, of all layers.
     paths : int
-        Paths left that can contribute to any output, of the hidden units; those that start at later biases included.
+        Remaining paths of hidden units to any output, including those that start at later biases.
     total : int
-        The same of a network with all edges.
+        The same with all edges.
     """
 
     net: nn.Module
@@ -170,13 +144,13 @@ class Pruned(Explanation):
         ]
 
 
-@torch.inference_mode(False)  # the copy is to be trained on
+@torch.inference_mode(False)  # the copy may be trained further
 def prune(net: nn.Module, X: Any, *, keep: float = 0.25, validation: Any = None) -> Pruned:
-    """Set the value edges that carry least to zero, and report the loss in R².
+    """Set the least important value edges to zero, and report the loss in R².
 
-    An edge j → i of layer l carries Σ|v| of all paths through it, to all outputs, on average over X: |prefix of j|·
-    |U_l[i, j]|·|suffix of i| with sums of absolute values. The largest `keep` of all edges stay; biases are edges too.
-    Gates of a separate gate network are left alone. Units that gate themselves (ReLU) gate what the copy computes.
+    The importance of an edge j → i of layer l is the mean over X of Σ|v| of all paths through it, to all outputs:
+    |prefix of j|·|U_l[i, j]|·|suffix of i| with sums of absolute values. The share `keep` of all edges is kept; biases
+    are edges too. A separate gate network is not changed; units that gate themselves (ReLU) read the pruned values.
 
     Parameters
     ----------
@@ -186,7 +160,7 @@ def prune(net: nn.Module, X: Any, *, keep: float = 0.25, validation: Any = None)
     keep : float
         Share of edges, in (0, 1].
     validation : inputs, optional
-        Other inputs to compare on. Nothing is fitted but the choice of edges.
+        Other inputs, on which `r2_held_out` is computed.
 
     Returns
     -------
@@ -208,9 +182,9 @@ def prune(net: nn.Module, X: Any, *, keep: float = 0.25, validation: Any = None)
     trellis = take_trellis("paths.prune", net, X, include_inputs=True, as_read=True)
     copied = copy.deepcopy(unwrapped(net))
     layers = _dense_layers("paths.prune", copied, X)
-    flows: list[tuple[Tensor, Tensor]] = []  # a parameter of the copy, and what goes through its entries
+    flows: list[tuple[Tensor, Tensor]] = []  # a parameter of the copy, and the importance of its entries
     for layer, flow in zip(layers, _flows(trellis.absolute())):
-        flow = flow[-layer.out_features :]  # bias nodes come first; from bias node to bias node there is no edge to cut
+        flow = flow[-layer.out_features :]  # bias nodes come first; edges between them are not weights
         flows.append((layer.weight, flow[:, -layer.in_features :]))
         if layer.bias is not None:
             flows.append((layer.bias, flow[:, 0]))
@@ -258,7 +232,7 @@ def _paths_left(layers: list[nn.Linear]) -> int:
     """Sequences of hidden units that nonzero weights connect from an input or a bias to an output."""
     first, *rest = [(layer.weight != 0).cpu().numpy().astype(object) for layer in layers]
     biases = [0 if layer.bias is None else (layer.bias != 0).cpu().numpy().astype(object) for layer in layers]
-    counts = np.minimum(first.sum(1) + biases[0], 1)  # however many inputs a unit reads, a path starts there once
+    counts = np.minimum(first.sum(1) + biases[0], 1)  # a path starts once at a unit, for any number of inputs
     for edges, bias in zip(rest[:-1], biases[1:-1]):
         counts = edges @ counts + bias
     return int((np.minimum(rest[-1].sum(0), 1) * counts).sum()) + int(np.any(biases[-1]))

@@ -1,6 +1,6 @@
-"""Exact decompositions of predictions by the input at which paths start: of images, maps of evidence.
+"""`inputs`: predictions as exact sums over the inputs at which paths start; for images, maps of evidence.
 
-Any wiring, convolutions and shortcuts too: nothing is followed path by path.
+It works for any architecture, with convolutions and shortcuts, since single paths are not needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlens.models.tracing import max_pools, unwrapped
 from pathlens.plotting import get_axes, plot_sum
 from pathlens.precision import exact_precision
 from pathlens.recording import as_rows
-from pathlens.recording.independence import check_rows_apart
+from pathlens.recording.independence import check_row_independence
 from pathlens.recording.inputs import output_width
 from pathlens.recording.taking import check_net
 
@@ -35,7 +35,7 @@ class Inputs(Explanation):
     Attributes
     ----------
     contributions : Tensor (n, …), float64
-        What all paths that start at each input add up to; the shape of the inputs.
+        Sum of all paths that start at each input; the shape of the inputs.
     rest : Tensor (n,), float64
         Paths that start at a bias (batch-norm has biases too, and so has a constant that is added to the input).
     f : Tensor (n,), float64
@@ -102,10 +102,10 @@ class Inputs(Explanation):
 def inputs(net: nn.Module, X: Any, *, output: int | Sequence[int] | Tensor = 0) -> Inputs:
     """Each prediction as a sum over the inputs at which paths start: pixels of an image, columns of a table.
 
-    At fixed gates the value network is affine in what it reads, so that f = rest + Σ_j x_j ∂f/∂x_j with no remainder.
-    Max-pooling lets one unit of each window through; which one is held fixed, as the gates are.
-    A piecewise-constant network reads ones: its contributions are those of places, not of their values. Where gates
-    read an encoded image (`models.PatchParts`), X is the code, and the map of a pixel that of the patch around it.
+    At fixed gates the value network is affine in its input, so that f = rest + Σ_j x_j ∂f/∂x_j exactly. The units that
+    max-pooling selects are held fixed, as the gates are. A piecewise-constant network reads ones: its contributions are
+    those of positions. For gates that read an encoded image (`models.PatchParts`), X is the code, and the map of a
+    pixel is that of the patch around it.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def inputs(net: nn.Module, X: Any, *, output: int | Sequence[int] | Tensor = 0) 
     if not isinstance(net, GatedNetwork):
         raise RecordError(
             f"paths.inputs: expected a GatedNetwork, got {type(net).__name__}. Of a plain module with ReLUs, take "
-            'gated_twin(net, "relu", example=X[:2]); of an encoding with a gated network behind it, that network, on '
+            'gated_twin(net, "relu", example=X[:2]); of an encoding followed by a gated network, that network, on '
             "encoded inputs."
         )
     check_net(net)
@@ -149,7 +149,7 @@ def inputs(net: nn.Module, X: Any, *, output: int | Sequence[int] | Tensor = 0) 
             f"shape {tuple(chosen.shape)}."
         )
     output_width(net, rows, "paths.inputs")
-    check_rows_apart(net, rows)
+    check_row_independence(net, rows)
     parts = zip(rows.split(_AT_ONCE), chosen.long().expand(len(rows)).split(_AT_ONCE))
     found = [_contributions(net, values, pooled, part, which) for part, which in parts]
     contributions, rest, f = (torch.cat(tensors) for tensors in zip(*found))
@@ -167,8 +167,8 @@ def _contributions(
         read = net.value_reads(x).double()
         rest = values(torch.zeros_like(read), *gates)
     if not bool(((output >= 0) & (output < rest.shape[1])).all()):
-        asked = int(output[(output < 0) | (output >= rest.shape[1])][0])
-        raise OptionError(f"paths.inputs: output {asked} asked for, the network has {rest.shape[1]}, from 0.")
+        bad = int(output[(output < 0) | (output >= rest.shape[1])][0])
+        raise OptionError(f"paths.inputs: no output {bad}; the network has {rest.shape[1]}, numbered from 0.")
     each = torch.arange(len(x), device=x.device)
     with torch.enable_grad():
         read = read.requires_grad_()
@@ -177,6 +177,6 @@ def _contributions(
     if not bool(torch.isfinite(f).all()):
         raise NotFiniteError("paths.inputs: the network's output is NaN or infinite. Check its weights.")
     contributions, f = read.detach() * slope, f.detach()
-    if pooled:  # for x = 0 other units would win, and their biases are not those that f is made of
+    if pooled:  # at x = 0 other units are selected, and f does not contain their biases
         return contributions, f - contributions.flatten(1).sum(1), f
     return contributions, rest[each, output], f

@@ -75,11 +75,8 @@ class Tree(Explanation):
     def table(self) -> dict[str, list[Any]]:
         """One row per rule: its conditions, value and share of rows."""
         rules = self.rules
-        return {
-            "conditions": [rule.text for rule in rules],
-            "value": [rule.value for rule in rules],
-            "share": [rule.share for rule in rules],
-        }
+        values, shares = [rule.value for rule in rules], [rule.share for rule in rules]
+        return {"conditions": [rule.text for rule in rules], "value": values, "share": shares}
 
     def _lines(self) -> list[str]:
         lines = [f"{len(self.rules)} disjoint cells, gates as (layer, unit), hard"]
@@ -92,11 +89,7 @@ class Tree(Explanation):
         rules = sorted(self.rules, key=lambda rule: rule.value)
         edges = np.cumsum([0.0, *(rule.share for rule in rules)])
         ax.stairs([rule.value for rule in rules], edges, fill=True)
-        ax.set(
-            xlabel="share of rows",
-            ylabel="value of the cell",
-            title=f"{len(rules)} cells, {self._score}",
-        )
+        ax.set(xlabel="share of rows", ylabel="value of the cell", title=f"{len(rules)} cells, {self._score}")
         return ax
 
 
@@ -112,9 +105,9 @@ def tree(net: nn.Module, X: Any, *, leaves: int = 30, output: int = 0, validatio
     net, X, output
         As for `pathlens.paths.top`.
     leaves : int
-        At most so many.
+        Largest number of leaves.
     validation : float or inputs
-        A share of the rows, drawn with `seed`, that the tree does not see, or other inputs to judge it by.
+        A share of the rows, drawn with `seed`, that is held out, or other inputs, on which `r2_held_out` is computed.
     seed : int
 
     Returns
@@ -135,10 +128,9 @@ def tree(net: nn.Module, X: Any, *, leaves: int = 30, output: int = 0, validatio
     (True, 1.0, True)
     """
     check_positive("paths.tree", leaves=leaves)
-    whole = take_trellis("paths.tree", net, X)
-    output = whole.check_output("paths.tree", output)
+    whole = take_trellis("paths.tree", net, X, output=output)
     seen, unseen = split("paths.tree", net, whole, validation, seed)
-    from sklearn.tree import DecisionTreeRegressor  # seconds to load, so not before the arguments are known to be right
+    from sklearn.tree import DecisionTreeRegressor  # takes seconds to load, so arguments are checked first
 
     bits, f = torch.cat(seen.bits, dim=1).cpu().numpy(), seen.f[:, output]
     if leaves == 1:  # scikit-learn needs two
@@ -153,7 +145,7 @@ def tree(net: nn.Module, X: Any, *, leaves: int = 30, output: int = 0, validatio
 
 
 def _rules(fitted: Any, units: list[tuple[int, int]]) -> list[GateRule]:
-    """Leaves of a scikit-learn tree as rules; a path down the tree never asks the same bit twice."""
+    """Leaves of a scikit-learn tree as rules."""
     found: list[GateRule] = []
     open_nodes: list[tuple[int, tuple[tuple[int, int, bool], ...]]] = [(0, ())]
     while open_nodes:

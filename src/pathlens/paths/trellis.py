@@ -1,7 +1,7 @@
 """The paths of a fully connected gated network on a batch, as a trellis: layers of nodes, weights between, gates.
 
-Everything that is asked of paths is a sum, a maximum or a walk over this object, in float64; paths are never
-enumerated. Convolutional networks have no trellis here.
+Functions of paths are sums, maxima or walks over this object, in float64; paths are never enumerated. Convolutional
+networks have no trellis.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pathlens.errors import EmptyDataError, NotFiniteError, OptionError, RecordError
+from pathlens.indexing import is_count
 from pathlens.models.tracing import unwrapped
 from pathlens.recording import GatedNetwork, Record, record
 from pathlens.recording.taking import first_map
@@ -24,14 +25,13 @@ from pathlens.recording.taking import first_map
 class Trellis:
     """f_c = Σ over walks of start · Π_t (weight · gate) · readout, for each row.
 
-    A bias is a path of its own that starts where the bias is added. So that sums need no special case, a network with
-    biases gets one more node per layer, node 0, which is always on, carries the value 1 and leads to the next layer's
-    node 0 and, by the biases, to its units.
+    A bias is a path that starts where the bias is added. A network with biases gets one more node per layer, node 0,
+    which is always on, has the value 1 and is connected to the next layer's node 0 and, by the biases, to its units.
 
     Attributes
     ----------
     start : Tensor (n, s_0)
-        Values of the first nodes: the inputs (ones, of a piecewise constant network), what the first layer reads, or
+        Values of the first nodes: the inputs (ones, of a piecewise constant network), the inputs of the first layer, or
         its gated units.
     weights : tuple of T Tensors (s_t, s_{t−1})
     gates : tuple of T Tensors (n, s_t)
@@ -46,10 +46,10 @@ class Trellis:
     biases : tuple of T + 1 bool
         Which of the weights and of the readout have a bias of their own, at which paths start.
     include_inputs : bool
-        Whether the first nodes are the inputs. What comes between an input and the first layer belongs to the first
+        Whether the first nodes are the inputs. Operations between an input and the first layer belong to the first
         weights, and a constant that is added there to its bias.
     inputs : int
-        How many of the first nodes lead anywhere, the bias node not counted.
+        How many of the first nodes are connected to the next layer, without the bias node.
     direct : bool
         Whether the first layer reads the first nodes as they are.
     label : str
@@ -128,13 +128,6 @@ class Trellis:
         """Σ over all paths, (n, c)."""
         return self.prefixes()[-1] @ self.readout.T
 
-    def check_output(self, what: str, output: Any) -> int:
-        """An output's number, refused outside 0…c−1."""
-        count = self.readout.shape[0]
-        if isinstance(output, bool) or not isinstance(output, Integral) or not 0 <= int(output) < count:
-            raise OptionError(f"{what}: output {output!r} asked for, the network has {count}, numbered from 0.")
-        return int(output)
-
     def layer(self, what: str, layer: Any) -> int:
         """A hidden layer's number from "last", the name of its gate site, or an integer, negative ones from the end."""
         count = len(self.bits)
@@ -143,28 +136,32 @@ class Trellis:
             number = count - 1 if layer == "last" else {site: i for i, site in enumerate(self.sites)}.get(layer)
         if isinstance(number, bool) or not isinstance(number, Integral) or not -count <= int(number) < count:
             raise OptionError(
-                f"{what}: layer {layer!r} asked for, the network has {count} hidden layers, numbered from 0 or called "
-                f'by their gate sites ({", ".join(self.sites)}); "last" is the last of them.'
+                f"{what}: no layer {layer!r}; the network has {count} hidden layers, numbered from 0 or named by their "
+                f'gate sites ({", ".join(self.sites)}); "last" is the last of them.'
             )
         return int(number) % count
 
 
-def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False, *, as_read: bool = False) -> Trellis:
+def take_trellis(
+    what: str, net: nn.Module, X: Any, include_inputs: bool = False, *, output: int = 0, as_read: bool = False
+) -> Trellis:
     """The trellis of a network on a batch.
 
     Parameters
     ----------
     what : str
-        Who asks, for messages.
+        The public function, for messages.
     net : GatedNetwork or nn.Module
         Dense layers and gates in turn.
     X : (n, d), (d,) or Record
         Inputs, one input, or their record by this network.
     include_inputs : bool
         Whether a path also names its input node.
+    output : int
+        The output of interest; refused outside 0…c−1.
     as_read : bool
-        With ``include_inputs``: name what the first layer reads in place of the inputs, so that the first weights are
-        that layer's own.
+        With ``include_inputs``: start at the input of the first layer instead of the network's, so that the first
+        weights are those of that layer.
     """
     if not isinstance(net, nn.Module):
         raise OptionError(f"{what}: expected a network first, got {type(net).__name__}. Call {what}(net, X, …).")
@@ -178,11 +175,13 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
         name, first = ("net", "") if gated else ("gated", 'Take gated = gated_twin(net, "relu", example=X[:2]): ')
         raise RecordError(
             f"{what}: the network is not a chain of dense layers and gates (it has convolutions, shortcuts, batch-norm "
-            f"or reused layers), and only those are followed path by path. {first}paths.count({name}, X) also takes "
-            f"convolutions, and paths.inputs({name}, X) and kernels.overlap({name}, X) any wiring."
+            f"or reused layers), which single paths need. {first}paths.count({name}, X) also takes convolutions, and "
+            f"paths.inputs({name}, X) and kernels.overlap({name}, X) any architecture."
         )
     if rec.kept:
         raise RecordError(f"{what}: the record holds outputs {rec.kept} alone. Record all outputs.")
+    if isinstance(output, bool) or not isinstance(output, Integral) or not 0 <= int(output) < rec.outputs:
+        raise OptionError(f"{what}: no output {output!r}; the network has {rec.outputs}, numbered from 0.")
     named = {name: p.detach().double() for name, p in net.named_parameters()}
     foreign = next((layer.name for layer in layers if layer.parameters[0] not in named), None)
     if foreign is not None:
@@ -200,8 +199,8 @@ def take_trellis(what: str, net: nn.Module, X: Any, include_inputs: bool = False
     gap = ((trellis.f - rec.f.double()).abs() / size.clamp(min=torch.finfo(torch.float32).tiny)).max()
     if not float(gap) <= 1e3 * torch.finfo(rec.f.dtype).eps:
         raise RecordError(
-            f"{what}: the sum over paths differs from the network's output by {float(gap):.1e} of Σ|v|: something "
-            "between its layers is no path, or the record is of other weights. Record it again."
+            f"{what}: the sum over paths differs from the network's output by {float(gap):.1e} of Σ|v|: some operation "
+            "between its layers is not part of a path, or the record is of other weights. Record it again."
         )
     return trellis
 
@@ -228,8 +227,7 @@ def _build(
     n = rec.n
     gates = [rec.gates(site).double() for site in rec.sites]
     # without the input node a path starts in a unit of the first layer, so that its bias is part of where it starts
-    first = inputs @ values[0].T if biases[0] is None else inputs @ values[0].T + biases[0]
-    start = inputs if include_inputs else first * gates[0]
+    start = inputs if include_inputs else _layer_outputs(inputs, values[0], biases[0]) * gates[0]
     weights, rest, passing = (values, biases, gates) if include_inputs else (values[1:], biases[1:], gates[1:])
     own = tuple(b is not None for b in rest)
     if any(own):
@@ -258,21 +256,21 @@ def _build(
 def _from_inputs(
     what: str, net: nn.Module, rec: Record, values: list[Tensor], biases: list[Tensor | None], inputs: Tensor
 ) -> Trellis:
-    """The trellis that starts at the network's inputs, whatever is done to them before the first layer reads them."""
+    """The trellis that starts at the network's inputs, including affine operations before the first layer."""
     layer = next(layer for layer in rec.layers if layer.part != "gate")
     remedy = "Without include_inputs=True, paths start at the units of the first layer."
     if not rec.x.is_floating_point():
-        raise RecordError(f"{what}: the inputs are looked up ({rec.x.dtype}), so that no path starts at one. {remedy}")
+        raise RecordError(f"{what}: the inputs are indices ({rec.x.dtype}), so that no path starts at one. {remedy}")
     with torch.no_grad():
         x = net.value_reads(rec.x) if isinstance(net, GatedNetwork) else rec.x
     matrix, constant, connected = first_map(net, x[:1], layer)
     x = x.flatten(1).double()
     made, size = x @ matrix.T + constant, x.abs() @ matrix.abs().T + constant.abs()
-    want = inputs @ values[0].T if biases[0] is None else inputs @ values[0].T + biases[0]
+    want = _layer_outputs(inputs, values[0], biases[0])
     if not bool(((made - want).abs() <= 1e3 * torch.finfo(rec.f.dtype).eps * size).all()):
         raise RecordError(
-            f"{what}: layer '{layer.name}' reads something that is no affine function of the input, so that no path "
-            f"starts at one of them. {remedy}"
+            f"{what}: the input of layer '{layer.name}' is not an affine function of the network's input, so that no "
+            f"path starts at an input. {remedy}"
         )
     bias = constant if biases[0] is not None or bool(constant.any()) else None
     trellis = _build(rec, [matrix, *values[1:]], [bias, *biases[1:]], x, True)
@@ -280,8 +278,12 @@ def _from_inputs(
     return replace(trellis, inputs=int(connected.sum()), direct=direct)
 
 
+def _layer_outputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ weight.T if bias is None else x @ weight.T + bias
+
+
 def _with_bias(weight: Tensor, bias: Tensor | None, last: bool) -> Tensor:
-    """[b, U], and above it the row that leads from bias node to bias node, unless this is the output."""
+    """[b, U], and above it the row from bias node to bias node, unless this is the output."""
     b = weight.new_zeros(weight.shape[0]) if bias is None else bias
     wide = torch.cat([b[:, None], weight], dim=1)
     if last:
@@ -292,7 +294,7 @@ def _with_bias(weight: Tensor, bias: Tensor | None, last: bool) -> Tensor:
 
 
 def split(what: str, net: nn.Module, whole: Trellis, validation: Any, seed: int) -> tuple[Trellis, Trellis]:
-    """Rows to fit on, and rows to judge by: a share of them, or others that are given."""
+    """Rows to fit on, and held-out rows: a share of them, or other inputs."""
     if not isinstance(validation, (int, float)):
         return whole, take_trellis(what, net, validation)
     if isinstance(validation, bool) or not 0 < validation < 1:
@@ -309,7 +311,7 @@ def split(what: str, net: nn.Module, whole: Trellis, validation: Any, seed: int)
 def check_positive(what: str, **numbers: Any) -> None:
     """Refuse values that are not integers of at least 1; the keyword is their name in the message."""
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        if not is_count(value):
             raise OptionError(f"{what}: {name} must be an integer of at least 1, got {value!r}.")
 
 

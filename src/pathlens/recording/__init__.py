@@ -8,14 +8,13 @@ from pathlens.models import GatedNetwork
 from pathlens.recording.inputs import as_rows
 from pathlens.recording.streams import RecordStream, rebuild, record, snapshot
 from pathlens.recording.trajectory import Moment, Trajectory
-from pathlens.records import Record, RowSource, Snapshot
+from pathlens.records import Record, Snapshot
 
 __all__ = [
     "GatedNetwork",
     "Moment",
     "Record",
     "RecordStream",
-    "RowSource",
     "Snapshot",
     "Trajectory",
     "as_rows",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pathlens.errors import RecordError
 from pathlens.models import GatedNetwork
 from pathlens.models.sources import FunctionSource
+from pathlens.models.tensors import tensors_in
 from pathlens.precision import exact_precision
 from pathlens.recording.inputs import call_on_copies, computes_in
 
@@ -20,11 +21,11 @@ _ROUNDING = 100.0  # machine epsilons by which the size of a batch may change an
 _TRIES = 4  # changed weights that show how much rounding may do
 
 
-def computes_rows_apart(net: nn.Module) -> bool:
-    """Whether a network is known to compute every row by itself, from what it is made of.
+def is_row_independent(net: nn.Module) -> bool:
+    """Whether the kind of a network shows that it computes every row independently.
 
-    `gated_twin` refuses templates that mix rows, and the named constructors build none; a function that makes gates is
-    the user's own.
+    `gated_twin` refuses templates that mix rows, and the named constructors build none; only gates that are a function
+    of the user may mix them.
     """
     if isinstance(net, GatedNetwork):
         return not isinstance(net.source, FunctionSource)
@@ -32,26 +33,13 @@ def computes_rows_apart(net: nn.Module) -> bool:
     return plain and not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
 
 
-class _GateScores(nn.Module):
-    """What the gates of a network read, (n, units)."""
-
-    def __init__(self, source: nn.Module | None) -> None:
-        super().__init__()
-        self.source = source
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.source is not None
-        return torch.cat(self.source(x), dim=1)
-
-
 @exact_precision()
-def check_rows_apart(net: nn.Module, x: Tensor, f: Tensor | None = None, first: Tensor | None = None) -> None:
+def check_row_independence(net: nn.Module, x: Tensor, f: Tensor | None = None, first: Tensor | None = None) -> None:
     """Refuse a network whose output for a row depends on the other rows of the batch.
 
-    The first row is run alone, a few others without it, and all are compared with what came out for the batch. Where
-    they differ by more than rounding, this is done again in float64, with the network's weights and with weights that
-    differ by 1e-10: a difference that such a change makes too (by many layers, or by gates at their boundary) is no
-    sign of mixing.
+    The first row is run alone, a few others without it, and the outputs are compared with those of the batch. If they
+    differ by more than rounding, this is repeated in float64, with the network's weights and with weights that differ
+    by 1e-10: a difference that such a change causes too (by many layers, or by gates at their boundary) is not mixing.
 
     Parameters
     ----------
@@ -59,18 +47,19 @@ def check_rows_apart(net: nn.Module, x: Tensor, f: Tensor | None = None, first: 
         In eval mode.
     x : Tensor, shape (n, ...)
     f : Tensor, shape (n, c), optional
-        What the network returned for x. Where it is not given, a few rows are run together.
+        Outputs for x. Without them, a few rows are run together.
     first : Tensor, optional
-        What it returned for the first row alone.
+        Outputs for the first row alone.
 
     Notes
     -----
-    Costs a forward pass of five rows, and nothing where the kind of network leaves no doubt.
+    Costs a forward pass of five rows, and nothing for networks that cannot mix rows.
     """
-    if len(x) < 2 or computes_rows_apart(net):
+    if len(x) < 2 or is_row_independent(net):
         return
-    if isinstance(net, GatedNetwork):  # hard gates hide in the outputs what moves their scores a little
-        net, f, first = _GateScores(net.source), None, None
+    if isinstance(net, GatedNetwork):  # a small change of their scores does not change hard gates
+        assert net.source is not None
+        net, f, first = net.source, None, None
     index = sorted({round(i * (len(x) - 1) / (_FEW - 1)) for i in range(_FEW)})
     few = x[index]
     with torch.no_grad():
@@ -82,14 +71,15 @@ def check_rows_apart(net: nn.Module, x: Tensor, f: Tensor | None = None, first: 
     if gap > 0:
         raise RecordError(
             f"record: the network's output for a row changes by {min(gap, 1e9):.1e} (relative to the largest output) "
-            "when the other rows of the batch are left out. It mixes rows, so that neither gates nor gradients belong "
-            "to one of them. Remove what works across the batch in eval mode, such as a mean, softmax or norm over "
-            "dimension 0."
+            "when the other rows of the batch are left out. It mixes rows, so that single rows have no gates and "
+            "gradients. Remove operations across the batch, such as a mean, softmax or norm over dimension 0."
         )
 
 
 def _outputs(net: nn.Module, x: Tensor, parameters: dict[str, Tensor] | None = None) -> Tensor:
-    return call_on_copies(net, x, parameters=parameters).detach().reshape(len(x), -1)
+    """Outputs, or scores of gates, for rows x: (n, c)."""
+    out = call_on_copies(net, x, parameters=parameters)
+    return torch.cat([t.detach().reshape(len(x), -1) for t in tensors_in(out)], dim=1)
 
 
 def _apart(net: nn.Module, x: Tensor, first: Tensor | None = None) -> list[Tensor]:
@@ -115,7 +105,7 @@ def _mixing(net: nn.Module, x: Tensor) -> float:
     try:
         wide = copy.deepcopy(net).double()
         return _beyond_noise(wide, x.double() if x.is_floating_point() else x, change=1e-10, least=1e-9)
-    except (RuntimeError, TypeError):  # it makes tensors of a dtype of its own, or cannot be copied
+    except (RuntimeError, TypeError):  # it creates tensors of a fixed dtype, or cannot be copied
         eps = torch.finfo(computes_in(net, x)).eps
         return _beyond_noise(net, x, change=32 * eps, least=1000 * eps)
 

@@ -31,13 +31,13 @@ def as_rows(X: Any, *, like: nn.Module | torch.dtype | None = None) -> Tensor:
         n rows; targets are ignored. A Dataset or DataLoader is read to its end, in its own order.
     like : nn.Module or torch.dtype, optional
         Arrays, data sets and whole numbers take this dtype, or the module's, and everything takes the module's device;
-        nothing is scaled. A tensor of another floating dtype is refused, for rounding it is the caller's choice.
-        Where the module has an embedding, whole numbers are what it looks up, and stay whole.
+        nothing is scaled. A tensor of another floating dtype is refused, since it would be rounded. For a module with
+        an embedding, integers are indices and stay integers.
 
     Returns
     -------
     Tensor, shape (n, ...)
-        Detached, finite, at least one row. A tensor is not copied where it need not be; an array is.
+        Detached, finite, at least one row. An array is copied; a tensor only if its dtype or device changes.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def as_rows(X: Any, *, like: nn.Module | torch.dtype | None = None) -> Tensor:
 
 
 def computes_in(net: nn.Module, x: Tensor) -> torch.dtype:
-    """The dtype of a network's numbers on rows x: theirs, or that of its weights where it looks whole numbers up."""
+    """The dtype in which a network computes on rows x: theirs, or for integer rows (embeddings) that of its weights."""
     return next(net.parameters()).dtype if _whole(x) else x.dtype
 
 
@@ -91,7 +91,7 @@ def _whole(x: Tensor) -> bool:
 
 
 def check_weights(weight: Tensor) -> None:
-    """Refuse a network whose weights are no real numbers."""
+    """Refuse complex weights, and weights on the meta device."""
     if weight.is_complex():
         raise DTypeError(
             f"The network's weights are {weight.dtype}, expected real numbers: gates and kernels of complex networks "
@@ -112,7 +112,7 @@ def _from_array(X: Any, dtype: torch.dtype | None) -> Tensor:
     if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
         hint = " Convert it: X.toarray()." if hasattr(X, "toarray") else ""  # SciPy's sparse matrices
         raise DTypeError(f"Inputs must be real numbers, got an array of {array.dtype} ({type(X).__name__}).{hint}")
-    if not array.dtype.isnative or array.dtype.itemsize > 8:  # torch knows neither other byte orders nor long doubles
+    if not array.dtype.isnative or array.dtype.itemsize > 8:  # torch has neither other byte orders nor long doubles
         array = array.astype(np.float64)
     # a copy: the array may be read-only, or change later without torch knowing; torch takes no negative strides
     return torch.from_numpy(np.array(array, order="C")).to(dtype or torch.float32)
@@ -125,7 +125,7 @@ def accepting(x: Tensor, net: nn.Module, where: str, who: str = "the network") -
     Parameters
     ----------
     where, who : str
-        The public function that asks and the network's part in it, for messages.
+        The public function and the role of the network, for messages.
     """
     try:
         yield
@@ -142,9 +142,7 @@ def accepting(x: Tensor, net: nn.Module, where: str, who: str = "the network") -
 def call_on_copies(
     net: nn.Module, x: Tensor, rows: Tensor | None = None, parameters: Mapping[str, Tensor] | None = None
 ) -> Any:
-    """What a network returns, given copies of rows x and of its buffers: a user's forward may edit both in place.
-
-    Everything that runs a network on the same rows more than once, outside of the tape, calls it here.
+    """Call a network on copies of rows x and of its buffers, since a user's forward may change both in place.
 
     Parameters
     ----------
@@ -163,10 +161,9 @@ def call_on_copies(
 
 
 def call_with(net: nn.Module, instead: Mapping[int, Tensor], inputs: tuple[Any, ...]) -> Any:
-    """Call a network with other tensors in place of its own, by their ids; its own are there again afterwards.
+    """Call a network with other tensors in place of its own, by their ids; afterwards its own are restored.
 
-    Every module is named once: of one that stands under two names torch would swap the tensors twice, and put the
-    stand-ins back.
+    Every module is named once: if it had two names, torch would swap its tensors twice and restore the replacements.
     """
     slots = {}
     for path, module in net.named_modules():
@@ -178,7 +175,7 @@ def call_with(net: nn.Module, instead: Mapping[int, Tensor], inputs: tuple[Any, 
 
 @exact_precision()
 def output_width(net: nn.Module, x: Tensor, where: str) -> int:
-    """Number of outputs of a network on rows like those of x; refuses rows that it does not take."""
+    """Number of outputs of a network on rows like those of x; refuses rows of a wrong shape."""
     probe = copy.deepcopy(net).to(x.device).eval()
     rows = torch.zeros(1, dtype=torch.long, device=x.device) if getattr(net, "needs_rows", False) else None
     with torch.no_grad(), accepting(x, net, where):
@@ -193,7 +190,7 @@ def output_width(net: nn.Module, x: Tensor, where: str) -> int:
 
 
 def first_layer(net: nn.Module) -> nn.Module | None:
-    """The first module with parameters of its own, which reads the inputs; of a gated network, the one gates read."""
+    """The first module with parameters, which reads the inputs; of a gated network, the first of the gate source."""
     start: nn.Module = net
     if isinstance(net, GatedNetwork):
         start = net.source if isinstance(net.source, (GraphSource, ShallowSource)) else net.values
@@ -217,7 +214,7 @@ def first_reads(net: nn.Module) -> str:
 
 
 def row_numbers(net: nn.Module, rows: Any, x: Tensor) -> Tensor | None:
-    """Which examples of a table of gates the rows of x are; None where no table asks."""
+    """The example numbers of the rows of x, where gates come from a table; None otherwise."""
     source = net.source if isinstance(net, GatedNetwork) else None
     if not isinstance(source, TableSource):
         return None
@@ -230,7 +227,7 @@ def row_numbers(net: nn.Module, rows: Any, x: Tensor) -> Tensor | None:
     size = int(next(source.buffers()).shape[0])
     if int(ids.min()) < 0 or int(ids.max()) >= size:
         raise RowIndexError(
-            f"record: rows {int(ids.min())}…{int(ids.max())} asked for, the table of gates has {size} examples. "
-            "Give the numbers of these examples: record(net, X, rows=…)."
+            f"record: no rows {int(ids.min())}…{int(ids.max())}; the table of gates has {size} examples. Give the "
+            "numbers of these examples: record(net, X, rows=…)."
         )
     return ids.long()

@@ -1,4 +1,4 @@
-"""`record` and `RecordStream`: whole data sets within a memory budget; `snapshot`, and `rebuild`, its inverse."""
+"""`record` and `RecordStream`: records of data sets within a memory budget; `snapshot`, and its inverse `rebuild`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pathlens.models import GatedNetwork
 from pathlens.models.constructors import from_recipe, recipe
 from pathlens.models.tracing import unwrapped
 from pathlens.progress import ProgressBar
-from pathlens.recording.independence import check_rows_apart
+from pathlens.recording.independence import check_row_independence
 from pathlens.recording.inputs import as_rows, row_numbers
-from pathlens.recording.taking import check_net, exact_gates, take, take_within
+from pathlens.recording.taking import Recorder, check_net, exact_gates
 from pathlens.records import Record, Snapshot
 
 #: bytes that a batch needs while it is computed, per byte of its record: activations, their gradients, copies;
@@ -31,9 +31,9 @@ SAFE_GROWTH = 1000
 
 
 class RecordStream:
-    """A row source that computes records when asked: frozen weights and the inputs, nothing else.
+    """Records of rows, computed when needed from frozen weights and the inputs.
 
-    The inputs are not copied; a change of them in place is noticed and refused.
+    The inputs are not copied; if they are changed in place, it refuses.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class RecordStream:
     kept : tuple of int
         Which outputs of the network are recorded; () means all.
     bytes_per_row, flops_per_row : int
-        What a row takes, and what it costs to compute it again.
+        Memory of a row, and the cost of computing it.
 
     Examples
     --------
@@ -52,57 +52,55 @@ class RecordStream:
     Record(4 rows, 1 outputs, 1 gate sites (hard), 2 layers, torch.float32, 0.0 MiB)
     """
 
-    def __init__(
-        self, net: nn.Module, x: Tensor, probe: Record, ids: Tensor | None, sensitivities: bool = True
-    ) -> None:
+    def __init__(self, recorder: Recorder, probe: Record) -> None:
         try:
-            self._net = copy.deepcopy(net)
+            net = copy.deepcopy(recorder.net)
         except RuntimeError as e:
             raise RecordError(f"record: the network cannot be copied, as a stream needs ({e}).") from e
-        for p in self._net.parameters():
+        for p in net.parameters():
             p.grad = None
-        self._x, self._ids, self._version = x, ids, x._version
-        self.n, self.outputs, self.kept = int(x.shape[0]), probe.outputs, probe.kept
+        self._recorder, self._version = replace(recorder, net=net), recorder.x._version
         self._first = probe
+        self.n, self.outputs, self.kept = len(recorder.x), probe.outputs, probe.kept
         self.sites, self.layers = probe.sites, probe.layers
         self.bytes_per_row, self.flops_per_row = probe.bytes_per_row, probe.flops_per_row
         self.gate_label, self.untracked, self.ungated = probe.gate_label, probe.untracked, probe.ungated
-        self.has_sensitivities = sensitivities
+        self.has_sensitivities = recorder.sensitivities
 
     @torch.inference_mode(False)
     def rows(self, lo: int, hi: int, output: int | None = None) -> Record:
         """Compute rows lo…hi; `output` keeps the sensitivities of one output only, which costs less."""
         if not 0 <= lo < hi <= self.n:
-            raise RecordError(f"RecordStream: rows {lo}:{hi} asked for, it has {self.n}.")
+            raise RecordError(f"RecordStream: no rows {lo}:{hi}; it has {self.n}.")
         if output is not None and not 0 <= output < self.outputs:
-            raise RecordError(f"RecordStream: output {output} asked for, it has {self.outputs}, numbered from 0.")
+            raise RecordError(f"RecordStream: no output {output}; it has {self.outputs}, numbered from 0.")
         self._check_inputs()
         if (lo, hi, output) == (0, 1, None):
             return self._first
-        ids = None if self._ids is None else self._ids[lo:hi]
-        every = self.kept or range(self.outputs)
-        wanted = (self.kept or None) if output is None else [every[output]]
-        return take(self._net, self._x[lo:hi], wanted, ids, self.has_sensitivities)
+        recorder = self._recorder.rows(lo, hi)
+        if output is not None:
+            recorder = replace(recorder, outputs=[(self.kept or range(self.outputs))[output]])
+        return recorder.take()
 
     def _check_inputs(self) -> None:
-        if self._x._version != self._version:
+        if self._recorder.x._version != self._version:
             raise RecordError(
                 "RecordStream: the inputs were changed in place after they were given. Record a copy: "
                 "record(net, X.clone())."
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a worker: frozen weights and the inputs. Only those a change in place would not spoil."""
+        """Frozen weights and the inputs, for a worker; refuses inputs that were changed in place."""
         self._check_inputs()
-        return self.__dict__ | {"_x": self._x.detach()}
+        return self.__dict__ | {"_recorder": replace(self._recorder, x=self._recorder.x.detach())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._version = self._x._version  # a tensor that was sent starts to count anew
+        self._version = self._recorder.x._version  # a loaded tensor counts its changes from zero
 
     def __repr__(self) -> str:
         return (
-            f"RecordStream({self.n} rows × {human_bytes(self.bytes_per_row)}, recomputed when asked: "
+            f"RecordStream({self.n} rows × {human_bytes(self.bytes_per_row)}, recomputed when needed: "
             f"{self.flops_per_row:.2e} flops a row, {self.outputs} outputs, {len(self.sites)} gate sites)"
         )
 
@@ -119,8 +117,7 @@ def record(
 ) -> Record | RecordStream:
     """Gates, layer inputs and output sensitivities of a network on a batch.
 
-    The network is left as it is: its weights, gradients, mode and hooks are not touched, nor is the random state. It
-    runs on a copy of X, which it may edit.
+    The network's weights, gradients, mode and hooks are not changed, nor is the random state. It runs on a copy of X.
 
     Parameters
     ----------
@@ -138,12 +135,12 @@ def record(
         Memory budget. A record that fits is materialised, otherwise a `RecordStream` is returned that recomputes rows.
         Default: half of the free memory.
     stream : bool, optional
-        Ask for a stream (True) or a materialised record (False) whatever the size.
+        Return a stream (True) or a materialised record (False) for any size.
 
     Returns
     -------
     Record or RecordStream
-        Both are row sources: `n`, `sites`, `layers`, `rows(lo, hi, output=k)`.
+        Both have `n`, `sites`, `layers` and `rows(lo, hi, output=k)`.
 
     Raises
     ------
@@ -162,8 +159,8 @@ def record(
     Notes
     -----
     Exact. One forward and c backward passes, without TF32 and autocast (`pathlens.linops.exact_precision`), and a
-    forward pass of a few rows that shows whether rows are computed apart. What a straight-through gate passes back in
-    training is not a derivative of the network, and is not recorded.
+    forward pass of a few rows that shows whether rows are computed independently. The surrogate gradient of
+    straight-through gates is not recorded.
 
     Examples
     --------
@@ -171,7 +168,8 @@ def record(
     >>> record(models.dlgn(2, hidden=(4, 4), seed=0), torch.randn(10, 2)).gates("relu1@0").shape
     torch.Size([10, 4])
     """
-    made = recorded(net, X, rows, outputs, sensitivities, max_bytes, stream)
+    recorder = _prepare(net, X, rows, outputs, sensitivities)
+    made = _take(recorder, max_bytes, stream)
     if made.ungated:
         more = f" and {len(made.ungated) - 3} more" if len(made.ungated) > 3 else ""
         warnings.warn(
@@ -184,112 +182,92 @@ def record(
 
 
 def recorded(
-    net: nn.Module,
-    X: Any,
-    rows: Any = None,
-    outputs: int | Sequence[int] | None = None,
-    sensitivities: bool = True,
-    max_bytes: int | None = None,
-    stream: bool | None = None,
+    net: nn.Module, X: Any, *, sensitivities: bool = True, max_bytes: int | None = None
 ) -> Record | RecordStream:
     """`record` without the warning on activations that have no gates."""
+    return _take(_prepare(net, X, None, None, sensitivities), max_bytes, None)
+
+
+@torch.inference_mode(False)
+def _prepare(net: nn.Module, X: Any, rows: Any, outputs: int | Sequence[int] | None, sensitivities: bool) -> Recorder:
+    """Check network and inputs."""
     net = unwrapped(net)
     check_net(net)
-    with torch.inference_mode(False):
-        x = as_rows(X, like=net)
-        net = exact_gates(net)
-        ids = row_numbers(net, rows, x)
-        chosen = [int(outputs)] if isinstance(outputs, int | Integral) else outputs
-        n = x.shape[0]
-        budget = resolve_budget(max_bytes, x.device)
-        if not stream and x.nbytes * SAFE_GROWTH <= budget:
-            whole_record = take_within(budget // WORKING_FACTOR, net, x, chosen, ids, sensitivities)
-            if whole_record is not None:
-                return whole_record
-        try:
-            probe = take(net, x[:1], chosen, None if ids is None else ids[:1], sensitivities)
-        except NotFiniteError:
-            check_rows_apart(net, x)  # a standard deviation over the batch is NaN for one row
-            raise
-        row = probe.nbytes
-        if WORKING_FACTOR * row > budget:
-            raise BudgetError(
-                f"record: one row needs about {human_bytes(WORKING_FACTOR * row)}, the budget is "
-                f"{human_bytes(budget)}. Raise max_bytes, or ask for fewer outputs."
-            )
-        if stream is None:
-            stream = n * row > budget // 2
-        if stream:
-            check_rows_apart(net, x)
-            return RecordStream(net, x, probe, ids, sensitivities)
-        if WORKING_FACTOR * row * n <= budget:
-            check_rows_apart(net, x)
-            return take(net, x, chosen, ids, sensitivities)
+    x = as_rows(X, like=net)
+    net = exact_gates(net)
+    chosen = [int(outputs)] if isinstance(outputs, int | Integral) else outputs
+    return Recorder(net, x, row_numbers(net, rows, x), chosen, sensitivities)
+
+
+@torch.inference_mode(False)
+def _take(recorder: Recorder, max_bytes: int | None, stream: bool | None) -> Record | RecordStream:
+    """A record or a stream, depending on the memory budget unless `stream` decides."""
+    net, x, n = recorder.net, recorder.x, len(recorder.x)
+    budget = resolve_budget(max_bytes, x.device)
+    if not stream and x.nbytes * SAFE_GROWTH <= budget:
+        whole = recorder.take_within(budget // WORKING_FACTOR)
+        if whole is not None:
+            return whole
+    try:
+        probe = recorder.rows(0, 1).take()
+    except NotFiniteError:
+        check_row_independence(net, x)  # a standard deviation over the batch is NaN for one row
+        raise
+    row = probe.nbytes
+    if WORKING_FACTOR * row > budget:
+        raise BudgetError(
+            f"record: one row needs about {human_bytes(WORKING_FACTOR * row)}, the budget is {human_bytes(budget)}. "
+            "Raise max_bytes, or record fewer outputs."
+        )
+    if stream is None:
+        stream = n * row > budget // 2
+    if not stream and WORKING_FACTOR * row * n > budget:
         spare = max(budget - n * row, budget // 2)
-        batch = max(1, min(n, spare // (WORKING_FACTOR * row)))
-        whole: _Assembly | None = None
-        with ProgressBar("recording", n) as meter:
-            for lo in range(0, n, batch):
-                cut = slice(lo, lo + batch)
-                part = take(net, x[cut], chosen, None if ids is None else ids[cut], sensitivities)
-                whole = whole or _Assembly(part, n)
-                whole.put(part, lo)
-                meter.advance(part.n)
-        check_rows_apart(net, x)
-        assert whole is not None
-        return whole.record
+        return _assemble(recorder, max(1, min(n, spare // (WORKING_FACTOR * row))))
+    check_row_independence(net, x)
+    return RecordStream(recorder, probe) if stream else recorder.take()
 
 
-class _Assembly:
-    """A record of n rows that is filled batch by batch, so that nothing is held twice."""
+def _assemble(recorder: Recorder, batch: int) -> Record:
+    """The record of all rows, taken batch by batch, so that nothing is held twice."""
+    n = len(recorder.x)
+    whole: Record | None = None
+    with ProgressBar("recording", n) as meter:
+        for lo in range(0, n, batch):
+            part = recorder.rows(lo, lo + batch).take()
+            whole = whole or _empty_like(part, n)
+            if [part.layers, *part.tensors()] != [whole.layers, *whole.tensors()]:
+                raise RecordError(
+                    f"record: the network runs other layers on rows {lo}…{lo + part.n - 1} than on the rows before. "
+                    "Control flow that depends on the data cannot be recorded batch by batch: raise max_bytes, or "
+                    "record such rows apart."
+                )
+            whole.chain = whole.chain and part.chain
+            for target, t in zip(whole.tensors().values(), part.tensors().values()):
+                target[lo : lo + part.n] = t
+            meter.advance(part.n)
+    check_row_independence(recorder.net, recorder.x)
+    assert whole is not None
+    return whole
 
-    def __init__(self, part: Record, n: int) -> None:
-        made: dict[tuple[Any, ...], Tensor] = {}
 
-        def empty(t: Tensor) -> Tensor:  # tensors that are one in the part (x, read by two layers) stay one
-            key = (t.data_ptr(), t.shape, t.stride(), t.dtype)
-            if key not in made:
-                # in the part's own layout, so that filling it needs no transposing
-                inner = sorted(range(1, t.ndim), key=t.stride, reverse=True)
-                made[key] = torch.empty_permuted((n, *t.shape[1:]), [0, *inner], dtype=t.dtype, device=t.device)
-            return made[key]
+def _empty_like(part: Record, n: int) -> Record:
+    """A record of n rows to be filled; tensors that are one in the part (x, read by two layers) stay one."""
+    made: dict[tuple[Any, ...], Tensor] = {}
 
-        self.record = replace(
-            part,
-            x=empty(part.x),
-            f=empty(part.f),
-            bits={k: empty(t) for k, t in part.bits.items()},
-            soft={k: empty(t) for k, t in part.soft.items()},
-            layer_inputs={k: [empty(t) for t in calls] for k, calls in part.layer_inputs.items()},
-            sensitivity={k: empty(t) for k, t in part.sensitivity.items()},
-        )
+    def empty(t: Tensor) -> Tensor:
+        key = (t.data_ptr(), t.shape, t.stride(), t.dtype)
+        if key not in made:
+            # in the memory layout of the part, so that filling it needs no transposition
+            inner = sorted(range(1, t.ndim), key=t.stride, reverse=True)
+            made[key] = torch.empty_permuted((n, *t.shape[1:]), [0, *inner], dtype=t.dtype, device=t.device)
+        return made[key]
 
-    @staticmethod
-    def _list(r: Record) -> list[Tensor]:
-        tensors = [r.x, r.f, *r.bits.values(), *r.soft.values(), *r.sensitivity.values()]
-        return tensors + [t for calls in r.layer_inputs.values() for t in calls]
-
-    def put(self, part: Record, lo: int) -> None:
-        """Copy a batch to its place."""
-        whole = self.record
-        same = (part.layers, part.sites, part.sensitivity.keys()) == (
-            whole.layers,
-            whole.sites,
-            whole.sensitivity.keys(),
-        )
-        if not same:
-            raise RecordError(
-                f"record: the network runs other layers on rows {lo}…{lo + part.n - 1} than on the rows before. "
-                "Control flow that depends on the data cannot be recorded batch by batch: raise max_bytes, or record "
-                "such rows apart."
-            )
-        whole.chain = whole.chain and part.chain
-        for target, t in zip(self._list(whole), self._list(part)):
-            target[lo : lo + part.n] = t
+    return part.map(empty)
 
 
 def snapshot(net: nn.Module) -> Snapshot:
-    """The weights of a network now, as copies, and of one from `pathlens.models` how it is built.
+    """Copies of the weights of a network and, of one from `pathlens.models`, how it is built.
 
     >>> from pathlens import models
     >>> snapshot(models.relu(2, hidden=(4,), seed=0))
@@ -303,16 +281,15 @@ def snapshot(net: nn.Module) -> Snapshot:
 
 
 def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
-    """The network of a snapshot, equal to the one it was taken of to the last bit.
+    """The network of a snapshot, with exactly the same weights.
 
     Parameters
     ----------
     snapshot : Snapshot
         Taken just now, of a trajectory's moment, or loaded from a file.
     like : nn.Module, optional
-        A network that is built alike, whatever its weights; it is copied, with its mode and device, and stays as it is.
-        Networks from the named constructors of `pathlens.models` need none (those of `gdln` do: its gates are a
-        function), and come back on the CPU.
+        A network of the same architecture with any weights; it is copied, with its mode and device. Networks from the
+        named constructors of `pathlens.models` do not need it, except `gdln`, and are returned on the CPU.
 
     Raises
     ------
@@ -334,16 +311,16 @@ def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
     kind, how = snapshot.description.get("kind", "module"), snapshot.description.get("recipe")
     if like is None and how is None:
         raise RecordError(
-            f"rebuild: the snapshot has the weights of a network of kind '{kind}', and not how to build it. Give one "
-            "that is built alike, with any weights: rebuild(snapshot, like=net)."
+            f"rebuild: the snapshot has the weights of a network of kind '{kind}', and not how to build it. Give a "
+            "network of the same architecture, with any weights: rebuild(snapshot, like=net)."
         )
     if like is None:
         try:
             return from_recipe(how or {}, snapshot.state)
         except (KeyError, TypeError, RuntimeError, PathlensError) as error:
             raise RecordError(
-                f"rebuild: the snapshot does not contain how to build its network of kind '{kind}' ({error}). Give one "
-                "that is built alike: rebuild(snapshot, like=net)."
+                f"rebuild: the snapshot does not contain how to build its network of kind '{kind}' ({error}). Give a "
+                "network of the same architecture: rebuild(snapshot, like=net)."
             ) from error
     if not isinstance(like, nn.Module):
         raise RecordError(f"rebuild: like must be an nn.Module, got {type(like).__name__}.")
@@ -354,14 +331,14 @@ def rebuild(snapshot: Snapshot, *, like: nn.Module | None = None) -> nn.Module:
         if has != needs:
             raise RecordError(
                 f"rebuild: the snapshot of kind '{kind}' has {has} as '{name}', and the {type(like).__name__} that was "
-                f"given has {needs}. Give a network that is built alike."
+                f"given has {needs}. Give a network of the same architecture."
             )
     net.load_state_dict(snapshot.state)
     for key, value in (net.describe() if isinstance(net, GatedNetwork) else {}).items():
-        if key in snapshot.description and snapshot.description[key] != value:  # not visible in the weights
+        if key in snapshot.description and snapshot.description[key] != value:  # options that weights do not show
             raise RecordError(
                 f"rebuild: the snapshot is of a network with {key} {snapshot.description[key]!r}, and the one that was "
-                f"given has {key} {value!r}. Give a network that is built alike."
+                f"given has {key} {value!r}. Give a network of the same architecture."
             )
     return net
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,16 +17,16 @@ from pathlens.models import GatedNetwork, Hard, Open, StraightThrough
 from pathlens.models.gates import leak
 from pathlens.models.tracing import linear_unit
 from pathlens.precision import exact_precision
-from pathlens.recording.independence import check_rows_apart
+from pathlens.recording.independence import check_row_independence
 from pathlens.recording.inputs import accepting, call_with, check_weights, computes_in, first_reads
 from pathlens.recording.tape import Call, Tape, module_paths
 from pathlens.records import Layer, Record
 
-_FEW = 32  # rows that show how layers are joined
+_FEW = 32  # rows by which `_joined` compares layers
 
 
 def check_net(net: nn.Module) -> None:
-    """Refuse what cannot be recorded before anything runs."""
+    """Refuse networks that cannot be recorded, before they run."""
     if not isinstance(net, nn.Module):
         raise RecordError(f"record: expected an nn.Module, got {type(net).__name__}. Give the network first, then X.")
     _check_forward(net)
@@ -34,8 +35,8 @@ def check_net(net: nn.Module) -> None:
     for name, m in net.named_modules():
         if m is not net and isinstance(m, GatedNetwork):
             raise RecordError(
-                f"record: module '{name}' is a GatedNetwork inside another module, which hides its gates. Record it "
-                "itself, on the inputs that reach it."
+                f"record: module '{name}' is a GatedNetwork inside another module, which hides its gates. Record that "
+                "network, on the inputs that reach it."
             )
         if isinstance(m, torch.jit.ScriptModule):
             raise RecordError(f"record: module '{name}' is compiled by torch.jit, and its calls cannot be recorded.")
@@ -49,24 +50,24 @@ def check_net(net: nn.Module) -> None:
                 f"record: module '{name}' has no running statistics, so that it mixes the rows of a batch in eval "
                 "mode too. Set track_running_stats=True."
             )
-    if (name := _not_finite(net)) is not None:
-        raise NotFiniteError(
-            f"'{name}' of this {type(net).__name__} contains NaN or infinity: such weights give no gates or paths. "
-            "Load an earlier checkpoint, or train again with a lower lr or clip=1.0."
-        )
+    check_finite(net)
 
 
-def _not_finite(net: nn.Module) -> str | None:
-    """The first weight, or statistic of a batch-norm, that holds NaN or infinity."""
+def check_finite(net: nn.Module) -> None:
+    """Refuse a network whose weights, or statistics of a batch-norm, contain NaN or infinity."""
     norms = {
         f"{name}.{key}"
         for name, m in net.named_modules()
         if isinstance(m, nn.modules.batchnorm._BatchNorm)
         for key in ("running_mean", "running_var")
     }
-    tensors = (*net.named_parameters(), *((k, b) for k, b in net.named_buffers() if k in norms))
-    # one sum notices NaN and infinity at a tenth of the cost; a sum of huge finite numbers is looked at again
-    return next((k for k, t in tensors if not t.sum().isfinite() and not t.isfinite().all()), None)
+    for name, t in (*net.named_parameters(), *((k, b) for k, b in net.named_buffers() if k in norms)):
+        # one sum detects NaN and infinity at a tenth of the cost; a sum of huge finite numbers is checked again
+        if not t.sum().isfinite() and not t.isfinite().all():
+            raise NotFiniteError(
+                f"'{name}' of this {type(net).__name__} contains NaN or infinity. If training diverged, load earlier "
+                "weights, or train again with a lower lr or clip=1.0."
+            )
 
 
 def _check_forward(net: nn.Module) -> None:
@@ -81,7 +82,7 @@ def _check_forward(net: nn.Module) -> None:
         names = ", ".join(p.name for p in needed)
         raise RecordError(
             f"record: the forward of {type(net).__name__} takes {names}; expected one tensor of rows. Wrap it in a "
-            "module whose forward takes one tensor and cuts it into these."
+            "module whose forward takes one tensor and splits it into these."
         )
 
 
@@ -116,7 +117,7 @@ def _run_on_tape(
             return seen, f, tape
     except RecordError:
         raise
-    except RuntimeError:  # autograd refuses to rewrite what the tape holds; any other error comes again below
+    except RuntimeError:  # autograd refuses in-place changes of tensors on the tape; other errors occur again below
         pass
     seen = x.clone()
     return seen, *_run(net, x.clone(), ids, clone=True, parameters=parameters)
@@ -147,105 +148,131 @@ def _keeps_rows(net: nn.Module) -> bool:
     return plain or isinstance(net, GatedNetwork)
 
 
-def take(
-    net: nn.Module,
-    x: Tensor,
-    outputs: Sequence[int] | None,
-    ids: Tensor | None,
-    sensitivities: bool,
-) -> Record:
-    """The record of one batch, holding a copy of x; the caller has checked modes and inputs."""
-    whole = take_within(None, net, x, outputs, ids, sensitivities)
-    assert whole is not None
-    return whole
+@dataclass(frozen=True)
+class Recorder:
+    """Takes the record of a batch; modes and inputs have been checked.
+
+    Attributes
+    ----------
+    net : nn.Module
+    x : Tensor (n, ...)
+    ids : Tensor (n,) or None
+        Example numbers, where gates come from a table.
+    outputs : sequence of int or None
+        Which outputs are recorded; None means all.
+    sensitivities : bool
+        Whether there is a backward pass.
+    """
+
+    net: nn.Module
+    x: Tensor
+    ids: Tensor | None
+    outputs: Sequence[int] | None
+    sensitivities: bool
+
+    def rows(self, lo: int, hi: int) -> Recorder:
+        """The recorder of some of the rows."""
+        return replace(self, x=self.x[lo:hi], ids=None if self.ids is None else self.ids[lo:hi])
+
+    def take(self) -> Record:
+        """The record of all rows, with a copy of x."""
+        whole = self.take_within(None)
+        assert whole is not None
+        return whole
+
+    @exact_precision()
+    def take_within(self, limit: int | None) -> Record | None:
+        """The record, or None if the forward pass shows that it would need more bytes than the limit."""
+        net, x, ids, n, one = self.net, self.x, self.ids, len(self.x), None
+        if limit is not None and not _keeps_rows(net):
+            # one row alone distinguishes rows from other dimensions of equal size, and shows the memory of all rows
+            with torch.inference_mode(False), torch.no_grad(), accepting(x, net, "record"):
+                one, tape = _run(net, x[:1].clone(), None, clone=False)
+                _by_weight(tape, 1)
+                count = len(self.outputs) if self.outputs else one.numel() if isinstance(one, Tensor) else 1
+                if n * _held(tape, count) > limit:
+                    return None
+        with torch.inference_mode(False), torch.enable_grad():
+            with accepting(x, net, "record"):
+                x, f, tape = _run_on_tape(net, x, ids)
+            ends = tape.ends_in(f)
+            f, f2 = _checked_outputs(net, x, f)
+            wanted = list(range(f2.shape[1])) if self.outputs is None else list(self.outputs)
+            if not wanted or any(not 0 <= k < f2.shape[1] for k in wanted):
+                raise RecordError(f"record: no outputs {wanted}; the network has {f2.shape[1]}, numbered from 0.")
+            _drop_unused_relus(tape, f)
+            by_weight = _by_weight(tape, n)
+            if limit is not None:
+                if _held(tape, len(wanted)) > limit:
+                    return None
+                check_row_independence(net, x, f2.detach(), one)
+            last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
+            inner = [c for k, calls in by_weight.items() if k not in last for c in calls]
+            grads = _gradients(f2, inner, wanted) if self.sensitivities else {}
+        trainable = {k: p.requires_grad for k, p in net.named_parameters()}
+        biases = _biases(by_weight, tape.other, trainable)
+        layers, layer_inputs, sensitivity = [], {}, {}
+        flops = 0
+        for weight, calls in by_weight.items():
+            name, shape = weight.removesuffix(".weight"), calls[0].shape
+            size = math.prod(shape[1:])
+            added = {c.bias for c in calls}
+            layer = Layer(
+                name,
+                _part(net, weight),
+                bias=weight in biases,
+                inputs=size,
+                outputs=shape[0],
+                calls=tuple(c.convolution for c in calls),
+                identity=weight in last,
+                trainable=trainable[weight],
+                parameters=(weight, *(b for b in added if b is not None and len(added) == 1)),
+            )
+            layers.append(layer)
+            layer_inputs[name] = [c.x for c in calls]
+            flops += sum(2 * c.out[0].numel() * size for c in calls)
+            if any(id(c) in grads for c in calls):
+                parts = [_by_position(grads.get(id(c)), c, len(wanted)) for c in calls]
+                sensitivity[name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        bits, soft, label = _gates_of(net, x, ids, tape)
+        tracked = set(by_weight) | set(biases.values())
+        return Record(
+            x,
+            f2.detach()[:, wanted],
+            bits,
+            soft,
+            tuple(layers),
+            layer_inputs,
+            sensitivity,
+            gate_label=label,
+            flops_per_row=flops * (1 + (len(wanted) if self.sensitivities else 0)),
+            untracked=tuple(k for k, train in trainable.items() if train and k not in tracked),
+            kept=() if self.outputs is None else tuple(wanted),
+            has_sensitivities=self.sensitivities,
+            chain=ends and _is_chain(net, x, ids, f2, tape, bits, soft),
+            ungated=tuple(tape.ungated),
+            learned_entry=_learned_entry(net, by_weight, tape),
+        )
 
 
-@exact_precision()
-def take_within(
-    limit: int | None,
-    net: nn.Module,
-    x: Tensor,
-    outputs: Sequence[int] | None,
-    ids: Tensor | None,
-    sensitivities: bool,
-) -> Record | None:
-    """`take`, or None if the forward pass shows that the record would need more bytes than the limit."""
-    one = None
-    if limit is not None and not _keeps_rows(net):
-        # one row alone distinguishes rows from other dimensions of equal size, and shows the memory of all rows
-        with torch.inference_mode(False), torch.no_grad(), accepting(x, net, "record"):
-            one, tape = _run(net, x[:1].clone(), None, clone=False)
-            _by_weight(tape, 1)
-            count = len(outputs) if outputs is not None else one.numel() if isinstance(one, Tensor) else 1
-            if len(x) * _held(tape, count) > limit:
-                return None
-    n = x.shape[0]
-    with torch.inference_mode(False), torch.enable_grad():
-        with accepting(x, net, "record"):
-            x, f, tape = _run_on_tape(net, x, ids)
-        ends = tape.ends_in(f)
-        if isinstance(f, Tensor) and f.ndim == 0 and n == 1:  # a network that ends in squeeze()
-            f = f.reshape(1)
-        if not isinstance(f, Tensor) or f.ndim not in (1, 2) or f.shape[0] != n:
-            got = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
-            raise RecordError(
-                f"record: the network must return a tensor of shape (n, c), got {got} for inputs of shape "
-                f"{tuple(x.shape)}.{first_reads(net)} Wrap it so that it returns its outputs alone, rows first."
-            )
-        f2 = f if f.ndim == 2 else f[:, None]
-        if bool(f2.isnan().any()):
-            bad = int(f2.isnan().any(1).nonzero()[0])
-            raise NotFiniteError(
-                f"record: the network returns NaN for row {bad}: numbers inside it overflow. Scale the inputs, or "
-                "compute in float64."
-            )
-        wanted = list(range(f2.shape[1])) if outputs is None else list(outputs)
-        if not wanted or any(not 0 <= k < f2.shape[1] for k in wanted):
-            raise RecordError(f"record: outputs {wanted} asked for, the network has {f2.shape[1]}, numbered from 0.")
-        _drop_unused_relus(tape, f)
-        by_weight = _by_weight(tape, n)
-        if limit is not None and _held(tape, len(wanted)) > limit:
-            return None
-        if limit is not None:
-            check_rows_apart(net, x, f2.detach(), one)
-        last = {k for k, calls in by_weight.items() if len(calls) == 1 and _is_output(calls[0], f)}
-        inner = [c for k, calls in by_weight.items() if k not in last for c in calls]
-        grads = _gradients(f2, inner, wanted) if sensitivities else {}
-    trainable = {k: p.requires_grad for k, p in net.named_parameters()}
-    biases = _biases(by_weight, tape.other, trainable)
-    layers, layer_inputs, sensitivity = [], {}, {}
-    flops = 0
-    for weight, calls in by_weight.items():
-        name, shape = weight.removesuffix(".weight"), calls[0].shape
-        size = math.prod(shape[1:])
-        geometry, part = tuple(c.convolution for c in calls), _part(net, weight)
-        added = {c.bias for c in calls}
-        parameters = (weight, *(b for b in added if b is not None and len(added) == 1))
-        found = weight in biases, size, shape[0], geometry, weight in last, trainable[weight], parameters
-        layers.append(Layer(name, part, *found))
-        layer_inputs[name] = [c.x for c in calls]
-        flops += sum(2 * c.out[0].numel() * size for c in calls)
-        if any(id(c) in grads for c in calls):
-            sensitivity[name] = _cat([_by_position(grads.get(id(c)), c, len(wanted)) for c in calls])
-    bits, soft, label = _gates_of(net, x, ids, tape)
-    tracked = set(by_weight) | set(biases.values())
-    return Record(
-        x,
-        f2.detach()[:, wanted],
-        bits,
-        soft,
-        tuple(layers),
-        layer_inputs,
-        sensitivity,
-        label,
-        flops * (1 + (len(wanted) if sensitivities else 0)),
-        tuple(k for k, train in trainable.items() if train and k not in tracked),
-        () if outputs is None else tuple(wanted),
-        sensitivities,
-        ends and _is_chain(net, x, ids, f2, tape, bits, soft),
-        tuple(tape.ungated),
-        _learned_entry(net, by_weight, tape),
-    )
+def _checked_outputs(net: nn.Module, x: Tensor, f: Any) -> tuple[Tensor, Tensor]:
+    """The outputs for rows x as (n,) or (n, c), and as (n, c); refuses other shapes and NaN."""
+    if isinstance(f, Tensor) and f.ndim == 0 and len(x) == 1:  # a network that ends in squeeze()
+        f = f.reshape(1)
+    if not isinstance(f, Tensor) or f.ndim not in (1, 2) or len(f) != len(x):
+        got = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
+        raise RecordError(
+            f"record: the network must return a tensor of shape (n, c), got {got} for inputs of shape "
+            f"{tuple(x.shape)}.{first_reads(net)} Wrap it so that it returns its outputs alone, rows first."
+        )
+    f2 = f if f.ndim == 2 else f[:, None]
+    if bool(f2.isnan().any()):
+        bad = int(f2.isnan().any(1).nonzero()[0])
+        raise NotFiniteError(
+            f"record: the network returns NaN for row {bad}: numbers inside it overflow. Scale the inputs, or "
+            "compute in float64."
+        )
+    return f, f2
 
 
 def _learned_entry(net: nn.Module, by_weight: dict[str, list[Call]], tape: Tape) -> bool:
@@ -255,9 +282,9 @@ def _learned_entry(net: nn.Module, by_weight: dict[str, list[Call]], tape: Tape)
 
 
 def _drop_unused_relus(tape: Tape, f: Tensor) -> None:
-    """Forget ReLUs whose result does not enter the output: they are no gates, and a twin of the network has none there.
+    """Drop ReLUs whose result does not enter the output: a twin of the network has no gates there.
 
-    Autograd's graph leads to all that do, unless some part of the network runs without it.
+    Autograd's graph leads to all others, unless some part of the network runs without it.
     """
     if tape.detached or not any(node for *_, node in tape.relus):
         return
@@ -272,7 +299,7 @@ def _drop_unused_relus(tape: Tape, f: Tensor) -> None:
 
 
 def _held(tape: Tape, outputs: int) -> int:
-    """Bytes of a record made from the tape, with the sensitivities of so many outputs."""
+    """Bytes of a record made from the tape, with the sensitivities of a number of outputs."""
     layers = sum(call.x.nbytes + outputs * call.out.nbytes for call in tape.calls)
     return layers + sum(bits.nbytes for _, _, bits, _ in tape.relus)
 
@@ -292,9 +319,9 @@ def _is_chain(
         return False
     generator = torch.Generator().manual_seed(0)
     if isinstance(net, GatedNetwork):
-        # gates that are all open, or all closed, do not show where they stand: look again with others
+        # gates that are all open, or all closed, do not show where they act: repeat with random ones
         gates = {site: _positive(bit[:2], generator, f.dtype) for site, bit in bits.items()}
-        probe: nn.Module = _Switched(net, list(gates.values()))
+        probe: nn.Module = _ValueNetwork(net.values, list(gates.values()))
         with torch.no_grad():
             x = _positive(net.value_reads(x[:2]), generator)
         ids, bits, soft = None, gates, gates
@@ -304,7 +331,7 @@ def _is_chain(
             return False
         if all(bool(c.x[:_FEW].any(0).all()) for c in calls):
             return True
-        # what is zero in these rows may be added anywhere unseen: look again where everything is positive
+        # terms that are zero in these rows could be added anywhere: repeat with positive numbers
         probe, x = net, _positive(x[:2], generator) if x.is_floating_point() else x[:2]
     parameters = {k: _positive(p, generator) / max(1, p.shape[1:].numel()) for k, p in probe.named_parameters()}
     with torch.no_grad():
@@ -316,35 +343,24 @@ def _is_chain(
 
 
 def _positive(t: Tensor, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
-    """Random numbers about one half, in the shape and of the kind of a tensor."""
+    """Random numbers around one half, in the shape of a tensor."""
     return (0.25 + torch.rand(t.shape, generator=generator) / 2).to(t.device, dtype or t.dtype)
 
 
-class _Switched(nn.Module):
-    """The value network with given gates."""
+class _ValueNetwork(nn.Module):
+    """A value network with given units: gates, or functions of pre-activations."""
 
-    def __init__(self, net: GatedNetwork, gates: list[Tensor]) -> None:
+    def __init__(self, values: nn.Module, units: Sequence[Any]) -> None:
         super().__init__()
-        self.values, self._gates = net.values, gates
+        self.values, self._units = values, units
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.values(x, *self._gates)
-
-
-class _Values(nn.Module):
-    """The value network with all gates open: what its first layer reads has passed none."""
-
-    def __init__(self, net: GatedNetwork) -> None:
-        super().__init__()
-        self.values, self._sites = copy.deepcopy(net.values).double(), len(net.sites)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.values(x, *(linear_unit,) * self._sites)
+        return self.values(x, *self._units)
 
 
 @torch.inference_mode(False)
 def first_map(net: nn.Module, read: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
-    """What the first value layer makes of what the value network reads, as an affine map, float64.
+    """The affine map from the input of the value network to the output of its first layer, in float64.
 
     Parameters
     ----------
@@ -361,9 +377,12 @@ def first_map(net: nn.Module, read: Tensor, layer: Layer) -> tuple[Tensor, Tenso
         Derivatives at zero; those of the map everywhere, if it is affine.
     constant : (w,)
     connected : (d,) bool
-        Which entries reach the layer, whatever its weights are.
+        Which entries reach the layer for general weights.
     """
-    probe, dtype = (_Values(net), torch.float64) if isinstance(net, GatedNetwork) else (net, read.dtype)
+    probe, dtype = net, read.dtype
+    if isinstance(net, GatedNetwork):
+        units = [linear_unit] * len(net.sites)  # the first layer reads nothing that has passed a gate
+        probe, dtype = _ValueNetwork(copy.deepcopy(net.values).double(), units), torch.float64
     zeros = torch.zeros(layer.outputs, *read.shape[1:], dtype=dtype, device=read.device)
     name = layer.parameters[0]
     parameters = {k: p.detach() for k, p in probe.named_parameters()}
@@ -388,14 +407,14 @@ def _value_calls(net: nn.Module, by_weight: dict[str, list[Call]]) -> list[Call]
 
 
 def _joined(calls: list[Call], bits: dict[str, Tensor], soft: dict[str, Tensor]) -> bool:
-    """Whether calls and gate sites take turns, as far as the first rows show."""
+    """Whether calls and gate sites alternate, judged by the first rows."""
     if len(calls) != len(bits) + 1 or not calls or any(c.convolution is not None or c.x.ndim != 2 for c in calls):
         return False
     for before, after, (site, bit) in zip(calls, calls[1:], bits.items()):
         if not bit.shape == before.out.shape == after.x.shape:
             return False
         passed, read = before.out.detach()[:_FEW] * soft.get(site, bit)[:_FEW], after.x[:_FEW]
-        # the network may have rounded the product differently (leaky units), but not by more than a few ulps
+        # the network may have rounded the product differently (leaky units), by a few units in the last place
         rtol = 16 * torch.finfo(read.dtype).eps
         if not torch.equal(passed, read) and not torch.allclose(passed, read, rtol=rtol, atol=0.0):
             return False
@@ -419,7 +438,7 @@ def _by_weight(tape: Tape, n: int) -> dict[str, list[Call]]:
 def _biases(by_weight: dict[str, list[Call]], other: set[str], trainable: dict[str, bool]) -> dict[str, str]:
     """Weight → bias, where Σ_p D_p of that layer is the whole gradient of that bias.
 
-    Not so for a bias that some calls go without, that other layers share, or whose weight alone is frozen.
+    Excluded are biases that some calls do not use, that other layers share, or whose weight alone is frozen.
     """
     owners: dict[str, set[str]] = {}
     for weight, calls in by_weight.items():
@@ -436,7 +455,7 @@ def _biases(by_weight: dict[str, list[Call]], other: set[str], trainable: dict[s
 
 
 def _is_output(call: Call, f: Tensor) -> bool:
-    """Whether the network returns this call's result unchanged: itself, or the clone that the tape handed on."""
+    """Whether the network returns this call's result unchanged: itself, or the clone that the tape returned."""
     if call.out is f:
         return True
     node = f.grad_fn
@@ -449,7 +468,7 @@ def _is_output(call: Call, f: Tensor) -> bool:
 
 
 def _gradients(f: Tensor, calls: list[Call], outputs: list[int]) -> dict[int, list[Tensor | None]]:
-    """Per call, the gradient of every wanted output to the call's result; calls that f ignores are left out."""
+    """Per call, the gradient of every wanted output to the call's result, for calls that f depends on."""
     if not calls or not f.requires_grad:
         return {}
     found: dict[int, list[Tensor | None]] = {id(c): [] for c in calls}
@@ -463,8 +482,8 @@ def _gradients(f: Tensor, calls: list[Call], outputs: list[int]) -> dict[int, li
             if isinstance(e, torch.OutOfMemoryError):
                 raise
             raise RecordError(
-                f"record: the network cannot be differentiated ({e}). It could not be trained either; if the gates "
-                "are enough, pass sensitivities=False."
+                f"record: the network cannot be differentiated ({e}). If the gates are enough, pass "
+                "sensitivities=False."
             ) from e
         for c, g in zip(calls, gs):
             found[id(c)].append(g)
@@ -472,7 +491,7 @@ def _gradients(f: Tensor, calls: list[Call], outputs: list[int]) -> dict[int, li
 
 
 def _by_position(grads: list[Tensor | None] | None, call: Call, count: int) -> Tensor:
-    """Stack gradients to (n, c, P, m); those of a convolution stay in memory as they came, positions last."""
+    """Stack gradients to (n, c, P, m); those of a convolution keep their memory layout, positions last."""
     full = [torch.zeros_like(call.out) if g is None else g.detach() for g in (grads or [None] * count)]
     if call.convolution is None:
         full = [g.reshape(len(g), -1, g.shape[-1]) for g in full]
@@ -480,11 +499,6 @@ def _by_position(grads: list[Tensor | None] | None, call: Call, count: int) -> T
         full = [g.flatten(2) for g in full]
     stacked = full[0].unsqueeze(1).contiguous() if count == 1 else torch.stack(full, dim=1)
     return stacked if call.convolution is None else stacked.transpose(2, 3)
-
-
-def _cat(parts: list[Tensor]) -> Tensor:
-    """Along positions; one part as it is."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _gates_of(

@@ -67,7 +67,7 @@ def geometry(
 
 @dataclass
 class Call:
-    """One linear or convolutional call: whose weight and bias, what it read, what came out."""
+    """One linear or convolutional call: names of its weight and bias, its input and its output."""
 
     weight: str
     bias: str | None
@@ -79,18 +79,18 @@ class Call:
     before: int  # how many entries of the tape's `acting` came before it
 
     def rewritten(self) -> bool:
-        """Whether what it read, or what came out, has been changed in place since."""
+        """Whether its input or output has been changed in place since."""
         return (self.x._version, self.out._version) != self.versions
 
 
 class Tape(TorchFunctionMode):
     """Records linear and convolutional calls, and ReLU calls of plain modules, while a network runs.
 
-    `names` maps the id of a parameter's stand-in to its name, `statistics` that of a batch-norm's running mean. With
-    `clone` it holds copies, which a network that works in place cannot rewrite. `other` collects parameters that also
-    enter a computation in some other way, so that the calls do not give their whole gradient, `acting` lists their uses
-    and those of batch-norms in order, and `ungated` nonlinear functions of the data between layers that are no ReLUs.
-    `relus` holds the ReLUs that read data: name, slope, gates, and the node of autograd's graph that it became.
+    `names` maps the id of a parameter's detached copy to its name, `statistics` that of a batch-norm's running mean.
+    With `clone` it holds copies, which a network that works in place cannot change. `other` collects parameters that
+    are also used in other ways, so that the calls do not give their whole gradient; `acting` lists these uses and those
+    of batch-norms in order, and `ungated` nonlinear functions of the data between layers other than ReLUs. `relus`
+    holds the ReLUs of the data: name, slope, gates, and the node in autograd's graph.
     """
 
     def __init__(
@@ -105,17 +105,17 @@ class Tape(TorchFunctionMode):
         self.names, self.clone, self.stack, self.statistics = names, clone, stack, statistics
         self.calls: list[Call] = []
         self.relu_after: dict[str, int] = {}  # ReLU → how many layers had been called before it
-        self._last = WeakIdKeyDictionary()  # what was computed from the last layer's result, and from no other data
+        self._last = WeakIdKeyDictionary()  # computed from the last layer's result and no other data
         self.relus: list[tuple[str, float, Tensor, Any]] = []
-        self.detached = False  # autograd's graph does not lead to everything that the output is computed from
+        self.detached = False  # some of what the output depends on is not in autograd's graph
         self._rows = len(x)
-        self._data = WeakIdKeyDictionary({x: True})  # what was computed from the inputs
+        self._data = WeakIdKeyDictionary({x: True})  # computed from the inputs
         self.counts: Counter[str] = Counter()
         self.other: set[str] = set()
         self.acting: list[str] = []
         self.ungated: list[str] = []
         self._waiting: list[str] = []  # activations since the last layer: those after all layers are outputs
-        self.unseen = False  # a tensor was handed out in a way that lets it change without a trace
+        self.unseen = False  # a tensor was passed on in a way that allows changes without a trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -142,7 +142,7 @@ class Tape(TorchFunctionMode):
             self._waiting.append(f"{kind} in module '{path}'" if path else kind)
         if gate is not None and data:
             if torch.is_grad_enabled() and not out.requires_grad:
-                # before any layer: from here on autograd's graph shows who reads it
+                # before any layer: from here on autograd's graph contains it
                 if not any(out is t for t in data):
                     out = out.requires_grad_().clone()
                 else:
@@ -153,7 +153,7 @@ class Tape(TorchFunctionMode):
             self.relu_after[gate[0]] = len(self.calls)
         self.detached |= name in ("detach", "data") or (bool(data) and not torch.is_grad_enabled())
         used = [self.names[id(t)] for t in given if id(t) in self.names]
-        if used and any(True for _ in tensors_in((out,))):  # asking a weight for its shape is no use of it
+        if used and any(True for _ in tensors_in((out,))):  # reading the shape of a weight does not use it
             self.other.update(used)
             self.acting += used
         if name == "setitem":
@@ -161,11 +161,11 @@ class Tape(TorchFunctionMode):
         return out if name.endswith("_like") or name.startswith("new_") else self._mark(out, data)
 
     def ends_in(self, f: Any) -> bool:
-        """Whether f was computed from what the last layer made alone, and without further parameters."""
+        """Whether f was computed from the last layer's output alone, without further parameters."""
         return bool(self.calls) and f in self._last and len(self.acting) == self.calls[-1].before
 
     def _mark(self, out: Any, data: list[Tensor]) -> Any:
-        """Remember that `out` was computed from `data`, and so was the memory that it is a view of."""
+        """Note that `out`, and the tensor that it is a view of, was computed from `data`."""
         if data:
             last = all(t in self._last for t in data)
             for t in tensors_in((out,)):
@@ -179,7 +179,7 @@ class Tape(TorchFunctionMode):
         return out
 
     def _is_ungated(self, name: str, args: Any, data: list[Tensor], out: Any) -> bool:
-        """Whether rows of the data passed a nonlinear function; one number for all of them is no activation."""
+        """Whether a nonlinear function was applied to rows of the data; a single number for all does not count."""
         if not any(t.is_floating_point() and t.shape[:1] == (self._rows,) for t in tensors_in((out,))):
             return False
         if name == "where":
@@ -220,7 +220,7 @@ class Tape(TorchFunctionMode):
         if id(x) in self.names:
             self.other.add(self.names[id(x)])
         out = func(*args, **kwargs)
-        if name is None:  # a weight computed on the fly is no layer of its own
+        if name is None:  # a computed weight is not a layer
             self.acting.append("a weight")
             if bias_name is not None:
                 self.other.add(bias_name)
@@ -242,7 +242,7 @@ class Tape(TorchFunctionMode):
         self.ungated += [name for name in dict.fromkeys(self._waiting) if name not in self.ungated]
         self._waiting.clear()
         self.calls.append(Call(name, bias_name, x, out, tuple(weight.shape), convolution, versions, before))
-        # an in-place operation would otherwise rewrite what the tape holds
+        # an in-place operation would otherwise change the tensor on the tape
         return out.clone() if self.clone else out
 
 

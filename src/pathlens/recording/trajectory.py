@@ -21,7 +21,7 @@ _PARTS: dict[str, type[Snapshot] | type[Record]] = {"snapshot": Snapshot, "recor
 
 @dataclass
 class Moment:
-    """One point of a training run: weights, and a record if one was asked for."""
+    """One point of a training run: weights, and a record if inputs were given."""
 
     step: int
     epoch: float | None = None
@@ -31,9 +31,9 @@ class Moment:
     record: Record | None = None
 
     def __repr__(self) -> str:
-        kept = [k for k in ("snapshot", "record") if getattr(self, k) is not None]
+        kept = [k for k in _PARTS if getattr(self, k) is not None]
         loss = "" if self.loss is None else f", loss {self.loss:.3g}"
-        return f"Moment(step {self.step}, epoch {self.epoch}{loss}, {self.reason or 'asked for'}: {' + '.join(kept)})"
+        return f"Moment(step {self.step}, epoch {self.epoch}{loss}, {self.reason or 'appended'}: {' + '.join(kept)})"
 
 
 class MomentDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ class Trajectory:
     >>> from pathlens import models
     >>> net, trajectory = models.relu(2, hidden=(4,), seed=0), Trajectory()
     >>> trajectory.append(net, torch.randn(3, 2), step=0)
-    Moment(step 0, epoch None, asked for: snapshot + record)
+    Moment(step 0, epoch None, appended: snapshot + record)
     """
 
     history: dict[str, list[float]] = field(default_factory=dict)

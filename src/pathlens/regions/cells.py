@@ -1,13 +1,13 @@
 """Convex cells of a box and how lines cut them: polygons in a plane, intervals on a segment.
 
-Cells are arrays, cut all at once; nothing here knows of networks. Coordinates are those of the unit box [−1, 1]²
-(or [−1, 1]), an affine function is its coefficients (c_0, c_1, …): c_0 + c_1 z_1 + ….
+Cells are arrays, and all are cut at once. Coordinates are those of the unit box [−1, 1]² (or [−1, 1]); an affine
+function c_0 + c_1 z_1 + … is given by its coefficients (c_0, c_1, …).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,19 +22,8 @@ Bits = NDArray[np.bool_]
 TOLERANCE = 1e-12
 
 
-class Cells(Protocol):
-    """What tracking a network over cells needs of them."""
-
-    dim: int
-
-    def __len__(self) -> int: ...
-    def part(self, rows: slice) -> Cells: ...
-    def cut(self, coefficients: Floats, first: int, limit: int, others: int = 0) -> tuple[Cells, Ints, Bits]: ...
-    def measures(self) -> Floats: ...
-
-
 def too_many(limit: int) -> BudgetError:
-    """The error for a partition that grows beyond what the caller allows."""
+    """The error for a partition with too many cells."""
     return BudgetError(
         f"regions: the partition has more than {limit:,} cells. Choose a smaller box, or raise max_cells if they fit "
         "in memory."
@@ -83,7 +72,7 @@ class Polygons:
     sizes : (K,)
         Number of corners of each.
     edges : (K, V)
-        What the edge from corner j to the next one lies on: ±(number of a cut), the sign telling the side, or 0 for
+        What the edge from corner j to the next one lies on: ±(number of a cut), with the side as its sign, or 0 for
         the box. Two polygons can only touch along edges with the same number and opposite signs.
     """
 
@@ -131,8 +120,8 @@ class Polygons:
     def cut(self, coefficients: Floats, first: int, limit: int, others: int = 0) -> tuple[Polygons, Ints, Bits]:
         """Cut every polygon by the zero lines of functions that are affine on it.
 
-        Each polygon takes, round by round, the line of those crossing it that is nearest to its middle, so that a
-        polygon crossed by m lines is done after about log m rounds rather than m.
+        In each round a polygon is cut by the line that is nearest to its middle, so that one crossed by m lines takes
+        about log m rounds instead of m.
 
         Parameters
         ----------
@@ -141,9 +130,9 @@ class Polygons:
         first : int
             The number of the first cut, for `edges`.
         limit : int
-            Most polygons that may come out.
+            Largest number of polygons.
         others : int
-            Polygons elsewhere that count towards the limit.
+            Other polygons that count towards the limit.
 
         Returns
         -------
@@ -233,7 +222,7 @@ class Polygons:
     def neighbours(self) -> Ints:
         """Pairs of polygons that share a piece of an edge: (E, 2).
 
-        An edge is the trace of one cut, so only edges of the same cut, from opposite sides, are compared.
+        Only edges of the same cut, from opposite sides, are compared.
         """
         real = (np.arange(self.corners.shape[1]) < self.sizes[:, None]) & (self.edges != 0)
         k, j = np.nonzero(real)
@@ -247,7 +236,7 @@ class Polygons:
         longest = np.lexsort((length, cut))[np.searchsorted(np.sort(cut), np.arange(cut.max() + 1), side="right") - 1]
         direction = (end - start)[longest] / np.maximum(length[longest], 1e-300)[:, None]
         base = start[longest]
-        # a place on the line, shifted by the cut's number, so that one sorted search serves all cuts
+        # positions on the line, shifted by the number of the cut, so that one sorted search serves all cuts
         place = np.stack([((p - base[cut]) * direction[cut]).sum(1) for p in (start, end)])
         lo, hi = place.min(0) + 8.0 * cut, place.max(0) + 8.0 * cut
         above, below = np.nonzero(label > 0)[0], np.nonzero(label < 0)[0]
@@ -326,3 +315,6 @@ class Intervals:
         parent = np.sort(parent)
         pieces = Intervals(np.stack([starts, stops], axis=1))
         return pieces, parent, _signs(coefficients, parent, pieces.centres())
+
+
+Cells: TypeAlias = Polygons | Intervals

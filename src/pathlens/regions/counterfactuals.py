@@ -262,11 +262,9 @@ class Search:
         )
         self.normals, self.offsets = [], []  # of changes in standard deviations; the largest coefficient is 1
         for normal, offset in zip(model.normals, model.offsets):
-            slopes = normal[:, self.moves] * self.scale
-            size = np.abs(slopes).max(1, initial=0)
-            size = np.where(size > 0, size, 1)
-            self.normals.append(slopes / size[:, None])
-            self.offsets.append((normal @ row + offset) / size)
+            slopes, value = _scaled(normal[:, self.moves] * self.scale, normal @ row + offset)
+            self.normals.append(slopes)
+            self.offsets.append(value)
         self.farthest = FAR if np.isinf(self.highest).any() else float(np.maximum(self.up, -self.down).sum())
         self.found: np.ndarray | None = None  # the best change so far, in standard deviations
         self.distance = np.inf
@@ -305,6 +303,11 @@ class Search:
 
     # --- one cell ----------------------------------------------------------------------------------------------
 
+    def _cell_of(self, point: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """Gates of the cell of a point, and the part of the goal that the point meets."""
+        rows = point[None]
+        return [b[0] for b in self.model.bits(rows)], self.goal.part(self.model.outputs(rows)[0])
+
     def _walls(self, bits: Sequence[np.ndarray], part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A cell and a part of the goal as inequalities left · change ≥ right, scaled to a largest coefficient of 1."""
         signs, low = self.goal.signs[part], self.goal.low[part]
@@ -313,16 +316,11 @@ class Search:
             slope = slope * gate
             value = value + slope @ bias
             slope = slope @ weight
-        rows = [signs @ (slope[:, self.moves] * self.scale)]
-        least = [low - signs @ (value + slope @ self.row)]
-        size = np.abs(rows[0]).max(1, initial=0)
-        size = np.where(size > 0, size, 1)
-        rows[0], least[0] = rows[0] / size[:, None], least[0] / size
-        for gate, normal, offset in zip(bits, self.normals, self.offsets):
-            side = np.where(gate, 1.0, -1.0)
-            rows.append(side[:, None] * normal)
-            least.append(-side * offset)
-        return np.concatenate(rows), np.concatenate(least)
+        met = _scaled(signs @ (slope[:, self.moves] * self.scale), low - signs @ (value + slope @ self.row))
+        sides = [np.where(gate, 1.0, -1.0) for gate in bits]
+        normals = [side[:, None] * normal for side, normal in zip(sides, self.normals)]
+        offsets = [-side * offset for side, offset in zip(sides, self.offsets)]
+        return np.concatenate([met[0], *normals]), np.concatenate([met[1], *offsets])
 
     def _cell(self, bits: Sequence[np.ndarray], part: np.ndarray, until: float) -> np.ndarray | None:
         """The nearest point of a cell that meets a part of the goal: a linear program over increases and decreases.
@@ -337,19 +335,10 @@ class Search:
         equal, values = self.equalities()
         A = np.concatenate([-left[moved], left[moved], np.zeros((int(moved.sum()), w))], axis=1)
         bounds = np.stack([*self.bounds()], axis=1)
-        cost, integrality = np.repeat([1.0, 0.0], [2 * k, w]), np.repeat([0, 1], [2 * k, w])
+        cost, integers = np.repeat([1.0, 0.0], [2 * k, w]), np.repeat([0, 1], [2 * k, w])
+        program = {"A_eq": equal, "b_eq": values, "integrality": integers}
         for inside in _INSIDE:
-            solved = linprog(
-                cost,
-                A,
-                -right[moved] - inside,
-                equal,
-                values,
-                bounds,
-                "highs",
-                integrality=integrality,
-                options={"time_limit": _left(until)},
-            )
+            solved = _linear_program(cost, A, -right[moved] - inside, bounds, until, **program)
             self.unsure |= solved.status not in (0, 2)  # anything but solved, or proved empty
             if solved.x is None or solved.status not in (0, 1):
                 return None
@@ -377,8 +366,7 @@ class Search:
     def improve(self, change: np.ndarray, until: float) -> None:
         """From a valid point to the nearest of its cell, then across the walls it touches while the distance falls."""
         self._keep(change)
-        point = self.point(change)[None]
-        bits, part = [b[0] for b in self.model.bits(point)], self.goal.part(self.model.outputs(point)[0])
+        bits, part = self._cell_of(self.point(change))
         while time.monotonic() < until:
             best = self._cell(bits, part, until)
             if best is None or not self._keep(best):
@@ -427,8 +415,7 @@ class Search:
         """
         assert self.found is not None
         exact = self.point(self.found)
-        bits, part = [b[0] for b in self.model.bits(exact[None])], self.goal.part(self.model.outputs(exact[None])[0])
-        left, right = self._walls(bits, part)
+        left, right = self._walls(*self._cell_of(exact))
         some = np.setdiff1d(np.flatnonzero(self.found), self.whole)
         steps = 10.0 ** np.floor(np.log10(self.scale[some])) / self.scale[some]  # of one decimal, at most 1
         for decimals in range(1, _DECIMALS + 1):
@@ -468,16 +455,8 @@ class Search:
         if not there.any() or time.monotonic() > until:
             return None
         most = np.where(sign > 0, self.up[some], -self.down[some])
-        solved = linprog(
-            np.ones(len(some)),
-            -A[there],
-            (left @ fixed - right)[there],
-            None,
-            None,
-            np.stack([0 * most, most], axis=1),
-            "highs",
-            options={"time_limit": _left(until)},
-        )
+        bounds = np.stack([0 * most, most], axis=1)
+        solved = _linear_program(np.ones(len(some)), -A[there], (left @ fixed - right)[there], bounds, until)
         if solved.status != 0:
             return None
         fixed[some] = sign * solved.x
@@ -591,11 +570,9 @@ class _Program:
 
     def _need(self, rows: np.ndarray, least: np.ndarray, most: Any = np.inf) -> None:
         """Add most ≥ rows · variables ≥ least, each row scaled to a largest coefficient of 1."""
-        size = np.abs(rows).max(1, initial=0)
-        size = np.where(size > 0, size, 1)
-        self.rows.append(rows / size[:, None])
-        self.least.append(least / size)
-        self.most.append(most / size)
+        scaled = _scaled(rows, least, most)
+        for own, part in zip((self.rows, self.least, self.most), scaled):
+            own.append(part)
 
     def solve(self, seconds: float) -> Any:
         """Solve with HiGHS; returns the result of scipy."""
@@ -632,9 +609,23 @@ class _Program:
         self._need(row[None], np.array([least]))
 
 
+def _scaled(rows: np.ndarray, *sides: Any) -> tuple[np.ndarray, ...]:
+    """Rows scaled to a largest coefficient of 1, and their right-hand sides."""
+    size = np.abs(rows).max(1, initial=0)
+    size = np.where(size > 0, size, 1)
+    return rows / size[:, None], *(side / size for side in sides)
+
+
 def _left(until: float) -> float:
     """Remaining seconds for a solver, at least 0.01."""
     return max(until - time.monotonic(), 0.01)
+
+
+def _linear_program(
+    cost: np.ndarray, A: np.ndarray, b: np.ndarray, bounds: np.ndarray, until: float, **more: Any
+) -> Any:
+    """Minimise cost · z over A z ≤ b and the bounds with HiGHS; returns the result of scipy."""
+    return linprog(cost, A, b, bounds=bounds, method="highs", options={"time_limit": _left(until)}, **more)
 
 
 def find_nearest(search: Search, rows: np.ndarray | None, seconds: float) -> None:

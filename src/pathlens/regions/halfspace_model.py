@@ -213,21 +213,19 @@ class HalfSpaceModel:
             lists[name] = tuple(np.asarray(arrays[f"{name}.{i}"], dtype=np.float64) for i in range(1, count + 1))
         spread, centre = (np.asarray(arrays[name], dtype=np.float64) for name in ("spread", "centre"))
         model = cls(**lists, groups=np.asarray(arrays["groups"]), spread=spread, centre=centre)
-        widths = [model.d, *model.hidden]
-        shapes = [
-            *((n.shape, (w, model.d)) for n, w in zip(model.normals, model.hidden)),
-            *((u.shape, (w, v)) for u, v, w in zip(model.weights, widths, [*model.hidden, model.c])),
-            *((b.shape, (w,)) for b, w in zip(model.biases, [*model.hidden, model.c])),
-            *((a.shape, (w,)) for a, w in zip(model.importances, model.hidden)),
-            *((a.shape, (w,)) for a, w in zip(model.open_shares, model.hidden)),
-            (model.spread.shape, (model.d,)),
-            (model.centre.shape, (model.d,)),
-            (model.groups.shape, model.hidden[-1:]),
-        ]
-        layers = len(model.hidden)
-        counts = [len(a) - extra for a, extra in zip(lists.values(), (0, 0, 1, 1, 0, 0))]
-        if any(n != layers for n in counts) or any(found != wanted for found, wanted in shapes):
-            raise ShapeError(f"HalfSpaceModel: {layers} layers of arrays whose shapes do not fit together.")
+        d, hidden, widths = model.d, model.hidden, (*model.hidden, model.c)
+        per_unit = [(w,) for w in hidden]
+        shapes = {
+            "normals": [(w, d) for w in hidden],
+            "offsets": per_unit,
+            "weights": list(zip(widths, (d, *hidden))),
+            "biases": [(w,) for w in widths],
+            "importances": per_unit,
+            "open_shares": per_unit,
+        }
+        fit = all([a.shape for a in lists[name]] == wanted for name, wanted in shapes.items())
+        if not fit or (spread.shape, centre.shape, model.groups.shape) != ((d,), (d,), hidden[-1:]):
+            raise ShapeError(f"HalfSpaceModel: {len(hidden)} layers of arrays whose shapes do not fit together.")
         return model
 
 

@@ -1,7 +1,7 @@
 """`halfspaces`: the gates of a DLGN as half-spaces of the input space.
 
-Every pre-activation of a linear gate source is affine in the input, q(x) = n·x + b; here are n and b, site by site, and
-which of them are nearly the same.
+Every pre-activation of a linear gate source is affine in the input, q(x) = n·x + b. `HalfSpaces` computes n and b, site
+by site, and groups those that are nearly equal.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ FLAT = 1e-12  # a normal this much shorter than the site's longest one is zero
 
 @dataclass(frozen=True)
 class Member:
-    """A half-space in a group: where it is, whether it is the opposite side, and its angle to the representative."""
+    """A half-space in a group: its gate, whether it is the opposite side, and its angle to the representative."""
 
     site: str
     unit: int
@@ -105,7 +106,7 @@ class HalfSpaceGroups:
 class HalfSpaces:
     """Normals and offsets of every gate: gate (site, unit) is on exactly where normal·x + offset > 0.
 
-    Computed site by site when asked for, in float64. Made by `halfspaces`.
+    Computed site by site when needed, in float64. Made by `halfspaces`.
 
     Attributes
     ----------
@@ -120,8 +121,6 @@ class HalfSpaces:
     def __init__(self, hard: HardNetwork, max_bytes: int | None) -> None:
         self._hard = hard
         self._budget = resolve_budget(max_bytes, torch.device("cpu"))
-        self._offsets: dict[str, Tensor] = {}
-        self._longest: dict[str, float] = {}
         self.sites, self.shapes = hard.sites, hard.shapes
         self.input_shape, self.label = hard.input_shape, hard.label
 
@@ -143,31 +142,30 @@ class HalfSpaces:
 
     def offsets(self, site: str | int) -> Tensor:
         """q(0) of every gate of a site: (units,)."""
-        name = self._site(site)
-        if not self._offsets:
-            zero = torch.zeros(1, *self.input_shape, dtype=torch.float64)
-            with torch.no_grad():
-                scores = self._hard.net.preactivations(zero)
-            self._offsets = {k: q.flatten() for k, q in scores.items()}
-        return self._offsets[name].clone()
+        return self._offsets[self._site(site)].clone()
+
+    @cached_property
+    def _offsets(self) -> dict[str, Tensor]:
+        zero = torch.zeros(1, *self.input_shape, dtype=torch.float64)
+        with torch.no_grad():
+            return {k: q.flatten() for k, q in self._hard.net.preactivations(zero).items()}
 
     def longest(self, site: str | int) -> float:
-        """About the length of a site's longest normal, from its gates at a few random inputs: not all are computed."""
-        name = self._site(site)
-        if not self._longest:
-            x = torch.randn(8, *self.input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            with torch.no_grad():
-                scores = self._hard.net.preactivations(x)
-            for k, q in scores.items():
-                change = q.flatten(1) - self.offsets(k)
-                self._longest[k] = float(change.square().mean(0).sqrt().max())
-        return self._longest[name]
+        """Estimate of the length of a site's longest normal, from pre-activations at a few random inputs."""
+        return self._longest[self._site(site)]
+
+    @cached_property
+    def _longest(self) -> dict[str, float]:
+        x = torch.randn(8, *self.input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        with torch.no_grad():
+            changes = {k: q.flatten(1) - self._offsets[k] for k, q in self._hard.net.preactivations(x).items()}
+        return {k: float(change.square().mean(0).sqrt().max()) for k, change in changes.items()}
 
     def normals(self, site: str | int, units: Sequence[int] | None = None) -> Tensor:
         """Normals (units, d) of a site, or of the chosen units, in their order.
 
-        By derivatives along unit vectors through the gate network or by backward passes from the units, whichever are
-        fewer, as many at a time as the memory budget allows: min(d, units) passes.
+        By derivatives along the d unit vectors or by backward passes from the units, whichever are fewer, in batches
+        that fit the memory budget.
         """
         name = self._site(site)
         chosen = list(range(self.units(name))) if units is None else [int(u) for u in units]
@@ -182,7 +180,7 @@ class HalfSpaces:
         return self._forward(name, chosen) if self.dim <= len(chosen) else self._backward(name, chosen)
 
     def _batch(self) -> int:
-        """Rows that go through the gate network at once; each holds every site's values, some more than once."""
+        """Rows in one pass; each holds the values of every site, some of them several times."""
         row = 8 * 4 * (self.dim + sum(map(math.prod, self.shapes.values())))
         return max(1, min(4096, self._budget // (4 * row)))
 
@@ -211,7 +209,7 @@ class HalfSpaces:
             found = torch.empty(len(units), self.dim, dtype=torch.float64)
             for lo in range(0, len(units), step):
                 some = units[lo : lo + step]
-                # row i of the batch answers for unit i alone, so one backward pass gives a normal per row
+                # row i of the batch depends on unit i alone, so one backward pass gives a normal per row
                 x = torch.zeros(len(some), *self.input_shape, dtype=torch.float64, requires_grad=True)
                 q = self._hard.net.preactivations(x)[site].reshape(len(some), -1)
                 (g,) = torch.autograd.grad(q[torch.arange(len(some)), some].sum(), x)
@@ -239,14 +237,13 @@ class HalfSpaces:
         return as_points(X, self.dim) @ self.normals(site).T + self.offsets(site) > 0
 
     def groups(
-        self, angle: float = 1.0, offset: float = 1e-6, sites: Sequence[str | int] | None = None
+        self, angle: float = 1.0, *, offset: float = 1e-6, sites: Sequence[str | int] | None = None
     ) -> HalfSpaceGroups:
         """Half-spaces whose boundaries nearly coincide.
 
-        In order of sites and units, a half-space joins the first group whose representative lies within `angle`
-        degrees (or of 180° minus it: the same boundary, flipped) and whose boundary is within `offset` of its own,
-        measured from the origin; else it starts a group. So members are near their representative, not only near one
-        another.
+        In order of sites and units, a half-space joins the first group whose representative is within `angle` degrees
+        (or 180° minus that: the same boundary, flipped) and whose boundary is within `offset` of its own, measured
+        from the origin; otherwise it starts a new group.
 
         Parameters
         ----------
@@ -264,7 +261,8 @@ class HalfSpaces:
         if not (0 <= angle <= 90) or not offset >= 0:
             raise OptionError(f"groups: angle must be 0…90 degrees and offset at least 0, got {angle!r}, {offset!r}.")
         names = self.sites if sites is None else tuple(self._site(s) for s in sites)
-        need = 8 * self.dim * sum(self.units(n) for n in names) * 2
+        units = sum(self.units(n) for n in names)
+        need = 8 * self.dim * units * 2
         if need > self._budget:
             raise BudgetError(
                 f"groups: the normals of {len(names)} sites take {human_bytes(need)}, the budget is "
@@ -272,21 +270,21 @@ class HalfSpaces:
             )
         chord = max(2 * math.sin(math.radians(angle) / 2), 1e-9)  # |u − v| resolves small angles, their cosine does not
         slack = max(offset, 1e-12)
-        heads = np.empty((64, self.dim))
-        head_offsets = np.empty(64)
+        heads, head_offsets = np.empty((units, self.dim)), np.empty(units)
         members: list[list[Member]] = []
         fixed: dict[int, list[tuple[str, int]]] = {1: [], -1: []}
         for name in names:
-            size = self.normals(name).norm(dim=1)
-            flat = _constant(size, self.offsets(name)).tolist()
-            normals, offsets, size = (t.numpy() for t in (self.normals(name), self.offsets(name), size))
-            for unit in range(len(normals)):
-                if flat[unit]:
-                    fixed[flat[unit]].append((name, unit))
+            normals, offsets = self.normals(name), self.offsets(name)
+            size = normals.norm(dim=1)
+            flat = _constant(size, offsets).tolist()
+            rows = zip(flat, normals.numpy(), offsets.numpy(), size.numpy())
+            for unit, (constant, n, b, length) in enumerate(rows):
+                if constant:
+                    fixed[constant].append((name, unit))
                     continue
-                n, b = normals[unit] / size[unit], offsets[unit] / size[unit]
+                n, b = n / length, b / length
                 g = len(members)
-                # cosines, one product, leave few to compare by their differences; the margin is more than rounding
+                # cosines select candidates by one product, with a margin for rounding; differences decide
                 few = np.nonzero(np.abs(heads[:g] @ n) >= 1 - chord**2 / 2 - 1e-9)[0]
                 near = np.linalg.norm(heads[few] - n, axis=1), np.linalg.norm(heads[few] + n, axis=1)
                 same = (near[0] <= chord) & (np.abs(head_offsets[few] - b) <= slack)
@@ -298,9 +296,6 @@ class HalfSpaces:
                     degrees = math.degrees(2 * math.asin(min(near[int(flipped)][hit] / 2, 1.0)))
                     members[k].append(Member(name, unit, flipped, degrees))
                     continue
-                if g == len(heads):
-                    heads = np.concatenate([heads, np.empty_like(heads)])
-                    head_offsets = np.concatenate([head_offsets, np.empty_like(head_offsets)])
                 heads[g], head_offsets[g] = n, b
                 members.append([Member(name, unit, False, 0.0)])
         order = sorted(range(len(members)), key=lambda k: -len(members[k]))
@@ -343,8 +338,8 @@ def halfspaces(
     """The half-spaces of a network with linear gates: gate (l, i) is on iff n·x + b > 0.
 
     For a DLGN q_l = W_l q_{l−1} + b_l, so n = row i of W_l…W_1; the same for shallow gates, piecewise constant and
-    frozen networks, batch-norm in eval mode, shortcuts, and convolutions, where each channel and position is a
-    half-space of its own. Exact, in float64, computed site by site when asked for.
+    frozen networks, batch-norm in eval mode, shortcuts, and convolutions, where each channel and position has a
+    separate half-space. Exact, in float64, computed site by site when needed.
 
     Parameters
     ----------
@@ -358,7 +353,7 @@ def halfspaces(
     Raises
     ------
     RegionError
-        If gates are no half-spaces: ReLU networks, networks gated by them, quadratic and given gates.
+        If gates are not half-spaces: ReLU networks, networks gated by them, quadratic and given gates.
 
     Examples
     --------

@@ -20,7 +20,7 @@ from torch import fx, nn
 from pathlens.errors import RegionError, ShapeError
 from pathlens.models import GatedNetwork, Hard, Open, gated_twin
 from pathlens.models.sources import FunctionSource, GraphSource, QuadraticSource, TableSource
-from pathlens.models.tracing import apply_site, describe, max_pools, unwrapped
+from pathlens.models.tracing import apply_site, chain_of, describe, max_pools, unwrapped
 from pathlens.recording import rebuild
 from pathlens.recording.inputs import first_layer
 from pathlens.recording.taking import check_net
@@ -38,7 +38,7 @@ class HardNetwork:
     net : GatedNetwork
     input_shape : tuple of int
     label : str
-        Says so where the original has soft gates.
+        The gates, for texts; names the soft gates of the original.
     shapes : dict site → tuple of int
         Units of every gate site.
     chain : bool
@@ -58,8 +58,7 @@ class HardNetwork:
     def unit_numbers(self, path: Sequence[Any], where: str) -> list[tuple[int, int]]:
         """(site, flat unit) of every unit on a path.
 
-        None leaves a site out, as paths through shortcuts do, and so does −1 before the first unit: there the path
-        starts at a bias, as `pathlens.paths` writes it.
+        None skips a site (paths through shortcuts), and so does −1 before the first unit (paths that start at a bias).
         """
         units = path.tolist() if hasattr(path, "tolist") else path
         if not isinstance(units, Sequence) or isinstance(units, str) or len(units) != len(self.sites):
@@ -76,7 +75,7 @@ class HardNetwork:
             found.append((number, self.unit_number(site, unit, where)))
         if not found:
             raise RegionError(
-                f"{where}: the path passes no gate site at all: it is active everywhere. Name at least one unit."
+                f"{where}: the path passes no gate site, so that it is active everywhere. Name at least one unit."
             )
         return found
 
@@ -97,17 +96,17 @@ class HardNetwork:
         return flat
 
 
-@torch.inference_mode(False)  # a copy made in inference mode would have no derivatives ever after
+@torch.inference_mode(False)  # a copy made in inference mode would have no derivatives
 def hard_network(
     net: Any, where: str, input_shape: Sequence[int] | None = None, linear_only: bool = False
 ) -> HardNetwork:
-    """The copy that regions are computed on; refuses what has none, with the reason.
+    """The copy on which regions are computed; refuses networks without exact regions, with the reason.
 
     Parameters
     ----------
     net : nn.Module or Snapshot
     where : str
-        The public function that asks, for messages.
+        The public function, for messages.
     input_shape : sequence of int, optional
         Of one input; not needed for fully connected networks.
     linear_only : bool
@@ -123,7 +122,8 @@ def hard_network(
     if not isinstance(net, GatedNetwork):
         if linear_only:
             raise RegionError(f"{where}: {type(net).__name__} is a plain module. {_NO_HALFSPACES['self']}")
-        net = gated_twin(net, "relu", torch.zeros(2, *shape, dtype=_dtype(net)))
+        dtype = next((p.dtype for p in net.parameters()), torch.float32)
+        net = gated_twin(net, "relu", torch.zeros(2, *shape, dtype=dtype))
     _refuse(net, where, linear_only)
     label = "hard gates" if net.gate.hard else f"hard gates of a network with {net.gate.label}"
     clone = copy.deepcopy(net).cpu().double().eval().requires_grad_(False)
@@ -137,12 +137,12 @@ def hard_network(
             f"{where}: the network does not run on an input of shape {shape} ({str(error).splitlines()[0]}). "
             "Give the shape of one input, without the batch dimension."
         ) from error
-    flat = all(len(units) == 1 for units in shapes.values())  # a layer that acts place by place connects no two of them
+    flat = all(len(units) == 1 for units in shapes.values())  # a dense layer on positions does not connect them
     return HardNetwork(clone, shape, label, shapes, flat and _is_chain(clone))
 
 
 _NO_HALFSPACES = {
-    "self": "Each gate reads its own unit's pre-activation, which is only piecewise affine in the input, so that path "
+    "self": "Each gate reads the pre-activation of its unit, which is only piecewise affine in the input, so that path "
     "regions are unions of polyhedra. Use slice2d or segment1d, or a DLGN.",
     "relu": "Its gates come from a ReLU network, which is only piecewise affine in the input. Use slice2d or "
     "segment1d, or a DLGN.",
@@ -151,36 +151,32 @@ _NO_HALFSPACES = {
 
 
 def _refuse(net: GatedNetwork, where: str, linear_only: bool) -> None:
-    """Say why a network has no half-spaces, or no polygons either."""
+    """Refuse a network without exact regions or, with `linear_only`, without half-spaces."""
     source = net.source
     curved = None
     if isinstance(source, QuadraticSource):
         curved = "each gate is a quadratic function of the input, so that its boundary is a quadric"
     elif isinstance(source, FunctionSource):
-        curved = "its gates are a function given by the user (GDLN), of which nothing is known"
+        curved = "its gates are a function given by the user (GDLN), which may be curved"
     elif isinstance(source, TableSource):
-        curved = "its gates come from a table of examples and are no function of the input"
+        curved = "its gates come from a table of examples and do not depend on the input"
     elif not net.gate.hard and (source is None or getattr(source, "activation_name", "") == "soft"):
         curved = "its gates read soft units, so that their boundaries are curved; use net.with_gate('hard')"
     if curved:
         raise RegionError(f"{where}: a network of kind '{net.kind}' has no such regions: {curved}. {_REMEDY}")
     if linear_only and not net.linear_gates:
         reason = "open" if isinstance(net.gate, Open) else "self" if source is None else "relu"
-        raise RegionError(f"{where}: the gates of kind '{net.kind}' are no half-spaces. {_NO_HALFSPACES[reason]}")
+        raise RegionError(f"{where}: the gates of kind '{net.kind}' are not half-spaces. {_NO_HALFSPACES[reason]}")
     graphs = [source.network] if isinstance(source, GraphSource) else []
     for module in graphs if linear_only else [*graphs, net.values]:
         for node in max_pools(module):
             raise RegionError(
-                f"{where}: {describe(node)}: max-pooling switches by comparing units, which no gate records. Use "
+                f"{where}: {describe(node)}: max-pooling compares units, which gates do not describe. Use "
                 "average-pooling: gated_twin(…, max_pool='average')."
             )
 
 
 _REMEDY = "Regions are computed for DLGNs, ReLU networks and networks gated by a ReLU network."
-
-
-def _dtype(net: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in net.parameters()), torch.float32)
 
 
 def _input_shape(net: nn.Module, given: Sequence[int] | None, where: str) -> tuple[int, ...]:
@@ -198,23 +194,9 @@ def _input_shape(net: nn.Module, given: Sequence[int] | None, where: str) -> tup
 
 def _is_chain(net: GatedNetwork) -> bool:
     """Whether the values are linear layer, gates, linear layer, gates, …, linear layer."""
-    graph = net.values.graph
-    node = next(n for n in graph.nodes if n.op == "placeholder")
-    kinds: list[str] = []
-    while True:
-        users = [u for u in node.users if u.op != "call_method" or u.target not in ("size", "dim")]
-        if len(users) != 1:
-            return False
-        node = users[0]
-        if node.op == "output":
-            break
-        kind = _chain_kind(net.values, node)
-        if kind is None:
-            return False
-        if kind != "pass":
-            kinds.append(kind)
-    expected = ["linear", "site"] * len(net.sites) + ["linear"]
-    return kinds == expected
+    steps, joined = chain_of(net.values.graph)
+    kinds = [kind for step in steps if (kind := _chain_kind(net.values, step)) != "pass"]
+    return joined is None and kinds == ["linear", "site"] * len(net.sites) + ["linear"]
 
 
 def _chain_kind(module: fx.GraphModule, node: fx.Node) -> str | None:

@@ -29,7 +29,7 @@ def as_point(value: Any, name: str, where: str) -> Tensor:
     try:
         array = as_numbers(value).cpu().double().numpy()
     except (TypeError, ValueError) as error:
-        raise RegionError(f"{where}: {name} is no array of numbers ({error}).") from error
+        raise RegionError(f"{where}: {name} is not an array of numbers ({error}).") from error
     if not np.isfinite(array).all():
         raise RegionError(f"{where}: {name} contains NaN or infinity. Give finite numbers.")
     return torch.from_numpy(array.copy())
@@ -68,8 +68,8 @@ class Plane:
         )
         if min(sizes) == 0 or self.u.numel() < 2 or singular[-1] < 1e-10:
             raise RegionError(
-                f"Plane: the directions are parallel or zero (lengths {sizes[0]:.3g} and {sizes[1]:.3g}), so they span "
-                "no plane. Choose two independent directions, or use segment1d."
+                f"Plane: the directions are parallel or zero (lengths {sizes[0]:.3g} and {sizes[1]:.3g}). Choose two "
+                "independent directions, or use segment1d."
             )
 
     @classmethod
@@ -240,8 +240,8 @@ class Slice2D(Partition):
         z = (_plane_coordinates(coordinates, "locate") - self.box.mean(1).numpy()) / self._half.numpy()
         found = np.full(len(z), -1)
         inside = np.nonzero((np.abs(z) <= 1 + 1e-9).all(1))[0]
-        # points in one square of a grid are compared with the polygons that overlap it; with more squares, finding
-        # those would cost more than the comparisons
+        # points are compared only with polygons that overlap their square of a grid; with more squares, finding these
+        # polygons would cost more than the comparisons
         side = math.isqrt(math.isqrt(16 * len(inside))) + 1
         corners = self._cells.corners
         low, high = _squares(corners.min(1) - 1e-9, side), _squares(corners.max(1) + 1e-9, side)

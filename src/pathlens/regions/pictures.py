@@ -1,4 +1,4 @@
-"""Pictures of half-spaces, slices and segments. Needs matplotlib (extra ``plot``), imported when a picture is drawn."""
+"""Plots of half-spaces, slices and segments. Needs matplotlib (extra ``plot``), which is imported when used."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plot_slice(cells: Slice2D, color: str, ax: Any, output: int, **style: Any) -
         style = {**style, "facecolors": "none"}
         ax.add_collection(PolyCollection(polygons, **style))
     elif color == "count":
-        # paths per cell span many orders of magnitude; none at all is drawn as such
+        # paths per cell span many orders of magnitude; cells without paths are black
         logs = np.array([math.log10(n) if n else -np.inf for n in cells.counts])
         cmap = colormaps[style.pop("cmap", "viridis")].with_extremes(bad="black")
         drawn = PolyCollection(polygons, array=np.ma.masked_invalid(logs), cmap=cmap, **style)
@@ -129,8 +129,8 @@ def plot_halfspaces(
     shape = image_shape or (spaces.input_shape if len(spaces.input_shape) > 1 else None)
     if shape is None or math.prod(shape) != spaces.dim or len(shape) not in (2, 3):
         raise RegionError(
-            f"plot: inputs of shape {spaces.input_shape} are no plane and no picture. Pass image_shape=(H, W) or "
-            f"(C, H, W) with {spaces.dim} numbers in all."
+            f"plot: inputs of shape {spaces.input_shape} are neither points of a plane nor images. Pass "
+            f"image_shape=(H, W) or (C, H, W) with {spaces.dim} numbers."
         )
     of_site = spaces.shapes[site]
     if units is None and len(of_site) > 1:  # at other positions a channel has the same picture, moved

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pathlens.data.inputs import as_numbers
 from pathlens.errors import OptionError, RegionError, ShapeError
+from pathlens.indexing import is_count
 from pathlens.recording import Snapshot
 from pathlens.regions.cells import Floats, Polygons, box_bounds
 from pathlens.regions.halfspaces import FLAT, HalfSpaces, as_points
@@ -46,8 +47,8 @@ class Interior:
 class Farkas:
     """Proof that a region is empty: multipliers y ≥ 0 that add up to one with Σ y_i n_i = 0 and Σ y_i b_i ≤ 0.
 
-    Were all n_i·x + b_i positive, so were their mean with weights y; but it is Σ y_i b_i ≤ 0. In floating point both
-    sums hold up to rounding: no x in [−reach, reach]^d has all n_i·x + b_i above `slack`.
+    If all n_i·x + b_i were positive, so would be their mean with weights y; but it is Σ y_i b_i ≤ 0. In floating point
+    both sums hold up to rounding: no x in [−reach, reach]^d has all n_i·x + b_i above `slack`.
 
     Attributes
     ----------
@@ -146,9 +147,9 @@ class PathRegion:
         return Interior(torch.from_numpy(found[0]), margin) if margin > rounding else None
 
     def _farther(self) -> float:
-        """Half the edge of a box that reaches a point of the region however far out; 0 if there seems to be none.
+        """Half the edge of a box that contains a point of the region, at any distance; 0 if none is found.
 
-        Points far out are near in the cone over the region: the largest s with A v + b τ ≥ s, τ ≥ s, |v_j| ≤ 1.
+        By the cone over the region: the largest s with A v + b τ ≥ s, τ ≥ s, |v_j| ≤ 1.
         """
         A, b = self._in_units()
         left = np.concatenate([np.column_stack([-A, -b, np.ones(len(b))]), [[0.0] * self.dim + [-1.0, 1.0]]])
@@ -221,7 +222,7 @@ class PathRegion:
 
     @cached_property
     def facets(self) -> tuple[int, ...]:
-        """Rows that are real faces: leaving one of them out would change the region.
+        """Rows that are faces: leaving one of them out would change the region.
 
         Row i is redundant if the others imply it: min n_i·x + b_i over the others is not negative. One linear program
         per row; of equal rows the first is kept.
@@ -255,9 +256,7 @@ class PathRegion:
             raise RegionError(f"volume: exact for d ≤ 3, this region has d = {self.dim}. Use sample() and count.")
         if self.is_empty:
             return 0.0
-        if box is None and not self.is_bounded:
-            raise RegionError("volume: the region is unbounded. Give a box, such as box=1.0 or ((-1, 1), (-1, 1)).")
-        lo, hi = self._extent() if box is None else box_bounds(box, self.dim).T
+        lo, hi = self._bounds("volume", box)
         A, b = self._rows()
         if self.dim == 1:
             left = max([lo[0], *(-b[A[:, 0] > 0])])
@@ -275,12 +274,17 @@ class PathRegion:
             return 0.0
         centre, unit = found  # Qhull's tolerances are absolute too
         faces = np.concatenate([np.eye(3), -np.eye(3), -A])
-        room = np.concatenate([centre - hi, lo - centre, -(A @ centre + b)]) / unit
-        corners = HalfspaceIntersection(np.column_stack([faces, room]), np.zeros(3)).intersections
+        offsets = np.concatenate([centre - hi, lo - centre, -(A @ centre + b)]) / unit
+        corners = HalfspaceIntersection(np.column_stack([faces, offsets]), np.zeros(3)).intersections
         return float(ConvexHull(corners).volume) * unit**3
 
-    def _extent(self) -> tuple[Floats, Floats]:
-        """Bounds of a bounded region in every coordinate, by 2d linear programs."""
+    def _bounds(self, what: str, box: Any) -> tuple[Floats, Floats]:
+        """Bounds (d,) of a box, or of a bounded region by 2d linear programs."""
+        if box is not None:
+            low, high = box_bounds(box, self.dim).T
+            return low, high
+        if not self.is_bounded:
+            raise RegionError(f"{what}: the region is unbounded. Give a box, such as box=1.0.")
         A, b = self._in_units()
 
         def end(direction: Floats) -> float:
@@ -293,7 +297,7 @@ class PathRegion:
         """n points spread uniformly over the region within a box, by hit-and-run.
 
         n independent chains start at the centre of the largest ball and take `steps` steps each: a random direction,
-        then a uniform point of the chord. The law tends to the uniform one as steps grow, slowly for long thin regions.
+        then a uniform point of the chord. The distribution converges to the uniform one, slowly for long thin regions.
 
         Parameters
         ----------
@@ -304,14 +308,12 @@ class PathRegion:
             Per point; 20 + 10·d by default. Cost n·steps·L·d.
         """
         self._interior("sample")
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        if not is_count(n):
             raise OptionError(f"sample: n must be a positive number of points, got {n!r}.")
         steps = 20 + 10 * self.dim if steps is None else steps
         if steps < 1 or seed < 0:
             raise OptionError(f"sample: steps must be at least 1 and seed at least 0, got {steps!r} and {seed!r}.")
-        if box is None and not self.is_bounded:
-            raise RegionError("sample: the region is unbounded. Give a box, such as box=1.0.")
-        lo, hi = self._extent() if box is None else box_bounds(box, self.dim).T
+        lo, hi = self._bounds("sample", box)
         A, b = self._rows()
         start = _centre((A, b), (lo, hi))
         if start is None or not (start[1] > 0 and (A @ start[0] + b > 0).all()):
@@ -321,11 +323,11 @@ class PathRegion:
         for _ in range(steps):
             v = generator.standard_normal((n, self.dim))
             v /= np.linalg.norm(v, axis=1, keepdims=True)
-            # room ≥ 0 is left, and shrinks by −speed; faces of the box need no products of matrices
-            room = np.concatenate([x @ A.T + b, x - lo, hi - x], axis=1)
+            # distances to the faces and how fast they grow along v; faces of the box need no products of matrices
+            distance = np.concatenate([x @ A.T + b, x - lo, hi - x], axis=1)
             speed = np.concatenate([v @ A.T, v, -v], axis=1)
             with np.errstate(divide="ignore", invalid="ignore"):
-                t = np.maximum(room, 0.0) / -speed
+                t = np.maximum(distance, 0.0) / -speed
             ahead = np.where(speed < 0, t, np.inf).min(1)
             behind = np.where(speed > 0, t, -np.inf).max(1)
             x = x + (behind + generator.random(n) * (ahead - behind))[:, None] * v
@@ -353,15 +355,9 @@ def _centre(rows: tuple[Floats, Floats], box: tuple[Floats, Floats]) -> tuple[Fl
     d = len(box[0])
     size = float(np.abs(box).max())
     unit = min(size, float(np.abs(b).max(initial=0.0)) or size) or 1.0  # the solver's tolerances are absolute
-    eye = np.eye(d)
     # a_i·x + b_i ≥ r,  x_j + r ≤ hi_j,  lo_j ≤ x_j − r
-    left = np.concatenate(
-        [
-            np.column_stack([-A, np.ones(len(A))]),
-            np.column_stack([eye, np.ones(d)]),
-            np.column_stack([-eye, np.ones(d)]),
-        ]
-    )
+    faces = np.concatenate([-A, np.eye(d), -np.eye(d)])
+    left = np.column_stack([faces, np.ones(len(faces))])
     right = np.concatenate([b, box[1], -box[0]]) / unit
     cost = np.append(np.zeros(d), -1.0)
     bounds = [(None, None)] * d + [(0, None)]
@@ -391,8 +387,8 @@ def path_region(
 
     Notes
     -----
-    L normals, one backward pass each; linear programs of d + 1 variables when asked for more. Half-space paper, eq. 4
-    (there with ≥: regions differ by their boundary only).
+    L normals, one backward pass each; its properties are computed when read, by linear programs of d + 1 variables.
+    Half-space paper, eq. 4 (there with ≥: regions differ by their boundary only).
 
     Examples
     --------

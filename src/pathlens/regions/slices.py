@@ -1,7 +1,7 @@
 """`slice2d` and `segment1d`: the exact partition of a plane or a segment into the cells of a network's gates.
 
-On each cell all gates stand still and the network is affine. How the cells are found is `tracking.py`, what a user sees
-of them `partitions.py`.
+On each cell all gates are constant and the network is affine. `tracking.py` finds the cells; the results are classes of
+`partitions.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from pathlens.budgets import resolve_budget
 from pathlens.errors import OptionError, RegionError, ShapeError
+from pathlens.indexing import is_count
 from pathlens.recording import Snapshot
 from pathlens.regions.cells import Floats, Intervals, Polygons, box_bounds
 from pathlens.regions.networks import HardNetwork, hard_network
 from pathlens.regions.partitions import Plane, Segment1D, Slice2D, as_point
-from pathlens.regions.tracking import Leaf, Tracker
+from pathlens.regions.tracking import FinishedCells, Tracker
 
 MOST_CELLS = 2_000_000
 
@@ -34,16 +35,16 @@ def slice2d(
 ) -> Slice2D:
     """The exact partition of a rectangle in input space into the convex cells of a network's gates.
 
-    Layer by layer: on a polygon whose gates so far stand still, what the next layer's gates read is affine in the
-    plane's coordinates, q(s, t) = c_0 + c_1 s + c_2 t, and the polygon is cut along q = 0. Exact up to rounding, in
-    float64: the polygons tile the box, and on each the outputs are affine. A gate is on where q > 0; edges, where some
-    q = 0, have no area and belong to no polygon in particular. A line that passes a corner within 1e-12 of the box's
-    size passes through it. Soft networks are sliced with the hard gates they would have (`with_gate("hard")`).
+    Layer by layer: on a polygon on which all earlier gates are constant, the pre-activations of the next layer are
+    affine in the plane's coordinates, q(s, t) = c_0 + c_1 s + c_2 t, and the polygon is cut along q = 0. Exact up to
+    rounding, in float64: the polygons tile the box, and on each the outputs are affine. A gate is on where q > 0;
+    edges, where some q = 0, have no area. A line within 1e-12 of the box's size from a corner is taken to pass through
+    it. Soft networks are sliced with hard gates (`with_gate("hard")`).
 
     Parameters
     ----------
     net : nn.Module or Snapshot
-        A DLGN of any sort, a ReLU network, a network gated by a ReLU network, or a plain module with ReLUs or
+        Any DLGN, a ReLU network, a network gated by a ReLU network, or a plain module with ReLUs or
         LeakyReLUs: fully connected, convolutional, residual; batch-norm in eval mode. No max-pooling.
     plane : Plane or (origin, u, v), optional
         Arrays of the input's shape. For two inputs the default is the input space itself.
@@ -81,19 +82,22 @@ def slice2d(
             )
         plane = Plane(*torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64))
     else:
-        plane = plane if isinstance(plane, Plane) else _as_plane(plane)
+        if not isinstance(plane, Plane):
+            if not isinstance(plane, (tuple, list)) or len(plane) != 3:
+                raise ShapeError("slice2d: plane must be a Plane or (origin, u, v), three arrays of the input's shape.")
+            plane = Plane(*plane)
         hard = hard_network(net, where, plane.origin.shape)
     bounds = box_bounds(box, 2)
     middle, half = bounds.mean(1), (bounds[:, 1] - bounds[:, 0]) / 2
     points = plane.points(middle + np.array([[0, 0], [half[0], 0], [0, half[1]]]))
-    leaves = Tracker(hard, points, where).run(Polygons.box(), _limit(max_cells, hard, where))
-    patterns, maps = _collect(hard, leaves, middle, half)
-    cells = Polygons.joined([leaf.cells for leaf in leaves])  # type: ignore[misc]
+    found = Tracker(hard, points, where).run(Polygons.box(), _limit(max_cells, hard, where))
+    patterns, maps = _collect(hard, found, middle, half)
+    cells = Polygons.joined([part.cells for part in found if isinstance(part.cells, Polygons)])
     return Slice2D(patterns, maps, hard.label, hard, plane, torch.from_numpy(bounds), cells)
 
 
 def segment1d(net: nn.Module | Snapshot, a: Any, b: Any, *, max_cells: int | None = None) -> Segment1D:
-    """The exact partition of the segment from a to b into intervals on which all gates stand still.
+    """The exact partition of the segment from a to b into intervals on which all gates are constant.
 
     Parameters
     ----------
@@ -128,10 +132,11 @@ def segment1d(net: nn.Module | Snapshot, a: Any, b: Any, *, max_cells: int | Non
         raise RegionError("segment1d: a and b are the same point. Give two different ones.")
     hard = hard_network(net, where, start.shape)
     points = torch.stack([(start + end) / 2, end])
-    leaves = Tracker(hard, points, where).run(Intervals.box(), _limit(max_cells, hard, where))
+    found = Tracker(hard, points, where).run(Intervals.box(), _limit(max_cells, hard, where))
     half = np.array([0.5])
-    patterns, maps = _collect(hard, leaves, half, half)
-    starts = torch.from_numpy(np.concatenate([leaf.cells.ends[:, 0] for leaf in leaves]))  # type: ignore[attr-defined]
+    patterns, maps = _collect(hard, found, half, half)
+    ends = [part.cells.ends for part in found if isinstance(part.cells, Intervals)]
+    starts = torch.from_numpy(np.concatenate(ends)[:, 0])
     starts, order = starts.sort(stable=True)
     breaks = torch.nn.functional.pad((1 + starts) / 2, (0, 1), value=1.0)
     patterns = {name: bits[order] for name, bits in patterns.items()}
@@ -139,9 +144,9 @@ def segment1d(net: nn.Module | Snapshot, a: Any, b: Any, *, max_cells: int | Non
 
 
 def _limit(max_cells: int | None, hard: HardNetwork, where: str) -> int:
-    """Most cells: as given, or what fits; a cell holds its gates, and about two layers' affine maps while it is cut."""
+    """Largest number of cells, by default what fits in memory: gates, and affine maps of about two layers while cut."""
     if max_cells is not None:
-        if isinstance(max_cells, bool) or not isinstance(max_cells, int) or max_cells < 1:
+        if not is_count(max_cells):
             raise OptionError(f"{where}: max_cells must be a positive integer or None, got {max_cells!r}.")
         return max_cells
     units = [math.prod(shape) for shape in hard.shapes.values()]
@@ -149,19 +154,14 @@ def _limit(max_cells: int | None, hard: HardNetwork, where: str) -> int:
     return min(MOST_CELLS, max(1, resolve_budget(None, torch.device("cpu")) // bytes_per_cell))
 
 
-def _collect(hard: HardNetwork, leaves: list[Leaf], middle: Floats, half: Floats) -> tuple[dict[str, Tensor], Tensor]:
+def _collect(
+    hard: HardNetwork, found: list[FinishedCells], middle: Floats, half: Floats
+) -> tuple[dict[str, Tensor], Tensor]:
     """Gates of all cells, and their maps in the user's coordinates: z = (coordinate − middle) / half."""
     patterns = {
-        name: torch.from_numpy(np.concatenate([leaf.bits[i] for leaf in leaves])) for i, name in enumerate(hard.sites)
+        name: torch.from_numpy(np.concatenate([part.bits[i] for part in found])) for i, name in enumerate(hard.sites)
     }
-    unit = np.concatenate([leaf.outputs for leaf in leaves])
+    unit = np.concatenate([part.outputs for part in found])
     slopes = unit[:, :, 1:] / half
     maps = np.concatenate([unit[:, :, :1] - (slopes @ middle)[:, :, None], slopes], axis=2)
     return patterns, torch.from_numpy(maps)
-
-
-def _as_plane(value: Any) -> Plane:
-    parts = value if isinstance(value, (tuple, list)) else None
-    if parts is None or len(parts) != 3:
-        raise ShapeError("slice2d: plane must be a Plane or (origin, u, v), three arrays of the input's shape.")
-    return Plane(*parts)

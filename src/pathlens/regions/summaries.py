@@ -1,4 +1,4 @@
-"""What a slice looks like in numbers: polygons, faces, path counts, and whether path regions are connected."""
+"""Summary of a slice: polygons, edges, path counts, and whether path regions are connected."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pathlens.errors import OptionError
+from pathlens.indexing import is_count
 from pathlens.progress import ProgressBar
 from pathlens.regions.cells import Bits, Ints
 
@@ -31,12 +32,12 @@ class SliceSummary:
         Active paths of a polygon; None where paths are not sequences of hidden units.
     total_paths : int or None
         All paths of the network, active or not.
-    looked_at : int
+    examined : int
         Path regions examined; all that there are if `complete`, else a random choice of paths that are active
         somewhere in the box.
     complete : bool
     active_paths, connected_paths : int
-        Of those looked at: active somewhere in the box, and in one piece.
+        Of those examined: active somewhere in the box, and in one piece.
     most_components : int
         Pieces of the most scattered path region.
     mean_path_cells : float
@@ -49,7 +50,7 @@ class SliceSummary:
     least_paths: int | None
     most_paths: int | None
     total_paths: int | None
-    looked_at: int
+    examined: int
     complete: bool
     active_paths: int
     connected_paths: int
@@ -63,7 +64,7 @@ class SliceSummary:
             which = "all" if self.complete else "a random choice of"
             lines += [
                 f"active paths per polygon: {self.least_paths} to {self.most_paths} of {self.total_paths}",
-                f"path regions ({which} {self.looked_at} looked at): {self.active_paths} not empty in the box, "
+                f"path regions ({which} {self.examined} examined): {self.active_paths} not empty in the box, "
                 f"{self.connected_paths} connected, at most {self.most_components} pieces, "
                 f"{self.mean_path_cells:.1f} polygons each",
             ]
@@ -84,8 +85,10 @@ def components(total: int, pairs: Ints, cells: Ints) -> Ints:
 
 def summarise(cells: Slice2D, paths: int, seed: int) -> SliceSummary:
     """See `Slice2D.summary`."""
-    if isinstance(paths, bool) or not isinstance(paths, int) or paths < 1:
-        raise OptionError(f"summary: paths must be a positive number of path regions to look at, got {paths!r}.")
+    if not is_count(paths):
+        raise OptionError(
+            f"summary: paths must be a positive integer, the number of path regions to examine, got {paths!r}."
+        )
     edges = float(cells._cells.sizes.mean())
     if not cells._hard.chain:
         return SliceSummary(len(cells), edges, None, None, None, 0, False, 0, 0, 0, math.nan, cells.label)

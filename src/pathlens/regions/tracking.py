@@ -1,13 +1,14 @@
-"""A network followed over cells: on each cell what every gate reads is affine, and its zero lines cut the cell.
+"""`Tracker`: cuts a box into the cells on which all gates of a network are constant.
 
-An affine function of dim coordinates is known from its values at 1 + dim points, and whatever lies between two gate
-sites maps affine functions to affine functions. So each cell carries the network's values at the same 1 + dim points,
-computed with the cell's own gates, and the network's layers, convolutions and shortcuts are run on them as they are.
+On a cell every pre-activation is an affine function of dim coordinates, which is determined by its values at 1 + dim
+points. So for each cell the network is run on the same 1 + dim points with the gates of the cell, layer by layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,13 @@ from pathlens.progress import ProgressBar
 from pathlens.regions.cells import Bits, Cells, Floats
 from pathlens.regions.networks import HardNetwork
 
-_BYTES = 64 << 20  # of values carried by the cells that are followed together
-_MOST = 4096  # more cells at once are no faster
+_BYTES = 64 << 20  # values of the cells that are processed together
+_MOST = 4096  # more cells at once are not faster
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """Cells that no gate cuts any more, with their gates and their affine output.
+class FinishedCells:
+    """Cells on which all gates are constant, with their gates and affine outputs.
 
     Attributes
     ----------
@@ -47,16 +48,18 @@ class Leaf:
     outputs: Floats
 
 
-def _map(value: Any, function: Any) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        return type(value)(_map(v, function) for v in value)
-    return value
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to the tensors of a tensor, tuple or list."""
+    return fx.node.map_aggregate(value, lambda v: function(v) if isinstance(v, Tensor) else v)
+
+
+def _repeat(value: Any, count: int) -> Any:
+    """Repeat the rows of every tensor."""
+    return _map(value, lambda t: t.repeat(count, *(1,) * (t.ndim - 1)))
 
 
 class Tracker:
-    """Follows one network over the cells of a box.
+    """Cuts a box into the cells of one network.
 
     Parameters
     ----------
@@ -64,7 +67,7 @@ class Tracker:
     points : (1 + dim, ...)
         The inputs at the box's middle and at the ends of its half axes.
     where : str
-        Who asks, for messages.
+        The public function, for messages.
     """
 
     def __init__(self, hard: HardNetwork, points: Tensor, where: str) -> None:
@@ -89,7 +92,7 @@ class Tracker:
     # --- the program ---------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Order both graphs into steps; run at once what no gate can change."""
+        """Order both graphs into steps; compute values that do not depend on gates."""
         net, source = self.net, self.net.source
         gates = list(net.gates(self.points).values())
         nodes: list[fx.Node] = []
@@ -111,7 +114,7 @@ class Tracker:
             for n in nodes:
                 if n.target is apply_site:
                     self._reads[self._site_of[n.args[1]]] = n.args[0]  # type: ignore[index, assignment]
-        # a site cuts as soon as what it reads is known: at once, or right after that step
+        # a site cuts as soon as its pre-activation is known: at the start, or after the step that computes it
         self._program += [i for i, r in self._reads.items() if isinstance(r, Tensor) or r in self._shared]
         for n in nodes:
             if n in self._data and n not in self._shared:
@@ -126,7 +129,10 @@ class Tracker:
         gates : list of Tensor or None
             At the points; None where the units are linear.
         """
-        runs = ValueInterpreter(module), ValueInterpreter(module)  # one point alone shows which dimension points are
+        runs = (
+            ValueInterpreter(module),
+            ValueInterpreter(module),
+        )  # a run on one point shows which dimension is that of the points
         for run, n in zip(runs, (1, self.count)):
             units = [linear_unit] * len(self.net.sites) if gates is None else [_given(g[:n]) for g in gates]
             out = run.run(x[:n], *units)
@@ -161,7 +167,7 @@ class Tracker:
         return out
 
     def _needs(self, node: fx.Node) -> set[fx.Node]:
-        """Values of cells that evaluating this node reads, those behind sizes included."""
+        """Values of cells that this node reads, also through shapes."""
         found: set[fx.Node] = set()
         for n in node.all_input_nodes:
             if n in self._shape_nodes:
@@ -183,15 +189,15 @@ class Tracker:
 
     # --- running -------------------------------------------------------------------------------------------------
 
-    def run(self, box: Cells, limit: int) -> list[Leaf]:
-        """Cut a box (one cell) to the end; more than `limit` cells are refused."""
-        self._limit, self._cuts, self._leaves = limit, 1, list[Leaf]()
-        self._others = 0  # cells outside those now cut: finished, or waiting, of which each becomes one at least
+    def run(self, box: Cells, limit: int) -> list[FinishedCells]:
+        """Cut a box (one cell) into all its cells; more than `limit` are refused."""
+        self._limit, self._cuts, self._finished = limit, 1, list[FinishedCells]()
+        self._others = 0  # other cells, finished or waiting
         whole = float(box.measures().sum())
         with torch.no_grad(), ProgressBar(f"{self.where} (‰ of the box)", 1000) as meter:
             self._meter, self._whole, self._done, self._shown = meter, whole, 0.0, 0
             self._advance(0, box, {}, {})
-        return self._leaves
+        return self._finished
 
     def _advance(self, at: int, cells: Cells, env: dict[fx.Node, Any], bits: dict[int, Tensor]) -> None:
         for now in range(at, len(self._program)):
@@ -208,7 +214,7 @@ class Tracker:
             env.pop(n, None)
 
     def _split(self, now: int, site: int, cells: Cells, env: dict[fx.Node, Any], bits: dict[int, Tensor]) -> None:
-        """Cut by one site's lines and go on with the pieces, so many at a time."""
+        """Cut by the lines of one site and continue with the pieces, some at a time."""
         read = self._reads[site]
         q = read if isinstance(read, Tensor) else self._shared.get(read)
         values = (env[read] if q is None else q).reshape(-1, self.count, int(np.prod(self._shape(site))))  # type: ignore[index]
@@ -220,7 +226,7 @@ class Tracker:
         for lo in range(0, len(pieces), self.together):
             rows = slice(lo, lo + self.together)
             index = torch.from_numpy(parent[rows])
-            own = {n: _map(v, lambda t, i=index: self._of_cells(t, i)) for n, v in env.items()}
+            own = {n: _map(v, partial(self._of_cells, index)) for n, v in env.items()}
             switched = {j: b[index] for j, b in bits.items()} | {site: gates[rows]}
             part = pieces.part(rows)
             self._others -= len(part)
@@ -229,7 +235,7 @@ class Tracker:
     def _shape(self, site: int) -> tuple[int, ...]:
         return self.hard.shapes[self.hard.sites[site]]
 
-    def _of_cells(self, t: Tensor, index: Tensor) -> Tensor:
+    def _of_cells(self, index: Tensor, t: Tensor) -> Tensor:
         return t.reshape(-1, self.count, *t.shape[1:])[index].flatten(0, 1)
 
     def _gate(self, site: int, cells: int, bits: dict[int, Tensor]) -> Tensor:
@@ -249,7 +255,7 @@ class Tracker:
             if n in self._site_of:
                 return self._gate(self._site_of[n], cells, bits)
             if n in self._shared:
-                return _map(self._shared[n], lambda t: t.repeat(cells, *(1,) * (t.ndim - 1)))
+                return _repeat(self._shared[n], cells)
             return env[n]
 
         return call_node(self._owner[node], node, load)
@@ -257,12 +263,11 @@ class Tracker:
     def _finish(self, cells: Cells, env: dict[fx.Node, Any], bits: dict[int, Tensor]) -> None:
         f = env.get(self._result)
         if f is None:
-            shared = self._shared[self._result]
-            f = shared.repeat(len(cells), *(1,) * (shared.ndim - 1))
+            f = _repeat(self._shared[self._result], len(cells))
         outputs = _coefficients(f.reshape(len(cells), self.count, -1))
         ones = [np.ones((len(cells), int(np.prod(s))), dtype=bool) for s in self.hard.shapes.values()]
         found = [bits[i].numpy() if i in bits else ones[i] for i in range(len(ones))]
-        self._leaves.append(Leaf(cells, found, outputs))
+        self._finished.append(FinishedCells(cells, found, outputs))
         self._others += len(cells)
         self._done += float(cells.measures().sum()) / self._whole
         steps = int(1000 * self._done) - self._shown
@@ -282,5 +287,5 @@ def _output_of(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _given(gate: Tensor) -> Any:
-    """A unit of the trial run; a function, so that both kinds of graph take it."""
+    """A unit with a fixed gate; a function, so that it fits both kinds of graph."""
     return lambda q, slope: q * gate

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from docs.opening import opening_picture
 
 from pathlens.errors import ArtifactError, MissingExtraError, OptionError
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim
 from pathlens.papers.half_space.fig3 import fig3_panels
-from pathlens.papers.pages import headline, opening_picture, write_page
+from pathlens.papers.pages import headline, write_page
 from pathlens.papers.pages.charts import _half_disc, draw
 from pathlens.papers.pages.palette import COLOURS, inline_svg
 from pathlens.papers.pages.words import read_spread

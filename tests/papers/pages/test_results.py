@@ -49,7 +49,9 @@ def artifact(**changes: object) -> Artifact:
 def test_every_experiment_has_an_artifact_or_a_reason() -> None:
     run, excused = {found.name for found in load_folder(ROOT / "results")}, set(not_run(ROOT / "results"))
     assert not run & excused
-    assert run | excused == set(names())
+    assert run | excused <= set(names())
+    stored = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert [name for name in names() if f"`{name}`" not in stored] == []
 
 
 def test_the_table_is_up_to_date() -> None:
@@ -114,10 +116,14 @@ def test_what_is_reduced_says_in_what() -> None:
     assert "0 were run at the paper's sizes" in text and "1 at smaller" in text
 
 
+def test_a_new_experiment_is_listed_as_not_run_yet() -> None:
+    text = results_page(ENTRIES, [], {"hs.tab2": "needs a GPU"})
+    assert "| `hs.fig2` |" in text and "not run: no run at paper scale yet" in text
+
+
 @pytest.mark.parametrize(
     ("artifacts", "reasons", "words"),
     [
-        ([], {"hs.tab2": "r"}, "hs.fig2: there is neither"),
         ([artifact()], {"hs.tab2": "r", "hs.fig2": "r"}, "hs.fig2: there is an artifact and a reason"),
         ([artifact(), artifact(name="hs.x")], {"hs.tab2": "r"}, "hs.x: there is no experiment"),
     ],

@@ -20,7 +20,7 @@ SHARED: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Descent:
+class ReluDescent:
     """Weights of ReLU networks under gradient descent, in float64, to compare with closed forms step by step.
 
     Attributes
@@ -53,11 +53,11 @@ class Descent:
         return np.array(self.marks) * self.step
 
 
-def descend_relu(run: Run) -> Descent:
+def descend_relu(run: Run) -> ReluDescent:
     """The descent with the current experiment's rows and steps, computed once per run."""
     rows, steps = run.sizes["rows"], run.sizes["descent"]
 
-    def compute() -> Descent:
+    def compute() -> ReluDescent:
         from pathlens.papers.localisation._networks import OneLayer, fields, train_networks
 
         data: Any = draw(rows, INPUTS, 1, n_test=rows)
@@ -76,6 +76,6 @@ def descend_relu(run: Run) -> Descent:
         )
         x, y, x_test, y_test = (t.numpy() for t in (data.x, data.y[:, 0], data.x_test, data.y_test[:, 0]))
         weights = np.stack([fields(runs, k) for k in marks], axis=1)
-        return Descent(x, y, x_test, y_test, weights, step, marks)
+        return ReluDescent(x, y, x_test, y_test, weights, step, marks)
 
     return run.once(("descent", rows, steps), compute)

@@ -1,5 +1,4 @@
-"""Pages and pictures from artifacts: :func:`write_page`, :func:`results_page`, :func:`write_verification`,
-:func:`opening_picture`.
+"""Pages from artifacts: :func:`write_page`, :func:`results_page`, :func:`write_verification`.
 
 This package runs no experiments and does not need torch; matplotlib is loaded when a figure is drawn.
 """
@@ -7,7 +6,6 @@ This package runs no experiments and does not need torch; matplotlib is loaded w
 from __future__ import annotations
 
 from pathlens.papers.pages.page import headline, write_page
-from pathlens.papers.pages.picture import opening_picture
 from pathlens.papers.pages.results import Entry, not_run, remarks, results_page
 from pathlens.papers.pages.verification import write_verification
 
@@ -15,7 +13,6 @@ __all__ = [
     "Entry",
     "headline",
     "not_run",
-    "opening_picture",
     "remarks",
     "results_page",
     "write_page",

@@ -21,6 +21,7 @@ from pathlens.papers.pages import words
 __all__ = ["NOT_RUN", "REMARKS", "Entry", "not_run", "remarks", "results_page"]
 
 NOT_RUN, REMARKS = "not-run.toml", "remarks.toml"
+_NOT_YET = "no run at paper scale yet"
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def results_page(
     Raises
     ------
     ArtifactError
-        If an experiment has neither an artifact nor a reason, or both; if an artifact or a reason belongs to no
-        experiment; or if a remark belongs to an experiment without an artifact.
+        If an experiment has both an artifact and a reason, if one of them belongs to no experiment, or if a remark
+        belongs to an experiment without an artifact.
 
     Examples
     --------
@@ -100,6 +101,7 @@ def results_page(
     for artifact in artifacts:
         found.setdefault(artifact.name, []).append(artifact)
     remarked = remarked or {}
+    reasons = {entry.name: _NOT_YET for entry in entries if entry.name not in found} | dict(reasons)
     _check({entry.name for entry in entries}, set(found), set(reasons), set(remarked))
     papers: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -126,7 +128,6 @@ def results_page(
 
 def _check(known: set[str], run: set[str], excused: set[str], remarked: set[str]) -> None:
     for names, what, remedy in (
-        (known - run - excused, "neither an artifact nor a reason why it was not run", f"Add it to {NOT_RUN}."),
         (run & excused, f"an artifact and a reason in {NOT_RUN}", "Remove the reason."),
         ((run | excused) - known, "no experiment of that name", "Remove its artifact or its reason."),
         (remarked - run, "a remark and no artifact", f"Remove it from {REMARKS}."),

@@ -1,6 +1,6 @@
-"""The picture that opens the README: the curve on the circle, every neuron's half-space, and the overlap kernel.
+"""Draws docs/images/opening.png from artifacts: the curve, every half-space of a DLGN, the overlap kernel.
 
-It is drawn from the artifacts of a real run.
+`make picture` runs it on the artifacts of the demo.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from pathlens.errors import ArtifactError, OptionError
 from pathlens.papers.artifact import Artifact
 from pathlens.papers.pages.axes import half_spaces
 from pathlens.papers.pages.palette import COLOURS, drawing, heat_map, wave_map
-
-__all__ = ["opening_picture"]
 
 _WIDTH, _HEIGHT = 1200, 420
 
