@@ -354,7 +354,7 @@ def test_refusals_name_what_came() -> None:
         kernel_alignment(eye, torch.full((3, 3), 0.1))
     with pytest.raises(ShapeError, match="3 × 3 and 2 × 2"):
         drift(eye, torch.eye(2))
-    with pytest.raises(ScaleError, match="start from is zero"):
+    with pytest.raises(ScaleError, match="start kernel is zero"):
         drift(eye, torch.zeros(3, 3))
     with pytest.raises(OptionError, match="no parts"):
         part_norms({})

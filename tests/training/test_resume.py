@@ -283,7 +283,7 @@ def test_a_network_that_began_with_other_weights_is_told(tmp_path):
     whole = go(net)
     go(net, 5)  # trained in place
     go(pl.models.relu(2, (4,), seed=0), 5)
-    with pytest.warns(errors.ResumeWarning, match="the network has other weights.*folder of its own"):
+    with pytest.warns(errors.ResumeWarning, match="the network has other initial weights.*separate folder"):
         other = go(pl.models.relu(2, (4,), seed=1), 5)
     assert other.history["loss"][:5] == whole.history["loss"]
     for resume in (False, True):

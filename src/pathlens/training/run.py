@@ -320,9 +320,9 @@ class TrainingRun:
         if strange:
             which = "the network has" if self.stack.k == 1 else f"{len(strange)} of {self.stack.k} networks have"
             warnings.warn(
-                f"train: {folder}: {which} other weights than the saved training began with; they are replaced by "
-                "its. Use a separate folder for every initialisation, or checkpoints=Checkpoints(folder, resume=False) "
-                "to start over.",
+                f"train: {folder}: {which} other initial weights than the saved training; the weights of the "
+                "checkpoint are used. Use a separate folder for every initialisation, or "
+                "checkpoints=Checkpoints(folder, resume=False) to start over.",
                 ResumeWarning,
                 stacklevel=5,
             )
