@@ -233,13 +233,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no checksum": (lambda f: edit_json(f / "r.json", lambda m: m.pop("checksum")), r"r\.json: .* edited or damaged"),
     "newer version": (
         lambda f: edit_json(f / "r.json", lambda m: m.update(version=2)),
-        r"r\.json: format version 2, this",
+        r"r\.json: format version 2, expected version 1",
     ),
     "no json": (lambda f: (f / "r.json").unlink(), r"r\.json: no such file"),
     "no tensors": (lambda f: (f / "r.safetensors").unlink(), r"r\.safetensors: no such file"),
     "foreign, incomplete": (
         lambda f: edit_json(f / "r.json", lambda m: m.pop("sites"), new_checksum=True),
-        r"r\.json: the record lacks .*`sites`",
+        r"r\.json: a field of the record is missing .*`sites`",
     ),
     "foreign, other layers": (
         lambda f: edit_json(f / "r.json", lambda m: m["layers"][0].update(name="none"), new_checksum=True),

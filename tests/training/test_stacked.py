@@ -328,8 +328,6 @@ class Scaled(nn.Module):
 class Above(pl.models.Gate):
     """A gate function of a user's own."""
 
-    hard = True
-
     def __init__(self, threshold):
         super().__init__()
         self.threshold = threshold
