@@ -130,3 +130,11 @@ def test_large_batches_and_steps_leave_a_choice():
 def test_files_keep_it(chosen, tmp_path):
     chosen["stripes"].save(tmp_path / "model")
     assert DLGNClassifier.load(tmp_path / "model").weight_decay_ == chosen["stripes"].weight_decay_
+
+
+def test_a_constant_model_of_pure_noise_is_no_warning():
+    """The decay shrinks the network to a constant; warnings are errors here."""
+    random = np.random.RandomState(0)
+    X, y = random.normal(size=(100, 4)), random.normal(size=100)
+    model = DLGNRegressor(random_state=0).fit(X, y)
+    assert model.predict(X).std() < 0.1

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pathlens.errors import SignalWarning
 from pathlens.hardening.report import outputs_of
 from pathlens.models import GatedNetwork
 from pathlens.training import Execution, Geometric, Keep, Runs, Stopping, train
@@ -160,7 +162,10 @@ def train_hard(
     phases: list[Runs] = []
 
     def phase(label: str, networks: Any, targets: Tensor, **how: Any) -> Runs:
-        phases.append(train_phase(networks, (x, targets), label, **every_phase, **how))
+        with warnings.catch_warnings():
+            if phases:  # on pure noise, the best network is a constant: its outputs do not vary, and that is no error
+                warnings.simplefilter("ignore", SignalWarning)
+            phases.append(train_phase(networks, (x, targets), label, **every_phase, **how))
         return phases[-1]
 
     def first_phase(sharp: bool) -> Runs:
