@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlens.papers.experiment import Experiment, Progress
     from pathlens.papers.runner import Outcome, Plan
 
-__all__ = ["app", "main"]
 
 #: root of the repository if the package runs from its source; an installed package has no docs/results.md there
 SOURCE = Path(__file__).resolve().parents[2]

@@ -30,8 +30,6 @@ from pathlens.files import locked, parse_json, read_npz, verify_checksum, with_c
 from pathlens.papers.claim import Claim, Deviation, Verdict, check_texts, combine_verdicts
 from pathlens.papers.panels import Panel
 
-__all__ = ["SCALES", "SCHEMA", "Artifact", "environment", "float32", "load", "load_folder", "natural_order"]
-
 SCHEMA = 2
 _FORMAT = "pathlens-artifact"
 _MOST_BYTES = 1 << 28  # bytes of all arrays of an artifact: a small file of unknown origin must not fill the memory

@@ -16,8 +16,6 @@ import numpy as np
 
 from pathlens.errors import OptionError
 
-__all__ = ["ORIGINS", "Claim", "Deviation", "Spread", "Verdict", "check_texts", "combine_verdicts"]
-
 ORIGINS = ("paper", "summary", "question", "ours")
 Verdict = Literal["reproduced", "not reproduced", "cannot tell"]
 

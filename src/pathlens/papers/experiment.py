@@ -37,7 +37,6 @@ from pathlens.papers.panels import Panel
 if TYPE_CHECKING:
     from pathlens.training import Checkpoints
 
-__all__ = ["Experiment", "Progress", "Run", "experiment", "find", "load_file", "names", "perform", "register", "select"]
 
 T = TypeVar("T")
 

@@ -26,23 +26,6 @@ if TYPE_CHECKING:
     from pathlens.data import DataSet
     from pathlens.training import Runs
 
-__all__ = [
-    "accuracies",
-    "accuracy",
-    "concatenate_runs",
-    "each_seed",
-    "hard_accuracies",
-    "hardened",
-    "images",
-    "options",
-    "own_folder",
-    "read_seeds",
-    "remembered",
-    "shrunk",
-    "spread",
-    "train_each",
-]
-
 
 def images(name: str, rows: int | None = None, rows_test: int | None = None, *, flatten: bool = False) -> DataSet:
     """An image set by name, standardised, or a fixed subsample of it (``None`` keeps all rows)."""

@@ -17,8 +17,6 @@ import numpy as np
 
 from pathlens.errors import OptionError
 
-__all__ = ["KINDS", "Panel", "Series", "array_at"]
-
 # kind -> fewest and most dimensions of what a series refers to
 KINDS: dict[str, tuple[int, int]] = {
     "lines": (1, 8),

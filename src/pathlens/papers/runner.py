@@ -22,8 +22,6 @@ from pathlens.errors import ArtifactError, OptionError, PathlensError, unknown_n
 from pathlens.papers.artifact import Artifact, load
 from pathlens.papers.experiment import Experiment, Progress, Run, find, load_file, perform
 
-__all__ = ["Outcome", "Plan", "finished", "run_all"]
-
 
 @dataclass(frozen=True)
 class Outcome:

@@ -14,8 +14,6 @@ from torch.func import functional_call
 
 from pathlens.models import GatedNetwork
 
-__all__ = ["BalancedPaths", "GatesApart", "Reweighted"]
-
 
 class GatesApart(nn.Module):
     """A gated network that, in train mode, returns its outputs twice: for the gradients of the values and of the gates.

@@ -12,7 +12,6 @@ import numpy as np
 if TYPE_CHECKING:
     from pathlens.regions import Slice2D
 
-__all__ = ["Shapes", "borders", "path_masks", "picture", "pixels", "shapes"]
 
 GRID = 80  # pixels along each side of a picture
 

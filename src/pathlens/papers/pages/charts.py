@@ -42,8 +42,6 @@ from pathlens.papers.pages.palette import (
 from pathlens.papers.pages.words import number
 from pathlens.papers.panels import Panel, array_at
 
-__all__ = ["RENDERERS", "Drawn", "draw"]
-
 _Items = tuple[tuple[str, str, str], ...]  # items of a legend: label, CSS colour, style
 _MANY = 60  # values of one row of a strip chart that are drawn as single dots
 _UNITS = 4  # receptive fields shown per column

@@ -18,8 +18,6 @@ from pathlens.papers.claim import Claim
 from pathlens.papers.pages import words
 from pathlens.papers.pages.charts import draw
 
-__all__ = ["headline", "write_page"]
-
 _LEAD = (
     "Each section is one experiment: what was measured, next to what the paper claims. Verdicts are computed from the "
     "numbers. The value to expect if a claim were false is printed beside it."

@@ -18,8 +18,6 @@ from pathlens.papers.artifact import Artifact
 from pathlens.papers.claim import Claim
 from pathlens.papers.pages import words
 
-__all__ = ["NOT_RUN", "REMARKS", "Entry", "not_run", "remarks", "results_page"]
-
 NOT_RUN, REMARKS = "not-run.toml", "remarks.toml"
 _NOT_YET = "no run at paper scale yet"
 

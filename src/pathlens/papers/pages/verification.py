@@ -18,8 +18,6 @@ from pathlens.errors import ArtifactError
 from pathlens.pages import render, save_page
 from pathlens.papers.pages.words import environment_text, number
 
-__all__ = ["FORMAT", "VERDICTS", "CheckResult", "Verdict", "Verification", "write_verification"]
-
 FORMAT: Literal["pathlens-verification"] = "pathlens-verification"
 Verdict = Literal["holds", "printed form wrong, corrected holds", "fails"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
