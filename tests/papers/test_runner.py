@@ -155,6 +155,16 @@ def test_trainings_shared_by_modules_run_in_one_process() -> None:
     plan = Plan("quick", Path("unused"))
     groups = runner._groups([find("dgn.fig3"), find("npk.fig1"), find("npk.memorise")], plan)
     assert [[entry.name for entry in group] for group in groups] == [["dgn.fig3", "npk.memorise"], ["npk.fig1"]]
+    together = {
+        "circle": "hs.fig2 hs.fig3 hs.fig4 hs.fig5 hs.fig6 hs.spectral hs.regions",
+        "modified Fashion-MNIST": "hs.fig7 hs.fig13",
+        "five convolutions": "hs.tab1 hs.cifar",
+        "binary MNIST": "dgn.fig6 dgn.fig7 dgn.fig8",
+        "path features": "npk.tab2 npk.fig3",
+        "localisation": "loc.gdln loc.flips loc.dft",
+    }
+    for training, found in together.items():
+        assert len(runner._groups([find(name) for name in found.split()], plan)) == 1, training
 
 
 def test_seeds_are_the_experiments_own() -> None:

@@ -169,7 +169,7 @@ def make_gate(gate: str | Gate, beta: float = 4.0, epsilon: float = 0.0) -> Gate
 def _check_hard(gate: Gate) -> None:
     """Raise an error if a gate calls itself hard and is not 1(q > 0), which regions and paths rely on."""
     if gate.hard and not isinstance(gate, Open):
-        device = next((b.device for b in gate.buffers()), torch.device("cpu"))
+        device = next((t.device for t in (*gate.parameters(), *gate.buffers())), torch.device("cpu"))
         q = torch.tensor([-3.0, -1.0, -0.3, -1e-3, 0.0, 1e-3, 0.3, 1.0, 3.0], device=device)
         if not torch.equal(gate(q).detach(), (q > 0).to(q.dtype)):
             raise OptionError(

@@ -68,8 +68,8 @@ def test_a_row_of_the_table_is_a_plain_training(on_images):
     names = list(on_images("dgn.tab4").metrics)
     assert arrays["test"][names.index("β = 8, ε = 0.4"), 1, -1] == pytest.approx(percent(soft, y_test))
     assert arrays["hard"][1, 1, 1] == pytest.approx(percent(hard, y_test))
-    told = on_images("dgn.tab4").metrics["β = 8, ε = 0.4"]["test, best epoch"]["seeds"]
-    assert told == pytest.approx(arrays["test"][names.index("β = 8, ε = 0.4"), :, 1:].max(1))
+    best_epoch = on_images("dgn.tab4").metrics["β = 8, ε = 0.4"]["test, best epoch"]["seeds"]
+    assert best_epoch == pytest.approx(arrays["test"][names.index("β = 8, ε = 0.4"), :, 1:].max(1))
 
 
 def test_only_the_gates_learn(on_images):

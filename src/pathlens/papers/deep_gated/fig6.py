@@ -37,6 +37,7 @@ _BELOW = Claim(
     data=("mnist",),
     minutes=(1, 8),
     flops=binary_mnist.training_flops,
+    shares="binary-mnist",
 )
 def fig6(run: Run) -> Artifact:
     """ν of M over epochs; M changes only through the gates."""

@@ -54,6 +54,7 @@ def _accuracy(net: Any, data: Any) -> float:
     data=("mnist",),
     minutes=(1, 8),
     flops=binary_mnist.training_flops,
+    shares="binary-mnist",
 )
 def fig7(run: Run) -> Artifact:
     """Losses and test accuracy of six networks."""

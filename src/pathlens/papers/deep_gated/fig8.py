@@ -38,6 +38,7 @@ _FALLS = Claim(
     data=("mnist",),
     minutes=(1, 8),
     flops=binary_mnist.training_flops,
+    shares="binary-mnist",
 )
 def fig8(run: Run) -> Artifact:
     """ν of K for every network, of Kᵃ for soft-GaLU (the part of K that moves the gates)."""

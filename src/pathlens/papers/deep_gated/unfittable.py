@@ -13,7 +13,7 @@ from pathlens.papers.experiment import Run, experiment
 from pathlens.papers.panels import Panel, Series
 
 DECOUPLED = Deviation(
-    paper="standard ReLU networks cannot memorise (x, 1), (2x, −1); nothing is said of GaLU",
+    paper="standard ReLU networks cannot memorise (x, 1), (2x, −1); GaLU is not mentioned",
     ours="GaLU with frozen hard gates from a bias-free ReLU network is tried too, and table and soft gates",
     why="hard gates of any bias-free network are the same for x and 2x: decoupling alone is no help",
 )
