@@ -417,3 +417,8 @@ def test_data_are_taken_in_every_form(circle, form):
     data = {"DataSet": circle, "Dataset": pairs, "DataLoader": torch.utils.data.DataLoader(pairs, 50)}[form]
     want, found = (pl.harden(net, each, epochs=1, progress=False).report for each in ((circle.x, circle.y), data))
     assert found.hard == want.hard and found.bound == want.bound
+
+
+def test_phases_keep_what_is_asked_for():
+    made = pl.harden(dlgn(), (X, Y), method="straight_through", epochs=3, keep=[0, 3], progress=False)
+    assert [moment.epoch for moment in made.phases["straight-through"].moments] == [0, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from pathlens.models.tracing import unwrapped
 from pathlens.plotting import get_axes, use_integer_ticks
 from pathlens.recording import Trajectory
 from pathlens.recording.taking import check_finite
-from pathlens.training import LOSSES, Checkpoints, Execution, Stopping, train
+from pathlens.training import LOSSES, Checkpoints, Execution, Keep, Stopping, train
 from pathlens.training.inputs import Data, DataReader
 from pathlens.training.optimizers import OptimizerFactory
 from pathlens.training.options import as_option
@@ -95,6 +96,7 @@ def harden(
     optimizer: str | OptimizerFactory = "adam",
     weight_decay: float = 0.0,
     augment: str | None = None,
+    keep: Keep | Sequence[int] | None = None,
     checkpoints: Checkpoints | str | Path | None = None,
     device: str | torch.device | None = None,
     execution: Execution | None = None,
@@ -127,8 +129,8 @@ def harden(
         Default: cross-entropy for integer targets, mean squared error for real ones.
     epochs, value_epochs : int
         Of the training of gates ("refit": of the values), and of the values alone after it (by default a tenth).
-    lr, batch_size, seed, optimizer, weight_decay, augment, checkpoints, device, execution, progress
-        As in `train`; each phase has a folder of its own for its checkpoints.
+    lr, batch_size, seed, optimizer, weight_decay, augment, keep, checkpoints, device, execution, progress
+        As in `train`, for every phase that trains; each has a separate folder for its checkpoints.
     beta : float
         The β at which annealing ends.
 
@@ -178,6 +180,7 @@ def harden(
         "batch_size": batch_size,
         "augment": augment,
         "seed": seed,
+        "keep": keep,
         "checkpoints": checkpoints,
         "device": place,
         "execution": execution,
